@@ -1,0 +1,55 @@
+"""All settings, as frozen plain data: one part a file, put together as Config.
+
+Flags, their help and `LLM`'s arguments come from these fields, so a field's name is unique over all parts. No torch, no
+I/O; automatic choices (`None`, `auto`) are made by `quire.engine.choices`, which returns a new Config with reasons.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from quire.config.cache import CacheConfig
+from quire.config.load import LoadConfig
+from quire.config.model import BUILTIN_MODEL, ModelConfig
+from quire.config.scheduler import SchedulerConfig
+from quire.config.server import ServerConfig
+from quire.errors import ConfigError
+
+__all__ = [
+    "BUILTIN_MODEL",
+    "CacheConfig",
+    "Config",
+    "LoadConfig",
+    "ModelConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting of one engine and its server."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    load: LoadConfig = field(default_factory=LoadConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    def with_values(self, **values: Any) -> Config:
+        """A copy with fields of any part replaced by their flat names, as `LLM(...)` and flags use them.
+
+        Raises:
+            ConfigError: A name that no part has; the closest known one is suggested.
+        """
+        owner = {f.name: part.name for part in fields(self) for f in fields(getattr(self, part.name))}
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in owner:
+                close = difflib.get_close_matches(name, owner, n=1)
+                hint = f" Did you mean '{close[0]}'?" if close else ""
+                raise ConfigError(f"'{name}' is not an argument that Quire supports.{hint}", param=name)
+            changes.setdefault(owner[name], {})[name] = value
+        return replace(self, **{part: replace(getattr(self, part), **c) for part, c in changes.items()})

@@ -1,0 +1,25 @@
+"""The only reader of `os.environ`, called by the command line and by `LLM`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from quire.config import Config
+
+
+def apply(config: Config) -> Config:
+    """Fill what flags left open from VLLM_API_KEY (or QUIRE_API_KEY) and HF_TOKEN. Flags win."""
+    server, model = config.server, config.model
+    key = os.environ.get("QUIRE_API_KEY") or os.environ.get("VLLM_API_KEY")
+    if key and not server.api_key:
+        server = replace(server, api_key=(key,))
+    token = os.environ.get("HF_TOKEN")
+    if token and model.hf_token is None:
+        model = replace(model, hf_token=token)
+    return replace(config, server=server, model=model)
+
+
+def developer_mode() -> bool:
+    """Whether debug routes are served: QUIRE_SERVER_DEV_MODE=1 (or VLLM_SERVER_DEV_MODE=1)."""
+    return "1" in (os.environ.get("QUIRE_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))

@@ -1,0 +1,39 @@
+"""Which model, and how it is read and shown to clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+BUILTIN_MODEL = "quill"
+"""The model that ships with the package, and the default."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model, its tokenizer and its limits."""
+
+    model: str = BUILTIN_MODEL
+    """A directory with a Hugging Face checkpoint, a hub id, or the built-in model `quill`."""
+    tokenizer: str | None = None
+    """Directory or hub id of the tokenizer, if not the model's own."""
+    skip_tokenizer_init: bool = False
+    """Work on token ids only; no tokenizer is loaded."""
+    dtype: Literal["auto", "bfloat16", "float", "float32"] = "auto"
+    """Of weights, activations and KV cache. auto: the checkpoint's, or float32 where this processor is slow at it."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and output together, in tokens. Default: the model's own limit."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    hf_token: str | None = None
+    """Token for gated models on the hub."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that clients may use for the model; the first is the one reported. Default: --model as given."""
+    seed: int = 0
+    """Seed of what Quire itself draws (dummy weights, seeds of requests that bring none when used offline)."""
+    max_logprobs: int = 20
+    """Most likely tokens a request may ask log probabilities of; -1 for no limit."""
+    generation_config: str = "auto"
+    """Where default sampling values come from. auto: the model's generation_config.json; vllm: none; else a directory."""
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    """Default sampling values that replace the model's, as JSON."""

@@ -1,0 +1,54 @@
+"""The HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The OpenAI-compatible server."""
+
+    host: str | None = None
+    """Address to listen on. Default: all interfaces."""
+    port: int = 8000
+    """Port to listen on; 0 for any free one."""
+    api_key: tuple[str, ...] = ()
+    """Keys of which a request must carry one, as 'Authorization: Bearer KEY'. Default: VLLM_API_KEY, else none."""
+    allowed_origins: tuple[str, ...] = ("*",)
+    """CORS: origins a browser may call from."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """CORS: methods."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """CORS: headers."""
+    allow_credentials: bool = False
+    """CORS: whether cookies and authorization travel along."""
+    ssl_keyfile: str | None = None
+    """TLS key file."""
+    ssl_certfile: str | None = None
+    """TLS certificate file."""
+    root_path: str = ""
+    """Path under which a proxy serves this server."""
+    chat_template: str | None = None
+    """A jinja chat template, or a file with one, in place of the model's."""
+    response_role: str = "assistant"
+    """Role of chat answers."""
+    enable_request_id_headers: bool = False
+    """Send X-Request-Id with every answer, not only where the request brought one."""
+    enable_prompt_tokens_details: bool = True
+    """Report usage.prompt_tokens_details."""
+    disable_fastapi_docs: bool = False
+    """No /docs, /redoc and /openapi.json."""
+    uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"
+    """Log level of the HTTP server."""
+    disable_uvicorn_access_log: bool = False
+    """No access log line for each request. Health and metrics probes are never logged."""
+    enable_log_requests: bool = False
+    """Log each request's parameters (never its text) when it arrives."""
+    disable_log_stats: bool = False
+    """No periodic line with throughput and cache use."""
+    shutdown_timeout: float = 30.0
+    """Seconds that open requests get to finish after SIGTERM; then they are ended."""
+    max_request_bytes: int = 16 * 2**20
+    """Largest request body that is read."""

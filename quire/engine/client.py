@@ -1,0 +1,37 @@
+"""The seam between those who have requests (API server, LLM) and the engine: messages in, messages out.
+
+`quire.engine.inprocess` runs the engine in the receiving thread; `quire.engine.transport` reaches one over ZMQ.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quire.messages import FromEngine, ToEngine
+
+
+class EngineClient(Protocol):
+    """One connection to one engine.
+
+    `send` may be called from one thread while another one waits in `receive`.
+    """
+
+    @property
+    def number(self) -> int:
+        """This client's number: ids it makes are `number << CLIENT_SHIFT | counter`."""
+        ...
+
+    def send(self, message: ToEngine) -> None:
+        """Hand a message over; never waits for the engine."""
+        ...
+
+    def receive(self, timeout: float | None) -> FromEngine | None:
+        """The next message, or None after `timeout` seconds (None: wait for ever).
+
+        The first message of a working engine is Ready. After Dead nothing follows.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the engine; one that runs in this process stops."""
+        ...

@@ -1,0 +1,145 @@
+"""Every error that Quire raises on purpose, with its HTTP status, its OpenAI error type and what to do next.
+
+    QuireError
+    ├── RequestError            400  the request is wrong: the message names the field and the fix
+    │   ├── UnsupportedField    400  a field that OpenAI or vLLM knows and Quire does not serve yet
+    │   ├── ContextLengthError  400  prompt and output do not fit the model's context or the KV cache
+    │   ├── AuthenticationError 401  no API key, or a wrong one
+    │   ├── NotFoundError       404  no such model or route
+    │   └── PayloadTooLarge     413  the body is larger than the server reads
+    ├── UnavailableError        503  try again: starting, draining, or the engine is being restarted
+    ├── GenerationError         500  one request failed inside the engine; the others go on
+    ├── EngineDeadError         500  the engine is gone
+    └── SetupError              —    the process cannot start; `exit_code` tells the class apart
+        ├── ConfigError         2    flags or arguments that cannot be meant
+        ├── ModelNotFoundError  3    no such directory or hub id
+        ├── CheckpointError     4    the model's files are broken, missing or not of a supported kind
+        ├── MemoryBudgetError   5    the model or its KV cache does not fit
+        └── AddressInUseError   6    the port is taken
+
+Owns the tree only; it knows nothing about HTTP frameworks.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class QuireError(Exception):
+    """Root of the tree. The message says what is wrong and what to do next."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(QuireError, ValueError):
+    """The request cannot be served as it stands; nothing was started for it."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedField(RequestError):
+    """A known field that this version does not serve. `param` names it."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, param: str, advice: str = "leave it out") -> None:
+        super().__init__(f"'{param}' is not supported yet: {advice}.", param=param)
+
+
+class ContextLengthError(RequestError):
+    """Prompt plus output exceed the model's context length or what the KV cache can ever hold."""
+
+    code = "context_length_exceeded"
+
+
+class AuthenticationError(RequestError):
+    """Missing or wrong API key."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFoundError(RequestError):
+    """No such model or route."""
+
+    status = 404
+    type = "not_found_error"
+
+
+class PayloadTooLarge(RequestError):
+    """The request body is larger than the server reads."""
+
+    status = 413
+    code = "payload_too_large"
+
+
+class UnavailableError(QuireError):
+    """The server cannot take work now (starting, draining); the same request may succeed later."""
+
+    status = 503
+    type = "service_unavailable_error"
+    code = "unavailable"
+
+
+class GenerationError(QuireError):
+    """This request failed inside the engine; no other request was touched."""
+
+    code = "generation_failed"
+
+
+class EngineDeadError(QuireError):
+    """The engine process is gone; the message carries its cause."""
+
+    code = "engine_dead"
+
+
+class SetupError(QuireError):
+    """The process cannot start. The message is the whole story: cause, then one action."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(SetupError, ValueError):
+    """A flag or argument that cannot be meant, or two that contradict each other."""
+
+    exit_code = 2
+
+
+class ModelNotFoundError(SetupError):
+    """The model is neither a directory here nor reachable on the hub."""
+
+    exit_code = 3
+
+
+class CheckpointError(SetupError):
+    """The model's files are missing, broken, of a wrong shape or dtype, or of an unsupported kind."""
+
+    exit_code = 4
+
+
+class MemoryBudgetError(SetupError):
+    """Weights or KV cache do not fit into the memory there is."""
+
+    exit_code = 5
+
+
+class AddressInUseError(SetupError):
+    """Another program listens on the address."""
+
+    exit_code = 6
+
+
+SETUP_ERRORS: dict[str, type[SetupError]] = {
+    cls.__name__: cls
+    for cls in (SetupError, ConfigError, ModelNotFoundError, CheckpointError, MemoryBudgetError, AddressInUseError)
+}
+"""By class name: how a child process's failure is raised again in its parent."""

@@ -1,0 +1,265 @@
+"""Every struct that crosses a process, and what it costs: one message in for a request; one Plan, one Result
+and one Deltas for each API process a step, whatever the batch size.
+
+Plain data for msgspec over ZMQ, a direct call or shared memory; no torch, no I/O. Columns, not objects: a plan of
+256 rows is a few hundred bytes. Encoded as arrays, so the order of the fields is the wire format.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from quire.sampling import SamplingParams
+
+CLIENT_SHIFT = 48
+"""Request ids are unique over API processes: the process's number stands in the bits above this one."""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+# --- API process → engine -------------------------------------------------------------------------------------------
+
+
+class Add(_Message):
+    """A new sequence, or one that is replayed after an engine's death.
+
+    Attributes:
+        id: Unique; `id >> CLIENT_SHIFT` is the API process its Deltas go to.
+        tokens: The prompt, followed on a replay by the tokens already generated.
+        prompt_len: How many of `tokens` are the prompt; the rest counts against `max_tokens`.
+        sampling: As the user asked; `max_tokens` is resolved to a number.
+        stop_ids: Tokens that end the sequence: the model's end-of-sequence tokens and `sampling.stop_token_ids`.
+        seed: Of the counter-based random numbers, drawn by the client when the user gave none; in [0, 2**64).
+        arrival: Seconds on the machine-wide monotonic clock.
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    stop_ids: list[int]
+    seed: int
+    arrival: float
+
+
+class Abort(_Message):
+    """These sequences are wanted no more; ids that are gone are passed over."""
+
+    ids: list[int]
+
+
+class Control(_Message):
+    """An order that is answered by exactly one Done. Actions: `drain`, `counts`."""
+
+    id: int
+    action: str
+
+
+class ClientHeartbeat(_Message):
+    """API process `client` is alive; without these its requests are aborted."""
+
+    client: int
+
+
+ToEngine = Add | Abort | Control | ClientHeartbeat
+
+
+# --- engine → API process -------------------------------------------------------------------------------------------
+
+
+class Ready(_Message):
+    """The engine takes work. Sizing: what only the device could tell, once."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    startup: dict[str, float] = {}
+    """Seconds by stage of the engine's start."""
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens (prompt and output) that one sequence can ever hold in the KV cache."""
+        return self.num_blocks * self.block_size
+
+
+class TokenLogprobs(_Message):
+    """One drawn token's own log probability and rank (1 = likeliest), and the likeliest tokens' (best first)."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+EndReason = Literal["stop", "length", "abort", "error"]
+
+
+class End(_Message):
+    """The one last message of a sequence.
+
+    Attributes:
+        id: The sequence.
+        reason: `stop` by a token of `Add.stop_ids`, `length`, `abort`, or `error`.
+        message: For `error`: what failed, safe to show to the client.
+        queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
+        preemptions: How often it was put back.
+    """
+
+    id: int
+    reason: EndReason
+    message: str = ""
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    preemptions: int = 0
+
+
+class Load(_Message):
+    """How busy the engine is: API processes answer metrics (and later 429) from it without asking."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    num_blocks: int = 0
+    preemptions: int = 0
+    """Since the engine's start."""
+    step: int = 0
+    step_ms: float = 0.0
+
+
+class Deltas(_Message):
+    """What one step brought to one API process's requests.
+
+    `counts[i]` tokens of the flat `tokens` belong to `ids[i]`; `logprobs`, when not empty, has one entry a token
+    (None where it was not asked for). A sequence's End comes with or after its last tokens.
+    """
+
+    ids: list[int]
+    counts: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None] = []
+    ends: list[End] = []
+    load: Load = Load()
+
+
+class Done(_Message):
+    """The answer to Control `id`: a value, or an error's text."""
+
+    id: int
+    value: dict[str, Any] = {}
+    error: str = ""
+
+
+class Heartbeat(_Message):
+    """The engine is alive; `last_progress` tells whether it moves: monotonic seconds of the last finished step, or of
+    the last moment without work."""
+
+    now: float
+    last_progress: float
+    load: Load = Load()
+
+
+class Dead(_Message):
+    """The engine stops now, and why. No request of it gets another message."""
+
+    cause: str
+
+
+FromEngine = Ready | Deltas | Done | Heartbeat | Dead
+
+
+# --- engine ↔ workers -----------------------------------------------------------------------------------------------
+
+
+class Admitted(_Message):
+    """A slot's new owner. Its device length starts at 0.
+
+    Attributes:
+        slot: Index into the slot table.
+        seed: Of its random numbers.
+        drawn: How many tokens it has drawn before (after a preemption or replay): the random counter's start.
+        temperature, top_p, top_k, min_p: As in SamplingParams; temperature 0 is greedy, top_k 0 is off.
+        logprobs: Number of likeliest tokens to report, or None.
+        min_tokens: `stop_ids` cannot be drawn before the counter reaches this.
+        stop_ids: Needed for `min_tokens` only; empty when that is 0.
+    """
+
+    slot: int
+    seed: int
+    drawn: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    logprobs: int | None = None
+    min_tokens: int = 0
+    stop_ids: list[int] = []
+
+
+class Plan(_Message):
+    """One step, as differences and ordered columns; what it does not say has not changed.
+
+    Order of effect: `admitted` reset their slots, the block differences enter the tables, then every row moves its
+    slot forward by `counts[row]` tokens, then every read draws a token.
+
+    Attributes:
+        step: Counts from 1.
+        admitted: Slots with a new owner. A released slot is simply not named any more until it is admitted again.
+        block_slots, block_groups, block_indices, block_ids: Table differences: block `id` stands at `index` in the
+            table row of (slot, KV group).
+        slots: The slot of each row, in batch order.
+        counts: How many tokens each row moves forward by.
+        given: Rows (ascending) whose input tokens the host knows; their tokens stand in `tokens`, concatenated. Every
+            other row's input is what its slot drew last, on the device.
+        tokens: See `given`.
+        reads: Rows (ascending) that draw a token from the logits of their last position.
+    """
+
+    step: int
+    admitted: list[Admitted]
+    block_slots: list[int]
+    block_groups: list[int]
+    block_indices: list[int]
+    block_ids: list[int]
+    slots: list[int]
+    counts: list[int]
+    given: list[int]
+    tokens: list[int]
+    reads: list[int]
+
+
+class Result(_Message):
+    """What a Plan brought, in the order of its reads.
+
+    Attributes:
+        step: The plan's.
+        counts: Tokens each read gained.
+        tokens: Those tokens, flat.
+        logprobs: Empty, or one entry a token.
+        errors: (read, message): that sequence failed (a row of NaN, say) and gained nothing.
+        device_ms: How long the step took on the device.
+    """
+
+    step: int
+    counts: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None] = []
+    errors: list[tuple[int, str]] = []
+    device_ms: float = 0.0
+
+
+class Sizing(_Message):
+    """What only the device can tell, said once when the workers are up."""
+
+    num_blocks: int
+    """Usable KV blocks, the dummy block not counted. Block ids run from 1 to num_blocks; 0 is the dummy's."""
+    vocab_size: int
+    startup: dict[str, float] = {}
+    """Seconds by stage."""
