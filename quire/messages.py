@@ -24,7 +24,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # --- API process → engine -------------------------------------------------------------------------------------------
 
 
-class Add(_Message):
+class Add(_Message, frozen=True):
     """A new sequence, or one that is replayed after an engine's death.
 
     Attributes:
@@ -46,20 +46,20 @@ class Add(_Message):
     arrival: float
 
 
-class Abort(_Message):
+class Abort(_Message, frozen=True):
     """These sequences are wanted no more; ids that are gone are passed over."""
 
     ids: list[int]
 
 
-class Control(_Message):
+class Control(_Message, frozen=True):
     """An order that is answered by exactly one Done. Actions: `drain`, `counts`."""
 
     id: int
     action: str
 
 
-class ClientHeartbeat(_Message):
+class ClientHeartbeat(_Message, frozen=True):
     """API process `client` is alive; without these its requests are aborted."""
 
     client: int
@@ -71,7 +71,7 @@ ToEngine = Add | Abort | Control | ClientHeartbeat
 # --- engine → API process -------------------------------------------------------------------------------------------
 
 
-class Ready(_Message):
+class Ready(_Message, frozen=True):
     """The engine takes work. Sizing: what only the device could tell, once."""
 
     model: str
@@ -88,7 +88,7 @@ class Ready(_Message):
         return self.num_blocks * self.block_size
 
 
-class TokenLogprobs(_Message):
+class TokenLogprobs(_Message, frozen=True):
     """One drawn token's own log probability and rank (1 = likeliest), and the likeliest tokens' (best first)."""
 
     logprob: float
@@ -100,7 +100,7 @@ class TokenLogprobs(_Message):
 EndReason = Literal["stop", "length", "abort", "error"]
 
 
-class End(_Message):
+class End(_Message, frozen=True):
     """The one last message of a sequence.
 
     Attributes:
@@ -120,7 +120,7 @@ class End(_Message):
     preemptions: int = 0
 
 
-class Load(_Message):
+class Load(_Message, frozen=True):
     """How busy the engine is: API processes answer metrics (and later 429) from it without asking."""
 
     running: int = 0
@@ -134,7 +134,7 @@ class Load(_Message):
     step_ms: float = 0.0
 
 
-class Deltas(_Message):
+class Deltas(_Message, frozen=True):
     """What one step brought to one API process's requests.
 
     `counts[i]` tokens of the flat `tokens` belong to `ids[i]`; `logprobs`, when not empty, has one entry a token
@@ -149,7 +149,7 @@ class Deltas(_Message):
     load: Load = Load()
 
 
-class Done(_Message):
+class Done(_Message, frozen=True):
     """The answer to Control `id`: a value, or an error's text."""
 
     id: int
@@ -157,7 +157,7 @@ class Done(_Message):
     error: str = ""
 
 
-class Heartbeat(_Message):
+class Heartbeat(_Message, frozen=True):
     """The engine is alive; `last_progress` tells whether it moves: monotonic seconds of the last finished step, or of
     the last moment without work."""
 
@@ -166,7 +166,7 @@ class Heartbeat(_Message):
     load: Load = Load()
 
 
-class Dead(_Message):
+class Dead(_Message, frozen=True):
     """The engine stops now, and why. No request of it gets another message."""
 
     cause: str
@@ -178,7 +178,7 @@ FromEngine = Ready | Deltas | Done | Heartbeat | Dead
 # --- engine ↔ workers -----------------------------------------------------------------------------------------------
 
 
-class Admitted(_Message):
+class Admitted(_Message, frozen=True):
     """A slot's new owner. Its device length starts at 0.
 
     Attributes:
@@ -203,7 +203,7 @@ class Admitted(_Message):
     stop_ids: list[int] = []
 
 
-class Plan(_Message):
+class Plan(_Message, frozen=True):
     """One step, as differences and ordered columns; what it does not say has not changed.
 
     Order of effect: `admitted` reset their slots, the block differences enter the tables, then every row moves its
@@ -235,7 +235,7 @@ class Plan(_Message):
     reads: list[int]
 
 
-class Result(_Message):
+class Result(_Message, frozen=True):
     """What a Plan brought, in the order of its reads.
 
     Attributes:
@@ -255,7 +255,7 @@ class Result(_Message):
     device_ms: float = 0.0
 
 
-class Sizing(_Message):
+class Sizing(_Message, frozen=True):
     """What only the device can tell, said once when the workers are up."""
 
     num_blocks: int

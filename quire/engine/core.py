@@ -1,0 +1,197 @@
+"""The engine's loop: drain the inbox, plan ahead, settle the oldest result, send what it brought.
+
+Owns the order of these and who is told what; token ids only, no text and no tensors. It is given its clock, its port
+and its executor, so the same code runs in a process of its own, inside `LLM`, and in a simulation.
+"""
+
+from __future__ import annotations
+
+from quire.clock import Clock
+from quire.config import Config
+from quire.engine.liveness import ClientWatch
+from quire.engine.outbox import Outbox
+from quire.engine.port import Port
+from quire.executor.executor import Executor
+from quire.kvcache.pool import BlockPool
+from quire.messages import (
+    CLIENT_SHIFT,
+    Abort,
+    Add,
+    ClientHeartbeat,
+    Control,
+    Done,
+    End,
+    Heartbeat,
+    Load,
+    Ready,
+    Sizing,
+    ToEngine,
+)
+from quire.scheduler.scheduler import Scheduler
+
+BEAT_S = 1.0
+"""Longest silence of an engine that is alive."""
+
+
+class EngineCore:
+    """One engine: a scheduler over one executor.
+
+    Args:
+        config: Resolved settings (see `quire.engine.choices`).
+        sizing: What the executor's `start` said.
+        executor: Started.
+        port: The engine's inbox and its way to the clients.
+        clock: All times come from it.
+        num_kv_groups: KV groups of the model.
+    """
+
+    def __init__(
+        self, config: Config, sizing: Sizing, executor: Executor, port: Port, clock: Clock, num_kv_groups: int = 1
+    ) -> None:
+        max_seqs, max_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+        assert max_seqs and max_tokens and config.model.max_model_len, "settings are resolved before the engine starts"
+        self.ready = Ready(
+            model=config.model.model,
+            max_model_len=config.model.max_model_len,
+            vocab_size=sizing.vocab_size,
+            num_blocks=sizing.num_blocks,
+            block_size=config.cache.block_size,
+            startup=sizing.startup,
+        )
+        self._executor = executor
+        self._port = port
+        self._clock = clock
+        self._pool = BlockPool(sizing.num_blocks, config.cache.block_size)
+        self._scheduler = Scheduler(self._pool, num_kv_groups, max_seqs, max_tokens, clock)
+        self._num_slots = max_seqs
+        self._outbox = Outbox(port)
+        self._watch = ClientWatch(clock)
+        self._drains: list[Control] = []  # not answered yet
+        self._step, self._step_ms = 0, 0.0
+        self._last_beat = self._last_progress = clock.now()
+        self._was_busy = False
+
+    def turn(self, wait: float | None) -> None:
+        """One turn of the loop. An idle engine waits up to `wait` seconds for a message, and uses no processor."""
+        for message in self._port.drain(0.0 if self._scheduler.has_work else wait):
+            self._receive(message)
+        while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
+            self._executor.submit(plan)
+        if self._scheduler.in_flight:
+            self._settle_oldest()
+        for request_id in self._watch.orphans(self._scheduler.request_ids()):
+            self._abort(request_id)
+        self._finish_drains()
+        self._outbox.flush(self._load)
+        self._beat()
+
+    # --- messages in ------------------------------------------------------------------------------------------------
+
+    def _receive(self, message: ToEngine) -> None:
+        match message:
+            case Add():
+                self._add(message)
+            case Abort(ids):
+                for request_id in ids:
+                    self._abort(request_id)
+            case Control():
+                self._control(message)
+            case ClientHeartbeat(client):
+                if self._watch.heard(client):
+                    self._port.send(client, self.ready)
+
+    def _add(self, message: Add) -> None:
+        """Admit to the queue what cannot harm the device; the client has checked the rest."""
+        error = ""
+        if self._drains:
+            error = "The server is shutting down. Send the request again."
+        elif not 0 < message.prompt_len <= len(message.tokens):
+            error = "The prompt is empty."
+        elif message.prompt_len + (message.sampling.max_tokens or 0) > self._longest:
+            error = f"Prompt and output exceed the {self._longest} tokens that a sequence can hold here."
+        elif not 0 <= min(message.tokens) <= max(message.tokens) < self.ready.vocab_size:
+            error = f"Token ids must be in [0, {self.ready.vocab_size})."
+        if error or not message.sampling.max_tokens:
+            self._outbox.end(End(message.id, "error", error or "max_tokens is missing."))
+        else:
+            self._scheduler.add(message)
+
+    def _abort(self, request_id: int) -> None:
+        request = self._scheduler.abort(request_id)
+        if request is not None:
+            self._outbox.end(request.last_message(self._clock.now()))
+
+    def _control(self, message: Control) -> None:
+        client = message.id >> CLIENT_SHIFT
+        match message.action:
+            case "drain":
+                self._drains.append(message)
+            case "counts":
+                self._port.send(client, Done(message.id, self.counts()))
+            case unknown:
+                self._port.send(client, Done(message.id, error=f"unknown action '{unknown}'"))
+
+    # --- results out ------------------------------------------------------------------------------------------------
+
+    def _settle_oldest(self) -> None:
+        result = self._executor.collect(timeout=BEAT_S)
+        if result is None:
+            return
+        now = self._clock.now()
+        for gain in self._scheduler.settle(result):
+            if gain.token is not None:
+                self._outbox.token(gain.request.id, gain.token, gain.logprobs)
+            if gain.request.ended is not None:
+                self._outbox.end(gain.request.last_message(now))
+        self._last_progress = now
+        self._step_ms, self._step = result.device_ms, result.step
+
+    def _finish_drains(self) -> None:
+        if self._drains and not self._scheduler.has_work:
+            for control in self._drains:
+                self._port.send(control.id >> CLIENT_SHIFT, Done(control.id))
+            self._drains.clear()
+
+    def _beat(self) -> None:
+        """Once a second, and when the last request is gone: the engine is alive, and whether it moves."""
+        now = self._clock.now()
+        busy = self._scheduler.has_work
+        if not busy:
+            self._last_progress = now
+        if now - self._last_beat >= BEAT_S or (self._was_busy and not busy):
+            self._last_beat = now
+            for client in self._watch.clients:
+                self._port.send(client, Heartbeat(now, self._last_progress, self._load()))
+        self._was_busy = busy
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """What is held and what is free, for leak tests."""
+        return {
+            "requests": len(self._scheduler.request_ids()),
+            "running": self._scheduler.running,
+            "waiting": self._scheduler.waiting,
+            "in_flight": self._scheduler.in_flight,
+            "free_slots": self._scheduler.free_slots,
+            "slots": self._num_slots,
+            "free_blocks": self._pool.num_free,
+            "blocks": self._pool.num_blocks,
+            "preemptions": self._scheduler.preemptions,
+        }
+
+    def _load(self) -> Load:
+        return Load(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            waiting_tokens=self._scheduler.waiting_tokens(),
+            free_blocks=self._pool.num_free,
+            num_blocks=self._pool.num_blocks,
+            preemptions=self._scheduler.preemptions,
+            step=self._step,
+            step_ms=self._step_ms,
+        )
+
+    @property
+    def _longest(self) -> int:
+        return min(self.ready.max_model_len, self.ready.capacity)

@@ -1,0 +1,82 @@
+"""An engine in this process: the one who receives turns its loop. For `LLM`, and for tests of everything above.
+
+`receive` is called by one thread, `send` by any.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+
+from quire.clock import Clock, SystemClock
+from quire.config import Config
+from quire.engine.core import EngineCore
+from quire.executor.executor import Executor
+from quire.messages import FromEngine, ToEngine
+
+
+class _QueuePort:
+    """Messages in by a thread-safe queue, out by a plain one."""
+
+    def __init__(self) -> None:
+        self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.outbox: deque[FromEngine] = deque()
+
+    def drain(self, wait: float | None) -> list[ToEngine]:
+        messages = []
+        try:
+            messages.append(self.inbox.get(block=wait != 0.0, timeout=wait or None))
+            while True:
+                messages.append(self.inbox.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def send(self, client: int, message: FromEngine) -> None:
+        self.outbox.append(message)
+
+
+class InProcessClient:
+    """EngineClient number 0 of an engine of its own.
+
+    Args:
+        config: Resolved settings.
+        executor: Not started yet.
+        clock: For the engine.
+        num_kv_groups: KV groups of the model.
+
+    Raises:
+        SetupError: The model cannot be served.
+    """
+
+    def __init__(
+        self, config: Config, executor: Executor, clock: Clock | None = None, num_kv_groups: int = 1
+    ) -> None:
+        self.number = 0
+        self._clock = clock or SystemClock()
+        self._port = _QueuePort()
+        sizing = executor.start()
+        self._core = EngineCore(config, sizing, executor, self._port, self._clock, num_kv_groups)
+        self._executor = executor
+        self._port.outbox.append(self._core.ready)
+
+    def counts(self) -> dict[str, int]:
+        """What the engine holds, for leak tests."""
+        return self._core.counts()
+
+    def send(self, message: ToEngine) -> None:
+        """See EngineClient."""
+        self._port.inbox.put(message)
+
+    def receive(self, timeout: float | None) -> FromEngine | None:
+        """See EngineClient. What a step raises is raised here."""
+        deadline = None if timeout is None else self._clock.now() + timeout
+        while not self._port.outbox:
+            left = None if deadline is None else max(0.0, deadline - self._clock.now())
+            self._core.turn(left)
+            if not self._port.outbox and left == 0.0:
+                return None
+        return self._port.outbox.popleft()
+
+    def close(self) -> None:
+        """See EngineClient."""
+        self._executor.close()

@@ -1,0 +1,45 @@
+"""Which clients are alive: one that has sent heartbeats and falls silent has its requests aborted.
+
+Knows nothing about transport. A client that never sends one (in this process) is not watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.clock import Clock
+from quire.messages import CLIENT_SHIFT
+
+SILENT_AFTER_S = 15.0
+"""Without a heartbeat for this long a client is taken for dead."""
+
+
+class ClientWatch:
+    """When each client was last heard."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard: dict[int, float] = {}
+        self._next_check = 0.0
+
+    @property
+    def clients(self) -> list[int]:
+        """Clients that are alive."""
+        return list(self._heard)
+
+    def heard(self, client: int) -> bool:
+        """A heartbeat of `client`; whether it is a new one (or back)."""
+        new = client not in self._heard
+        self._heard[client] = self._clock.now()
+        return new
+
+    def orphans(self, request_ids: Iterable[int]) -> list[int]:
+        """Requests whose client has fallen silent; that client is forgotten. Looks at most once a second."""
+        now = self._clock.now()
+        if now < self._next_check:
+            return []
+        self._next_check = now + 1.0
+        silent = {client for client, when in self._heard.items() if now - when > SILENT_AFTER_S}
+        for client in silent:
+            del self._heard[client]
+        return [i for i in request_ids if i >> CLIENT_SHIFT in silent] if silent else []

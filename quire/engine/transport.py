@@ -1,0 +1,134 @@
+"""The only ZMQ: the engine's port and its client over ipc sockets in a private directory.
+
+Messages are msgpack of the structs in `quire.messages`; a message that does not decode is dropped with a log line. The
+directory is readable by its owner only, so the sockets are as private as a Unix socket can be.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire.messages import Dead, FromEngine, ToEngine
+
+logger = logging.getLogger(__name__)
+
+
+def engine_address(directory: Path) -> str:
+    """Where the engine listens."""
+    return f"ipc://{directory / 'engine'}"
+
+
+def client_address(directory: Path, number: int) -> str:
+    """Where API process `number` listens."""
+    return f"ipc://{directory / f'client-{number}'}"
+
+
+def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.PUSH)
+    socket.set(zmq.SNDHWM, 0)  # never blocks the loop: memory is bounded by heartbeats and by bounded streams
+    socket.set(zmq.LINGER, 500)
+    socket.connect(address)
+    return socket
+
+
+def _pull(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.PULL)
+    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.LINGER, 0)
+    socket.bind(address)
+    return socket
+
+
+class ZmqPort:
+    """The engine's Port: one inbox, one socket to each client that was heard of."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._context = zmq.Context()
+        self._inbox = _pull(self._context, engine_address(directory))
+        self._clients: dict[int, zmq.Socket[bytes]] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+
+    def drain(self, wait: float | None) -> list[ToEngine]:
+        """See Port."""
+        messages: list[ToEngine] = []
+        if not self._inbox.poll(None if wait is None else int(wait * 1e3)):
+            return messages
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._inbox.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return messages
+            except msgspec.MsgspecError as error:
+                logger.error("dropped a message that is none of ours: %s", error)
+
+    def send(self, client: int, message: FromEngine) -> None:
+        """See Port."""
+        socket = self._clients.get(client)
+        if socket is None:
+            socket = self._clients[client] = _push(self._context, client_address(self._directory, client))
+        socket.send(self._encoder.encode(message))
+
+    def announce_death(self, cause: str) -> None:
+        """Tell every client that the engine stops, and why."""
+        for client in self._clients:
+            self.send(client, Dead(cause))
+
+    def close(self) -> None:
+        """Send what is queued, as far as half a second goes, and close."""
+        for socket in (*self._clients.values(), self._inbox):
+            socket.close()
+        self._context.term()
+
+
+class ZmqClient:
+    """EngineClient of an engine in another process.
+
+    `send` and `receive` may be called from different threads, each from one at a time.
+    """
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self._number = number
+        self._context = zmq.Context()
+        self._outbox = _push(self._context, engine_address(directory))
+        self._inbox = _pull(self._context, client_address(directory, number))
+        self._sending = threading.Lock()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+    @property
+    def number(self) -> int:
+        """See EngineClient."""
+        return self._number
+
+    def send(self, message: ToEngine) -> None:
+        """See EngineClient."""
+        with self._sending:
+            self._outbox.send(self._encoder.encode(message))
+
+    def receive(self, timeout: float | None) -> FromEngine | None:
+        """See EngineClient."""
+        if not self._inbox.poll(None if timeout is None else int(timeout * 1e3)):
+            return None
+        return self._decoder.decode(self._inbox.recv())
+
+    def close(self) -> None:
+        """See EngineClient."""
+        self._outbox.close()
+        self._inbox.close()
+        self._context.term()
+
+
+def report_death(directory: Path, number: int, cause: str) -> None:
+    """Tell client `number` that its engine is gone; for whoever notices when the engine itself no longer can."""
+    context = zmq.Context()
+    socket = _push(context, client_address(directory, number))
+    socket.send(msgspec.msgpack.encode(Dead(cause)))
+    socket.close()
+    context.term()

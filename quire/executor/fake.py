@@ -1,0 +1,146 @@
+"""An executor without a model, for tests of everything above it; as strict as a device is forgiving.
+
+It keeps slots and KV blocks as a worker does, but stores the tokens themselves in the blocks. A drawn token is a
+function of the whole history *as read back through the block table*, so a stale block, a wrong position, a shared block
+that was written or a token that was not there yet changes the output or trips an assertion.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quire.executor.executor import FaultHook, no_faults
+from quire.messages import Admitted, Plan, Result, Sizing, TokenLogprobs
+
+
+def hash_token(history: Sequence[int], vocab_size: int) -> int:
+    """The fake model: the next token is a checksum of all tokens before it."""
+    return zlib.crc32(array("q", history).tobytes()) % vocab_size
+
+
+@dataclass
+class _Slot:
+    owner: Admitted
+    drawn: int
+    length: int = 0
+    last_token: int | None = None
+    tables: dict[tuple[int, int], int] = field(default_factory=dict)  # (group, index) → block
+
+
+class FakeExecutor:
+    """Runs plans on the host when they are collected.
+
+    Args:
+        num_blocks, block_size, vocab_size: What Sizing reports and plans are checked against.
+        num_groups: KV groups.
+        choose: The model: (history, vocab_size) → next token.
+        max_in_flight: See Executor.
+        step_s: Seconds that every step takes.
+        fault: See Executor.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        vocab_size: int = 512,
+        num_groups: int = 1,
+        choose: Callable[[Sequence[int], int], int] = hash_token,
+        max_in_flight: int = 2,
+        step_s: float = 0.0,
+        fault: FaultHook = no_faults,
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._num_groups = num_groups
+        self._choose = choose
+        self._max_in_flight = max_in_flight
+        self._step_s = step_s
+        self._fault = fault
+        self._slots: dict[int, _Slot] = {}
+        self._blocks: dict[tuple[int, int, int], int] = {}  # (group, block, offset) → token
+        self._plans: deque[Plan] = deque()
+
+    @property
+    def max_in_flight(self) -> int:
+        return self._max_in_flight
+
+    def start(self) -> Sizing:
+        return Sizing(num_blocks=self._num_blocks, vocab_size=self._vocab_size)
+
+    def submit(self, plan: Plan) -> None:
+        self._fault("submit", plan.step)
+        assert len(self._plans) < self._max_in_flight, "more plans in flight than allowed"
+        self._plans.append(plan)
+
+    def collect(self, timeout: float | None) -> Result | None:
+        plan = self._plans.popleft()
+        self._fault("execute", plan.step)
+        if self._step_s:
+            time.sleep(self._step_s)
+        self._apply_differences(plan)
+        self._move_rows(plan)
+        return self._draw(plan)
+
+    def close(self) -> None:
+        self._plans.clear()
+
+    def _apply_differences(self, plan: Plan) -> None:
+        for admitted in plan.admitted:
+            self._slots[admitted.slot] = _Slot(admitted, admitted.drawn)
+        changes = zip(plan.block_slots, plan.block_groups, plan.block_indices, plan.block_ids, strict=True)
+        for slot, group, index, block in changes:
+            assert 0 <= group < self._num_groups and 1 <= block <= self._num_blocks, (group, block)
+            self._slots[slot].tables[group, index] = block
+
+    def _move_rows(self, plan: Plan) -> None:
+        assert len(set(plan.slots)) == len(plan.slots), "a slot stands in two rows"
+        given, position = set(plan.given), 0
+        for row, (number, count) in enumerate(zip(plan.slots, plan.counts, strict=True)):
+            slot = self._slots[number]
+            if row in given:
+                tokens = plan.tokens[position : position + count]
+                position += count
+            else:
+                assert count == 1 and slot.last_token is not None, "the device does not know this row's tokens"
+                tokens = [slot.last_token]
+            for token in tokens:
+                assert 0 <= token < self._vocab_size, token
+                self._write(slot, slot.length, token)
+                slot.length += 1
+        assert position == len(plan.tokens), "tokens were given that no row takes"
+
+    def _write(self, slot: _Slot, position: int, token: int) -> None:
+        index, offset = divmod(position, self._block_size)
+        for group in range(self._num_groups):
+            self._blocks[group, slot.tables[group, index], offset] = token
+
+    def _read(self, slot: _Slot) -> list[int]:
+        histories = []
+        for group in range(self._num_groups):
+            places = (divmod(position, self._block_size) for position in range(slot.length))
+            histories.append([self._blocks[group, slot.tables[group, index], offset] for index, offset in places])
+        assert all(history == histories[0] for history in histories), "KV groups hold different histories"
+        return histories[0]
+
+    def _draw(self, plan: Plan) -> Result:
+        tokens, logprobs = [], []
+        for row in plan.reads:
+            slot = self._slots[plan.slots[row]]
+            token = self._choose(self._read(slot), self._vocab_size)
+            slot.last_token = token
+            slot.drawn += 1
+            tokens.append(token)
+            wanted = slot.owner.logprobs
+            top = [token, *((token + 1 + i) % self._vocab_size for i in range(max(0, (wanted or 0) - 1)))]
+            top = top[: wanted or 0]
+            entry = TokenLogprobs(-0.5, 1, top, [-0.5 - i for i in range(len(top))])
+            logprobs.append(None if wanted is None else entry)
+        asked = any(entry is not None for entry in logprobs)
+        return Result(plan.step, [1] * len(tokens), tokens, logprobs if asked else [], device_ms=self._step_s * 1e3)

@@ -1,0 +1,89 @@
+"""Runs requests through a real engine on the fake executor, and says what each would have got alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from quire.config import Config
+from quire.engine.inprocess import InProcessClient
+from quire.executor.fake import FakeExecutor, hash_token
+from quire.messages import Add, Deltas, End, Ready
+from quire.sampling import SamplingParams
+
+
+def config(*, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, max_model_len: int = 512, **values: object) -> Config:
+    return Config().with_values(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        **values,
+    )
+
+
+def add(number: int, prompt: Sequence[int], max_tokens: int, *, prompt_len: int | None = None, stop_ids: Sequence[int] = (),
+        arrival: float = 0.0, **sampling: object) -> Add:
+    params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
+    return Add(number, list(prompt), prompt_len or len(prompt), params, list(stop_ids), seed=number, arrival=arrival)
+
+
+def alone(prompt: Sequence[int], max_tokens: int, stop_ids: Sequence[int] = (), vocab_size: int = 512,
+          choose: Callable[[Sequence[int], int], int] = hash_token) -> list[int]:
+    """The fake model's output for a prompt, without an engine."""
+    history = list(prompt)
+    for _ in range(max_tokens):
+        history.append(choose(history, vocab_size))
+        if history[-1] in stop_ids:
+            break
+    return history[len(prompt):]
+
+
+@dataclass
+class Outcome:
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, End] = field(default_factory=dict)
+    messages: int = 0
+
+
+class Engine:
+    """A client that gathers what comes back, and insists on exactly one end for each sequence."""
+
+    def __init__(self, executor: FakeExecutor | None = None, num_groups: int = 1, **settings: object) -> None:
+        self.client = InProcessClient(config(**settings), executor or FakeExecutor(), num_kv_groups=num_groups)
+        self.outcome = Outcome()
+        assert isinstance(self.client.receive(0), Ready)
+
+    def step(self) -> None:
+        message = self.client.receive(0)
+        self.outcome.messages += message is not None
+        if isinstance(message, Deltas):
+            position = 0
+            for i, count in zip(message.ids, message.counts, strict=True):
+                assert i not in self.outcome.ends, "tokens after the end"
+                self.outcome.tokens.setdefault(i, []).extend(message.tokens[position : position + count])
+                position += count
+            for end in message.ends:
+                assert end.id not in self.outcome.ends, "two ends"
+                self.outcome.ends[end.id] = end
+
+    def run(self, adds: Sequence[Add], steps: int = 5_000) -> Outcome:
+        for message in adds:
+            self.client.send(message)
+        for _ in range(steps):
+            if all(a.id in self.outcome.ends for a in adds):
+                break
+            self.step()
+        assert {a.id for a in adds} <= set(self.outcome.ends), "not every request ended"
+        self.settle()
+        return self.outcome
+
+    def settle(self) -> None:
+        """Let plans in flight settle."""
+        for _ in range(4):
+            self.step()
+
+    def assert_all_free(self) -> None:
+        counts = self.client.counts()
+        assert counts["requests"] == counts["running"] == counts["waiting"] == counts["in_flight"] == 0, counts
+        assert counts["free_blocks"] == counts["blocks"], counts
+        assert counts["free_slots"] == counts["slots"], counts
