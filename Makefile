@@ -1,0 +1,102 @@
+# Sets up .venv and runs everything in it; `make` alone lists the commands.
+# Needs make and Python with its venv module; all else is installed into .venv, in the versions of constraints.txt.
+
+PYTHON ?= python3 python3.13 python3.12 python3.11
+VENV ?= .venv
+ARGS ?=
+TORCH_INDEX ?=
+PIP_FLAGS ?= --quiet
+
+TORCH_VERSION := 2.13.0
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+# Two variables, because what is installed and what it is built with are constrained apart since pip 25.3.
+PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
+
+.PHONY: help
+help: ## List the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo 'Variables: ARGS="…" for the program (make serve ARGS="./my-llama --port 9000", make test ARGS=tests/kvcache),'
+	@echo '           PYTHON=python3.12, VENV=.venv, TORCH_INDEX=URL of a wheel index to take torch from.'
+
+.PHONY: serve
+serve: $(VENV)/.installed ## Serve the built-in model on port 8000 (installs what is missing)
+	@exec $(BIN)/quire serve $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.installed-dev ## Run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev ## Check style, types and which room imports which
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+.PHONY: format
+format: $(VENV)/.installed-dev ## Sort imports, repair what ruff can, and lay out the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: install
+install: $(VENV)/.installed ## Install Quire into .venv, editable
+
+.PHONY: install-dev
+install-dev: $(VENV)/.installed-dev ## The same, with what tests and checks need
+
+.PHONY: clean
+clean: ## Remove caches and build products
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## The same, and .venv
+	@rm -rf $(VENV)
+
+
+# --- the virtual environment: each file below stands for a step that is done ----------------------------------------
+
+$(BIN)/python:
+	@python=$$(for p in $(PYTHON); do \
+	    "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done); \
+	if [ -z "$$python" ]; then \
+	    echo "Quire needs Python 3.11 or newer, and none of these is: $(PYTHON). Install it, or name it: make install PYTHON=…" >&2; \
+	    exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    echo "$$python cannot make virtual environments. Install its venv module (apt install $${python##*/}-venv), then run make again." >&2; \
+	    exit 1; \
+	fi; \
+	echo "Making $(VENV) with $$("$$python" --version)."; \
+	"$$python" -m venv $(VENV)
+
+# torch goes first and without its dependencies: they come pinned with the rest, and nothing replaces it then.
+$(VENV)/.torch: $(BIN)/python
+	@installed() { \
+	    $(BIN)/python -c 'import sys, importlib.metadata as m; v = m.version("torch").split(".")[:2]; sys.exit([*map(int, v)] < [2, 11])'; \
+	}; \
+	install() { $(PIP_INSTALL) --no-deps "$$@"; }; \
+	if installed 2>/dev/null; then \
+	    :; \
+	elif [ -e /proc/driver/nvidia ] || command -v nvidia-smi >/dev/null; then \
+	    echo "Installing torch $(TORCH_VERSION) for NVIDIA GPUs: several gigabytes."; \
+	    install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch==$(TORCH_VERSION); \
+	else \
+	    echo "Installing torch $(TORCH_VERSION), the CPU build (no NVIDIA driver here): about 200 MB."; \
+	    install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch==$(TORCH_VERSION)+cpu 2>/dev/null \
+	    || install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)" torch==$(TORCH_VERSION),--index-url $(TORCH_CPU_INDEX) torch==$(TORCH_VERSION)+cpu); \
+	fi
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "Installing Quire and what it runs on."
+	@$(PINNED) $(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
+	@echo "Installing Quire, what it runs on, and what tests and checks need."
+	@$(PINNED) $(PIP_INSTALL) --editable '.[dev]'
+	@touch $(VENV)/.installed $@
