@@ -1,0 +1,191 @@
+"""The house rules that a linter cannot see: what may be imported where, how files are named, what documents promise."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import quire
+from quire.config import Config
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted((ROOT / "quire").rglob("*.py"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=name_of(path))
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """Dotted names of everything that is imported, also inside functions: `from a import b` gives `a.b`."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    """`module.name` of every access to an attribute of a plain name."""
+    return {
+        f"{node.value.id}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+
+
+def tracked_files() -> list[Path]:
+    """What is, or would be, committed."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listing.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [path for line in listing.stdout.splitlines() if (path := ROOT / line).is_file()]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_named_after_nothing() -> None:
+    empty_names = {"util", "utils", "common", "helper", "helpers", "misc", "base"}
+    assert [name_of(m) for m in MODULES if empty_names & {m.stem, m.parent.name}] == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    """A package marker may be empty; whatever holds code has a docstring."""
+    assert [name_of(m) for m in MODULES if m.read_text().strip() and not ast.get_docstring(parsed(m))] == []
+
+
+# --- imports --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "quire",
+        "quire.cli.main",
+        "quire.supervisor.supervisor",
+        "quire.api.app",
+        "quire.engine.transport",
+        "quire.text.tokenizer",
+    ],
+)
+def test_import_loads_no_tensor_library(module: str) -> None:
+    """Measured, because import-linter sees neither imports by name nor those of third parties."""
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not there yet")
+    heavy = ["torch", "transformers", "xgrammar", "triton"]
+    code = f"import sys, {module}; print(*(m for m in {heavy} if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_nothing_is_pickled() -> None:
+    """Beside the import-linter contract: what pickles without importing pickle by name."""
+    for module in MODULES:
+        tree = parsed(module)
+        assert not {"torch.load", "torch.save"} & attributes(tree), name_of(module)
+        # Processes, queues and pools of multiprocessing pickle their arguments; its shared memory does not.
+        used = [name for name in imports(tree) if name.split(".")[0] == "multiprocessing"]
+        assert all(name.startswith("multiprocessing.shared_memory") for name in used), name_of(module)
+
+
+def test_only_one_module_reads_the_environment() -> None:
+    readers = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv"}
+    found = {name_of(m) for m in MODULES if readers & (imports(tree := parsed(m)) | attributes(tree))}
+    assert found == {"quire/config/environment.py"}
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_field_names_are_unique_over_all_config_parts() -> None:
+    """Flags and `LLM`'s arguments are flat."""
+    names = Counter(f.name for part in fields(Config) for f in fields(getattr(Config(), part.name)))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+CONFIG_PARTS = [m for m in MODULES if m.parent.name == "config" and m.stem not in ("__init__", "environment")]
+
+
+@pytest.mark.parametrize("part", CONFIG_PARTS, ids=name_of)
+def test_every_setting_is_described(part: Path) -> None:
+    """The string below a field is its help on the command line and in the documentation."""
+    classes = [node for node in parsed(part).body if isinstance(node, ast.ClassDef)]
+    assert classes
+    for cls in classes:
+        for field, after in pairwise([*cls.body, ast.Pass()]):
+            if isinstance(field, ast.AnnAssign) and not ast.unparse(field.target).startswith("_"):
+                described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert described, f"{cls.name}.{ast.unparse(field.target)} has no docstring"
+
+
+# --- packaging ------------------------------------------------------------------------------------------------------
+
+
+def test_version_is_said_once() -> None:
+    assert PROJECT["version"] == quire.__version__
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    pins = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            pins[canonicalize_name(name)] = version
+    extras = PROJECT["optional-dependencies"]
+    for text in [*PROJECT["dependencies"], *extras["sentencepiece"], *extras["dev"]]:
+        wanted = Requirement(text)
+        if wanted.name not in ("quire", "torch"):  # torch: chosen by the Makefile, as a CPU or a GPU build
+            assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), text
+
+
+def test_no_package_registry_is_named() -> None:
+    """Where packages come from is the installing machine's choice, but for PyTorch's index of CPU wheels."""
+    words = "pypi|pythonhosted|conda|npmjs|artifactory|jfrog|nexus|registry|mirror|devpi|download.pytorch"
+    registry = re.compile(rf"https?://[\w.-]*(?:{words})[^\s\"')]*|https?://[^\s\"')]*/simple\b", re.IGNORECASE)
+    found = {
+        (name_of(path), match)
+        for path in tracked_files()
+        if path.suffix not in (".safetensors", ".png") and path != Path(__file__)
+        for match in registry.findall(path.read_text(errors="replace"))
+    }
+    assert found == {("Makefile", "https://download.pytorch.org/whl/cpu")}
+
+
+# --- documents ------------------------------------------------------------------------------------------------------
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", document.read_text())
+    assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_documents_name_make_targets_that_exist(document: Path) -> None:
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z][a-z-]*)", document.read_text(), re.MULTILINE))
+    assert named <= known
