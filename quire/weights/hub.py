@@ -1,0 +1,88 @@
+"""From what --model says to a directory: a path, the built-in model's name, or a hub id that is downloaded.
+
+Imports no torch. Only files that serving needs are fetched: never code, never pickled weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.config import BUILTIN_MODEL
+from quire.errors import ModelNotFoundError
+
+PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")
+WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
+
+
+def resolve(
+    model: str,
+    revision: str | None = None,
+    token: str | None = None,
+    download_dir: str | None = None,
+    *,
+    weights: bool = True,
+) -> Path:
+    """The directory that holds `model`.
+
+    Args:
+        model: A directory, `quill`, or a hub id such as `org/name`.
+        revision: Branch, tag or commit; hub ids only.
+        token: For gated models.
+        download_dir: Where downloads are kept; default: huggingface_hub's own cache.
+        weights: Whether weight files are wanted too (a tokenizer alone needs none).
+
+    Raises:
+        ModelNotFoundError: Neither here nor on the hub, or the hub does not let us; the message says which and what
+            to do.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if model == BUILTIN_MODEL:
+        from quire import builtin
+
+        return builtin.path(model)
+    if path.exists():
+        raise ModelNotFoundError(f"{model} is a file: give --model the directory of the checkpoint.")
+    return _download(model, revision, token, download_dir, WITHOUT_WEIGHTS if not weights else PATTERNS)
+
+
+def _download(
+    model: str, revision: str | None, token: str | None, download_dir: str | None, patterns: tuple[str, ...]
+) -> Path:
+    # huggingface_hub takes 0.3 s to import: only those who download pay it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return Path(
+            snapshot_download(
+                model, revision=revision, token=token, cache_dir=download_dir, allow_patterns=list(patterns)
+            )
+        )
+    except HFValidationError:
+        cause = "is neither a directory nor a hub id (org/name): check the path given to --model"
+    except GatedRepoError:
+        cause = "is gated on the hub: accept its conditions on its page, then give --hf-token or set HF_TOKEN"
+    except RepositoryNotFoundError:
+        cause = "is neither a directory here nor a model on the hub (if it is private, give --hf-token): check its name"
+    except RevisionNotFoundError:
+        cause = f"has no revision '{revision}' on the hub: check --revision"
+    except LocalEntryNotFoundError:
+        cause = "is not in the local cache and the hub cannot be reached: connect, or give a directory to --model"
+    except HfHubHTTPError as error:
+        cause = f"could not be fetched from the hub ({_first_line(error)}): try again"
+    except OSError as error:
+        cause = f"could not be fetched from the hub ({_first_line(error)}): check the network and the disk"
+    raise ModelNotFoundError(f"'{model}' {cause}.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

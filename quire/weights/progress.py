@@ -1,0 +1,55 @@
+"""How far reading the weights is: a bar on the terminal once it takes long, and figures for the log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from quire.clock import Clock
+
+PATIENCE_S = 0.5
+"""No bar before this many seconds."""
+_GB = 1e9
+
+
+class ReadingProgress:
+    """Counts bytes from several threads. `visible` asks for the bar; it shows on a terminal only."""
+
+    def __init__(self, total: int, clock: Clock, visible: bool) -> None:
+        self._total = total
+        self._clock = clock
+        self._visible = visible and sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def __enter__(self) -> ReadingProgress:
+        self._began = self._clock.now()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.seconds = self._clock.now() - self._began
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, amount: int) -> None:
+        """`amount` more bytes are read."""
+        with self._lock:
+            self._done += amount
+            seconds = self._clock.now() - self._began
+            if self._bar is None and self._visible and seconds > PATIENCE_S:
+                self._show()
+            if self._bar is not None:
+                rate = f"{self._done / _GB:.2f}/{self._total / _GB:.2f} GB, {self._done / _GB / seconds:.2f} GB/s"
+                self._bar.update(self._task, completed=self._done, rate=rate)
+
+    def _show(self) -> None:
+        columns = TextColumn("Reading weights"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("", total=self._total, rate="")
+        self._bar.start()

@@ -1,0 +1,101 @@
+"""Safetensors files as a Checkpoint: one file or many with an index, memory-mapped.
+
+The `safetensors` library checks each header (sizes within the file, no overlap, gap or overflow) before anything is
+mapped; this file owns finding the files and saying clearly what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.weights.checkpoint import Stored
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
+
+
+class SafetensorsCheckpoint:
+    """All safetensors files of a directory.
+
+    Raises:
+        CheckpointError: No such files, one that the index names is missing, a broken one, or a tensor in two files.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[str, Any] = {}
+        self._contents: dict[str, Stored] = {}
+        for path in find_files(directory):
+            self._open(path)
+
+    def contents(self) -> dict[str, Stored]:
+        """Every tensor of every file."""
+        return dict(self._contents)
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Copy a window of the mapped tensor, converting its dtype."""
+        if tuple(out.shape) == self._contents[name].shape:
+            out.copy_(self._files[name].get_tensor(name))
+            return
+        window = tuple(slice(s, s + n) for s, n in zip(start or [0] * out.dim(), out.shape, strict=True))
+        out.copy_(self._files[name].get_slice(name)[window])
+
+    def close(self) -> None:
+        """Drop the mappings."""
+        self._files.clear()
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = safe_open(str(path), framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is broken or cut short ({error}): download it again.") from None
+        for name in file.keys():  # noqa: SIM118 (a safetensors handle is no dict)
+            if name in self._contents:
+                raise CheckpointError(f"{path}: '{name}' stands in another file as well: remove the file too many.")
+            tensor = file.get_slice(name)
+            self._contents[name] = Stored(tuple(tensor.get_shape()), str(tensor.get_dtype()))
+            self._files[name] = file
+
+
+def find_files(directory: Path) -> list[Path]:
+    """The weight files of a checkpoint: those of the index, else model.safetensors, else every other one."""
+    if (directory / INDEX).is_file():
+        return _indexed(directory)
+    if (directory / SINGLE).is_file():
+        return [directory / SINGLE]
+    found = sorted(p for p in directory.glob("*.safetensors") if not p.name.startswith("consolidated"))
+    if found:
+        return found
+    others = sorted(p.name for pattern in _OTHER_FORMATS for p in directory.glob(pattern))
+    if others:
+        raise CheckpointError(
+            f"{directory} has its weights only as {others[0]}, a format that Quire does not read: use a checkpoint in "
+            "safetensors, or convert it with transformers' save_pretrained."
+        )
+    raise CheckpointError(
+        f"{directory} has no *.safetensors file: download the weights, or use --load-format dummy to measure without."
+    )
+
+
+def _indexed(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        plain = all(Path(name).name == name for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{index} cannot be read ({error!r}): download it again.") from None
+    if not plain or not names:
+        raise CheckpointError(f"{index} must name files of its own directory: download it again.")
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{index} names {len(missing)} files that are not there ({', '.join(missing[:3])}): download them."
+        )
+    return [directory / name for name in names]
