@@ -1,0 +1,182 @@
+"""Text to token ids and back.
+
+Owns loading a tokenizer from a model directory (`tokenizer.json` or `tokenizer.model`) and its special tokens. Knows
+nothing about requests, chat or streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from quire.errors import CheckpointError, RequestError
+from quire.text import spm_model
+from quire.text.token_bytes import bytes_of_token
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads; long texts are encoded without holding the interpreter
+    lock.
+
+    Attributes:
+        bos_token, eos_token: Beginning and end of sequence as text; empty when the model has none.
+        special_ids: Tokens that `skip_special_tokens` leaves out.
+    """
+
+    def __init__(self, core: tokenizers.Tokenizer, *, bos_token: str = "", eos_token: str = "") -> None:
+        core.no_truncation()
+        core.no_padding()
+        self._core = core
+        self._bytes_of = bytes_of_token(core)
+        self._bytes: dict[int, bytes] = {}
+        self.bos_token = bos_token
+        self.eos_token = eos_token
+        self.special_ids = frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special)
+        self._longest_piece = max((len(piece) for piece in core.get_vocab(with_added_tokens=True)), default=1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's embedding may be padded beyond it."""
+        return self._core.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_id(self) -> int | None:
+        """Id of the beginning-of-sequence token."""
+        return self._core.token_to_id(self.bos_token) if self.bos_token else None
+
+    @property
+    def eos_id(self) -> int | None:
+        """Id of the end-of-sequence token."""
+        return self._core.token_to_id(self.eos_token) if self.eos_token else None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: Any text.
+            add_special_tokens: With what the model puts around a text, such as a beginning-of-sequence token.
+
+        Raises:
+            RequestError: The text has half a surrogate pair, which is no text in any encoding.
+        """
+        try:  # the batch call lets other threads run meanwhile, the single one does not
+            return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except (TypeError, UnicodeEncodeError) as error:
+            raise RequestError("The text is not valid Unicode: it has an unpaired surrogate.") from error
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence; ids outside of the vocabulary add nothing."""
+        return self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token(self, token: int) -> str | None:
+        """A token as the vocabulary writes it."""
+        return self._core.id_to_token(token)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes a token adds to the text that stands before it."""
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._bytes_of(token)
+        return known
+
+    def first_token_bytes(self, token: int) -> bytes:
+        """The bytes of a token at the very beginning of a text, where some decoders drop its space."""
+        plain = self.token_bytes(token)
+        if not plain.startswith(b" "):
+            return plain
+        return self._core.decode([token], skip_special_tokens=False).encode()
+
+    def fewest_tokens(self, text: str) -> int:
+        """A cheap lower bound on the length of `encode(text)`, for refusing absurd texts before encoding them."""
+        return len(text) // (2 * self._longest_piece)
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """The tokenizer in a model directory.
+
+    Raises:
+        CheckpointError: There is none, or it is broken.
+    """
+    directory = Path(directory)
+    settings = read_json(directory / "tokenizer_config.json")
+    core = _load_core(directory, settings)
+    try:
+        _add_missing_tokens(core, settings)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed.") from error
+    bos, eos = (_token_text(settings.get(name)) for name in ("bos_token", "eos_token"))
+    if not (directory / "tokenizer.json").exists():
+        bos, eos = bos or _known(core, "<s>"), eos or _known(core, "</s>")
+        settings = {"add_bos_token": True, "add_eos_token": False} | settings
+    _wrap_texts(core, settings, bos, eos)
+    return Tokenizer(core, bos_token=bos, eos_token=eos)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when there is no such file.
+
+    Raises:
+        CheckpointError: The file is no JSON object.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return {}
+    except (msgspec.DecodeError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as a JSON object: {error}.") from error
+
+
+def _load_core(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    json_file, spm_file = directory / "tokenizer.json", directory / "tokenizer.model"
+    if json_file.exists():
+        try:
+            return tokenizers.Tokenizer.from_file(str(json_file))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{json_file} is not a readable tokenizer: {error}.") from error
+    if spm_file.exists():
+        return spm_model.load(spm_file, legacy=bool(settings.get("legacy", True)))
+    raise CheckpointError(
+        f"{directory} has neither tokenizer.json nor tokenizer.model. Name a directory that has one with --tokenizer."
+    )
+
+
+def _add_missing_tokens(core: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:
+    """Add what tokenizer_config.json lists beyond the tokenizer file, in the order of its ids, and make the tokens that
+    it names (beginning, end …) special."""
+    listed = settings.get("added_tokens_decoder") or {}
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if core.token_to_id(entry["content"]) is None:
+            flags = {name: bool(entry.get(name)) for name in ("lstrip", "rstrip", "normalized", "single_word")}
+            core.add_tokens([AddedToken(entry["content"], special=bool(entry.get("special")), **flags)])
+    added = {token.content for token in core.get_added_tokens_decoder().values()}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        text = _token_text(settings.get(name))
+        if text and text not in added and core.token_to_id(text) is not None:
+            core.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+
+
+def _wrap_texts(core: tokenizers.Tokenizer, settings: dict[str, Any], bos: str, eos: str) -> None:
+    """Where tokenizer_config.json says add_bos_token or add_eos_token, that decides over the tokenizer file."""
+    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+        return
+    around = [bos if settings.get("add_bos_token") else "", eos if settings.get("add_eos_token") else ""]
+    single = " ".join([*around[:1], "$A", *around[1:]]).split()
+    ids = [(token, core.token_to_id(token)) for token in dict.fromkeys(around) if token]
+    if all(number is not None for _, number in ids):
+        core.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
+
+
+def _token_text(entry: Any) -> str:
+    """A special token is written as a string or as an object with its content."""
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else ""
+
+
+def _known(core: tokenizers.Tokenizer, token: str) -> str:
+    return token if core.token_to_id(token) is not None else ""
