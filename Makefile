@@ -34,7 +34,7 @@ test: $(VENV)/.installed-dev ## Run the tests
 lint: $(VENV)/.installed-dev ## Check style, types and which room imports which
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Sort imports, repair what ruff can, and lay out the code
