@@ -34,6 +34,6 @@ class ModelConfig:
     max_logprobs: int = 20
     """Most likely tokens a request may ask log probabilities of; -1 for no limit."""
     generation_config: str = "auto"
-    """Where default sampling values come from. auto: the model's generation_config.json; vllm: none; else a directory."""
+    """Source of default sampling values. auto: the model's generation_config.json; vllm: none; else a directory."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     """Default sampling values that replace the model's, as JSON."""

@@ -10,6 +10,6 @@ class SchedulerConfig:
     """Continuous batching."""
 
     max_num_seqs: int | None = None
-    """Most sequences in one step. Default: 256 (64 on a CPU)."""
+    """Most sequences in one step. Default: 256."""
     max_num_batched_tokens: int | None = None
-    """Most tokens in one step; longer prompts are read in chunks. Default: 2048 (512 on a CPU)."""
+    """Most tokens in one step; longer prompts are read in chunks. Default: 512."""

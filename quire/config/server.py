@@ -36,8 +36,6 @@ class ServerConfig:
     """Role of chat answers."""
     enable_request_id_headers: bool = False
     """Send X-Request-Id with every answer, not only where the request brought one."""
-    enable_prompt_tokens_details: bool = True
-    """Report usage.prompt_tokens_details."""
     disable_fastapi_docs: bool = False
     """No /docs, /redoc and /openapi.json."""
     uvicorn_log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "info"

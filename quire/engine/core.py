@@ -49,7 +49,7 @@ class EngineCore:
         self, config: Config, sizing: Sizing, executor: Executor, port: Port, clock: Clock, num_kv_groups: int = 1
     ) -> None:
         max_seqs, max_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-        assert max_seqs and max_tokens and config.model.max_model_len, "settings are resolved before the engine starts"
+        assert max_seqs and max_tokens and config.model.max_model_len, "settings are resolved by quire.engine.choices"
         self.ready = Ready(
             model=config.model.model,
             max_model_len=config.model.max_model_len,

@@ -1,0 +1,47 @@
+"""The `quire` command. Only the subcommand that is asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import quire
+from quire.errors import QuireError, SetupError
+
+COMMANDS = {
+    "serve": ("quire.cli.serve", "serve a model over the OpenAI API"),
+    "chat": ("quire.cli.chat", "chat with a running server"),
+    "complete": ("quire.cli.complete", "complete text with a running server"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a subcommand and exit with its code; an error that is foreseen is one line on standard error."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if name in ("-h", "--help", "help"):
+        print(_usage())
+        raise SystemExit(0)
+    if name in ("-v", "--version", "version"):
+        print(quire.__version__)
+        raise SystemExit(0)
+    if name not in COMMANDS:
+        print(f"quire: error: '{name}' is not a command. Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        raise SystemExit(2)
+    try:
+        raise SystemExit(importlib.import_module(COMMANDS[name][0]).run(rest))
+    except QuireError as error:
+        print(f"quire: error: {error.message}", file=sys.stderr)
+        raise SystemExit(error.exit_code if isinstance(error, SetupError) else 1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _usage() -> str:
+    lines = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
+    return f"usage: quire COMMAND [flags]\n\n{lines}\n\n'quire COMMAND --help' lists its flags by group."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""`quire serve`: settings from flags, choices from model and machine, then the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.cli.flags import parse_config
+from quire.config import environment
+from quire.engine.choices import choose
+from quire.supervisor.announce import announce_settings
+from quire.supervisor.listen import listen
+from quire.supervisor.supervisor import Supervisor
+
+DESCRIPTION = "Serve a model over the OpenAI API: quire serve [MODEL] [flags]. Default model: the built-in Quill."
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Until the server ends; its exit code.
+
+    Raises:
+        SetupError: It cannot start.
+    """
+    config = environment.apply(parse_config(arguments, "quire serve", DESCRIPTION))
+    with listen(config.server) as listener:
+        choices = choose(config)
+        announce_settings(choices.config, choices.reasons)
+        return Supervisor(choices.config, listener, environment.developer_mode()).run()

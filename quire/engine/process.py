@@ -1,0 +1,46 @@
+"""The engine process: `python -m quire.engine.process`, started by the supervisor."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from quire import child
+from quire.clock import SystemClock
+from quire.engine.core import BEAT_S, EngineCore
+from quire.engine.transport import ZmqPort
+from quire.models.spec import read_spec
+
+
+def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
+    """Load the model, then turn the loop until SIGTERM."""
+    stopping = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+
+    from quire.executor.local import LocalExecutor  # imports torch: after the launch is read, so errors are reported
+
+    clock = SystemClock()
+    port = ZmqPort(launch.directory)
+    executor = LocalExecutor(launch.config, clock)
+    try:
+        sizing = executor.start()
+        groups = len(read_spec(launch.config.model.model).kv_groups())
+        core = EngineCore(launch.config, sizing, executor, port, clock, groups)
+        signal.signal(signal.SIGTERM, stop)
+        report(child.Report("ready", startup=sizing.startup))
+        while not stopping:
+            core.turn(wait=BEAT_S)
+    except BaseException as error:
+        port.announce_death(child.one_line(error))
+        raise
+    finally:
+        executor.close()
+        port.close()
+
+
+if __name__ == "__main__":
+    child.run(main)

@@ -1,0 +1,120 @@
+"""From token ids and SamplingParams to the Adds of a request: ids, seeds, limits resolved and checked.
+
+Used by the API server and by `LLM`, so both refuse the same things with the same words. Knows nothing about text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from quire.clock import Clock
+from quire.errors import ContextLengthError, RequestError
+from quire.messages import CLIENT_SHIFT, Add, Ready
+from quire.sampling import SamplingParams
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of a request: choice 0 has the request's own, the others are spread from it by
+    splitmix64 (Steele, Lea, Flood 2014)."""
+    if index == 0:
+        return seed & _MASK
+    z = (seed + index * _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+class Submission:
+    """Makes Adds for one client of one engine.
+
+    Args:
+        number: The client's.
+        ready: What the engine can do.
+        eos_ids: The model's end-of-sequence tokens.
+        max_logprobs: Most log probabilities a request may ask for; -1 for no limit.
+        clock: For arrival times.
+        draw_seed: A fresh seed for each request that brings none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        ready: Ready,
+        eos_ids: Sequence[int],
+        max_logprobs: int,
+        clock: Clock,
+        draw_seed: Callable[[], int],
+    ) -> None:
+        self._ids = (number << CLIENT_SHIFT | i for i in itertools.count(1))
+        self._ready = ready
+        self._eos_ids = tuple(eos_ids)
+        self._max_logprobs = max_logprobs
+        self._clock = clock
+        self._draw_seed = draw_seed
+
+    @property
+    def longest(self) -> int:
+        """Most tokens, prompt and output, that one sequence can have."""
+        return min(self._ready.max_model_len, self._ready.capacity)
+
+    def adds(self, tokens: Sequence[int], params: SamplingParams) -> list[Add]:
+        """One Add for each of the `params.n` sequences of a prompt.
+
+        Raises:
+            RequestError: The prompt is empty, a token id is none of the model's, or too many logprobs are asked for.
+            ContextLengthError: Prompt and output do not fit; the message has the numbers.
+        """
+        self._check_tokens(tokens, params)
+        params = self._resolve_length(len(tokens), params)
+        stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
+        seed = self._draw_seed() if params.seed is None else params.seed
+        arrival = self._clock.now()
+        return [
+            Add(next(self._ids), list(tokens), len(tokens), params, stop_ids, choice_seed(seed, index), arrival)
+            for index in range(params.n)
+        ]
+
+    def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        if not tokens:
+            raise RequestError("The prompt is empty: send at least one token.", param="prompt")
+        vocab = self._ready.vocab_size
+        if not 0 <= min(tokens) <= max(tokens) < vocab:
+            wrong = next(token for token in tokens if not 0 <= token < vocab)
+            raise RequestError(f"Token id {wrong} is outside the vocabulary of {vocab} tokens.", param="prompt")
+        for token in params.stop_token_ids or ():
+            if token >= vocab:
+                raise RequestError(
+                    f"stop_token_ids: {token} is outside the vocabulary of {vocab} tokens.", param="stop_token_ids"
+                )
+        asked, most = params.logprobs or 0, vocab if self._max_logprobs < 0 else self._max_logprobs
+        if asked > most:
+            raise RequestError(f"logprobs must be at most {most} on this server, got {asked}.", param="logprobs")
+
+    def _resolve_length(self, prompt_len: int, params: SamplingParams) -> SamplingParams:
+        room = self.longest - prompt_len
+        if room < 1:
+            raise ContextLengthError(
+                f"The prompt has {prompt_len} tokens and must leave room for an answer; "
+                f"a sequence here holds at most {self.longest}. Shorten the prompt.",
+                param="prompt",
+            )
+        if params.max_tokens is None:
+            if params.min_tokens > room:
+                raise ContextLengthError(
+                    f"min_tokens is {params.min_tokens}, but only {room} tokens fit behind the prompt.",
+                    param="min_tokens",
+                )
+            return msgspec.structs.replace(params, max_tokens=room)
+        if params.max_tokens > room:
+            raise ContextLengthError(
+                f"The prompt has {prompt_len} tokens and max_tokens is {params.max_tokens}; together a sequence here "
+                f"holds at most {self.longest}. Shorten the prompt or lower max_tokens to {room}.",
+                param="max_tokens",
+            )
+        return params

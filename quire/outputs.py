@@ -1,0 +1,52 @@
+"""What `LLM` returns. Plain data; names and meanings are vLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's log probability (natural logarithm), its rank (1 = likeliest; None when only reported among the
+    likeliest) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One sequence drawn for a prompt.
+
+    Attributes:
+        index: Which of the request's n.
+        text: Empty when the tokens were not turned into text.
+        token_ids: Of the output.
+        cumulative_logprob: Sum over the drawn tokens; None when logprobs were not asked for.
+        logprobs: For each token: the drawn and the likeliest tokens by id.
+        finish_reason: Why it ended.
+        stop_reason: The stop string or the token of `stop_token_ids` that ended it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """All sequences of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    finished: bool = True

@@ -1,0 +1,46 @@
+"""What `quire serve` prints: the chosen settings with their reasons, and where to point a client. At most 15 lines."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Sequence
+
+import quire
+from quire.config import Config
+
+
+def say(line: str) -> None:
+    """One line to standard error, where logs go."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def announce_settings(config: Config, reasons: Sequence[str]) -> None:
+    """The settings, a line each."""
+    say(f"Quire {quire.__version__}")
+    for reason in reasons:
+        say(f"  {reason}")
+    keys = len(config.server.api_key)
+    say(f"  access      {f'{keys} API key(s)' if keys else 'open to whoever reaches the port: --api-key closes it'}")
+
+
+def announce_ready(config: Config, listener: socket.socket, seconds: float, startup: dict[str, float]) -> None:
+    """The address, and a line to paste."""
+    stages = ", ".join(f"{stage} {took:.1f}" for stage, took in startup.items())
+    say(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
+    address = url(config, listener)
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
+    body = '{"messages": [{"role": "user", "content": "What can you do?"}]}'
+    say(f"  chat in a browser   {address}/")
+    say(f"  OpenAI clients      {address}/v1")
+    curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    say(f"  try it              {curl}")
+
+
+def url(config: Config, listener: socket.socket) -> str:
+    """Where a client on this machine reaches the server."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.server.ssl_certfile else "http"
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{config.server.root_path}"

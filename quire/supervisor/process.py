@@ -1,0 +1,91 @@
+"""One child process: started by command line with its launch on an inherited descriptor, watched by descriptor too.
+
+Knows nothing about what the child does or what its death means.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import msgspec
+
+from quire.child import Launch, Report
+
+
+class ChildProcess:
+    """A running `python -m module`.
+
+    Attributes:
+        name: For messages: `engine`, `api`.
+        report_fd: Becomes readable when the child says something.
+        pid_fd: Becomes readable when the child is gone.
+    """
+
+    def __init__(self, name: str, module: str, launch: Launch) -> None:
+        self.name = name
+        launch_read, launch_write = os.pipe()
+        self.report_fd, report_write = os.pipe()
+        lifeline_read, self._lifeline = os.pipe()
+        inherited = [launch_read, report_write, lifeline_read]
+        command = [sys.executable, "-m", module]
+        command += ["--launch-fd", str(launch_read), "--report-fd", str(report_write)]
+        command += ["--lifeline-fd", str(lifeline_read)]
+        if launch.listen_fd >= 0:
+            inherited.append(launch.listen_fd)
+        # A session of its own: Ctrl-C reaches the supervisor alone, which then drains in order.
+        self._process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.pid_fd = os.pidfd_open(self._process.pid)
+        for fd in (launch_read, report_write, lifeline_read):
+            os.close(fd)
+        with open(launch_write, "wb") as pipe:
+            pipe.write(msgspec.json.encode(launch))
+        os.set_blocking(self.report_fd, False)
+        self._unread = b""
+        self.failure: Report | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the operating system."""
+        return self._process.pid
+
+    def reports(self) -> list[Report]:
+        """What it said since the last call."""
+        try:
+            while chunk := os.read(self.report_fd, 65536):
+                self._unread += chunk
+        except BlockingIOError:
+            pass
+        *lines, self._unread = self._unread.split(b"\n")
+        reports = [msgspec.json.decode(line, type=Report) for line in lines if line]
+        for report in reports:
+            if report.state == "failed":
+                self.failure = report
+        return reports
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it is still there."""
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def exit_code(self) -> int | None:
+        """As subprocess has it: None while it runs, negative when a signal ended it."""
+        return self._process.poll()
+
+    def cause_of_death(self) -> str:
+        """Why it is gone, in one line: its own words if it had any."""
+        self.reports()
+        if self.failure is not None:
+            return self.failure.message
+        code = self._process.wait()
+        if code < 0:
+            hint = " (out of memory? see the kernel's log)" if code == -signal.SIGKILL else ""
+            return f"the {self.name} process was ended by {signal.Signals(-code).name}{hint}"
+        return f"the {self.name} process exited with code {code}"
+
+    def close(self) -> None:
+        """Let go of the descriptors; a child that still runs leaves by itself."""
+        for fd in (self.report_fd, self.pid_fd, self._lifeline):
+            os.close(fd)

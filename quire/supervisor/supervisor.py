@@ -1,0 +1,151 @@
+"""The supervisor: starts engine and API process, says when they are ready, drains them, and exits with the truth.
+
+starting → ready → draining → dead. A child that dies is seen at once and said in one line with its cause, the last that
+is printed. Restarting a dead engine and replaying its requests will hang on `_engine_died`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from enum import Enum
+from pathlib import Path
+
+from quire.child import CRASHED, Launch, Report
+from quire.config import Config
+from quire.engine.transport import report_death
+from quire.errors import SETUP_ERRORS, SetupError
+from quire.supervisor.announce import announce_ready, say
+from quire.supervisor.events import Died, Event, Events, Reported, Signalled
+from quire.supervisor.process import ChildProcess
+
+LAST_WORDS_S = 5.0
+"""What a process gets to end after it was told to, beyond the drain."""
+
+
+class State(Enum):
+    """Where the whole of the processes stands."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+class Supervisor:
+    """Runs one engine and one API process until told to stop or until one of them dies.
+
+    Args:
+        config: Resolved settings.
+        listener: Bound and listening; the API process inherits it.
+        developer_mode: Serve debug routes.
+    """
+
+    def __init__(self, config: Config, listener: socket.socket, developer_mode: bool) -> None:
+        self._config = config
+        self._listener = listener
+        self._developer_mode = developer_mode
+        self._state = State.STARTING
+        self._started = time.monotonic()
+        self._ready: set[str] = set()
+        self._exit_code: int | None = None
+        self._startup: dict[str, float] = {}
+
+    def run(self) -> int:
+        """Until the end; the exit code: 0 after a drain, the class of a failed start, 70 when a process died."""
+        directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
+        self._events = Events()
+        self._directory = directory
+        self._listener.set_inheritable(True)
+        launch = Launch(self._config, directory, developer_mode=self._developer_mode)
+        self._engine = ChildProcess("engine", "quire.engine.process", launch)
+        api = Launch(self._config, directory, 0, self._listener.fileno(), self._developer_mode)
+        self._api = ChildProcess("api", "quire.api.process", api)
+        try:
+            for child in (self._engine, self._api):
+                self._events.watch(child)
+            while self._exit_code is None:
+                for event in self._events.wait(None):
+                    if self._exit_code is None:
+                        self._handle(event)
+        finally:
+            self._end_children()
+            self._events.close()
+            shutil.rmtree(directory, ignore_errors=True)
+        return self._exit_code
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Signalled(number):
+                self._exit_code = self._drain(number)
+            case Reported(child, report) if report.state == "ready":
+                self._child_is_ready(child, report)
+            case Died(child) if child is self._engine:
+                self._exit_code = self._engine_died()
+            case Died(child):
+                self._exit_code = self._child_died(child)
+
+    def _child_is_ready(self, child: ChildProcess, report: Report) -> None:
+        self._ready.add(child.name)
+        if child is self._engine:
+            self._startup = report.startup
+        if self._ready == {"engine", "api"}:
+            self._state = State.READY
+            announce_ready(self._config, self._listener, time.monotonic() - self._started, self._startup)
+
+    def _engine_died(self) -> int:
+        """Open streams get an error that says why, then everything ends. (Restart and replay belong here.)"""
+        code = self._child_died(self._engine)
+        report_death(self._directory, 0, self._engine.cause_of_death())
+        self._wait_for(self._api, LAST_WORDS_S)
+        return code
+
+    def _child_died(self, child: ChildProcess) -> int:
+        failure = child.failure
+        error = SETUP_ERRORS.get(failure.error, SetupError) if failure is not None else None
+        if self._state is State.STARTING and failure is not None and error is not None:
+            self._last_line = failure.message
+            return error.exit_code if failure.error else CRASHED
+        advice = "Requests in flight got an error; start the server again."
+        self._last_line = f"{child.name} process died: {child.cause_of_death()}. {advice}"
+        return CRASHED
+
+    def _drain(self, number: int) -> int:
+        """New requests are refused, open ones finish within the time they get; a second signal ends all at once."""
+        self._state = State.DRAINING
+        timeout = self._config.server.shutdown_timeout
+        say(f"{signal.Signals(number).name}: open requests get {timeout:g} s to finish; a second signal ends them now")
+        for child, patience in ((self._api, timeout + LAST_WORDS_S), (self._engine, LAST_WORDS_S)):
+            child.signal(signal.SIGTERM)
+            again = self._wait_for(child, patience)
+            if again:
+                self._last_line = f"stopped at once by {signal.Signals(again).name}"
+                return 128 + again
+            if child.exit_code() != 0:
+                self._last_line = f"{child.name} process did not end cleanly: {self._how_it_ended(child)}"
+                return CRASHED
+        say("stopped")
+        return 0
+
+    def _how_it_ended(self, child: ChildProcess) -> str:
+        return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
+
+    def _wait_for(self, child: ChildProcess, seconds: float) -> int:
+        """Until the child is gone or the time is over; the number of a signal that came meanwhile, or 0."""
+        deadline = time.monotonic() + seconds
+        while child.exit_code() is None and (left := deadline - time.monotonic()) > 0:
+            for event in self._events.wait(left):
+                if isinstance(event, Signalled):
+                    return event.number
+        return 0
+
+    def _end_children(self) -> None:
+        for child in (self._api, self._engine):
+            child.signal(signal.SIGKILL)
+            child.cause_of_death()
+            child.close()
+        if self._exit_code:
+            print(f"quire: error: {self._last_line}", file=sys.stderr, flush=True)
