@@ -1,0 +1,254 @@
+"""Chat messages to the text a model reads, by the model's own jinja template.
+
+Owns finding the template, the sandbox it runs in and its limits: a template is foreign code. Knows nothing about
+tokens or HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.sandbox
+from jinja2.parser import Parser
+
+from quire.errors import CheckpointError, ConfigError, RequestError
+from quire.text.tokenizer import read_json
+
+MAX_CHARACTERS = 32 * 2**20
+MAX_SECONDS = 10.0
+MAX_RANGE = 1_000_000
+"""Numbers that all ranges of one rendering may count together."""
+MAX_REPETITION = 100_000
+"""Length of a repeated string."""
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+class ChatTemplate:
+    """One compiled template. Rendering is safe in several threads.
+
+    Attributes:
+        source: The template's text.
+        variables: Names a request may set: those the template reads and Quire does not set itself.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            source: Jinja text.
+            special_tokens: `bos_token`, `eos_token` and the like, by name.
+
+        Raises:
+            CheckpointError: The text is no jinja template.
+        """
+        self.source = source
+        self._special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
+        try:
+            environment = _environment()
+            self._template = environment.from_string(source)
+            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError(f"The chat template cannot be compiled: {error}.") from error
+        ours = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens, *environment.globals}
+        self.variables = frozenset(read - ours)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: Plain JSON data; content is a string.
+            tools: What the model may call, as JSON.
+            add_generation_prompt: End with the opening of an assistant message.
+            continue_final_message: End inside the last message, for the model to go on with it.
+            variables: Further variables, from `self.variables`.
+
+        Raises:
+            RequestError: The template refuses the messages, or the request asks for what cannot be.
+        """
+        self._check(variables or {}, add_generation_prompt, continue_final_message)
+        chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if continue_final_message:
+            if not chat or not isinstance(chat[-1].get("content"), str):
+                raise RequestError("continue_final_message needs a last message with text.", param="messages")
+            chat[-1]["content"] += _MARK
+        text = self._run(
+            {
+                **self._special_tokens,
+                **(variables or {}),
+                "messages": chat,
+                "tools": list(tools) if tools else None,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+                "range": _counted_range(),
+            }
+        )
+        return _cut_at_mark(text) if continue_final_message else text
+
+    def _check(self, variables: Mapping[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> None:
+        for name in variables:
+            if name not in self.variables:
+                known = ", ".join(sorted(self.variables)) or "none"
+                raise RequestError(
+                    f"chat_template_kwargs: '{name}' is no variable of this model's chat template (it has: {known}).",
+                    param="chat_template_kwargs",
+                )
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "continue_final_message needs add_generation_prompt=false: the two exclude each other.",
+                param="continue_final_message",
+            )
+
+    def _run(self, values: dict[str, Any]) -> str:
+        try:
+            return "".join(_limited(self._template.generate(values)))
+        except jinja2.TemplateError as error:
+            raise RequestError(
+                f"The chat template refuses these messages: {error.message}", param="messages"
+            ) from error
+        except RequestError:
+            raise
+        except Exception as error:  # whatever foreign code runs into: RecursionError, TypeError, MemoryError …
+            raise RequestError("The chat template cannot render these messages.", param="messages") from error
+
+
+def load_chat_template(directory: Path, override: str | None = None) -> ChatTemplate | None:
+    """The template that goes with a tokenizer's directory; None when it has none.
+
+    Args:
+        directory: With chat_template.jinja, chat_template.json or tokenizer_config.json, looked at in this order.
+        override: A jinja text, or a file with one, in place of all these.
+
+    Raises:
+        CheckpointError: The directory's template is broken.
+        ConfigError: `override` is neither a file nor a template.
+    """
+    settings = read_json(directory / "tokenizer_config.json")
+    special = {name: text for name in settings if name.endswith("_token") and (text := _text_of(settings[name]))}
+    if override is not None:
+        return ChatTemplate(_override_text(override), special)
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        return ChatTemplate(file.read_text(encoding="utf-8"), special)
+    entry = read_json(directory / "chat_template.json").get("chat_template") or settings.get("chat_template")
+    if isinstance(entry, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
+        entry = named.get("default") or next(iter(named.values()), None)
+    return ChatTemplate(entry, special) if isinstance(entry, str) else None
+
+
+def _override_text(override: str) -> str:
+    if any(sign in override for sign in ("{{", "{%", "\n")):
+        return override
+    try:
+        return Path(override).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--chat-template {override!r} is neither a readable file nor a jinja template.", param="chat_template"
+        ) from error
+
+
+def _text_of(entry: Any) -> str | None:
+    if isinstance(entry, dict):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else None
+
+
+def _cut_at_mark(text: str) -> str:
+    at = text.rfind(_MARK.strip())
+    if at < 0:
+        raise RequestError(
+            "continue_final_message: this model's chat template does not show the last message.", param="messages"
+        )
+    kept_space = text.startswith(_MARK, at)
+    return text[:at] if kept_space else text[:at].rstrip()
+
+
+def _limited(pieces: Iterator[str]) -> Iterator[str]:
+    """The same pieces, until there are too many of them."""
+    deadline, length = time.monotonic() + MAX_SECONDS, 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MAX_CHARACTERS or time.monotonic() > deadline:
+            raise RequestError("The chat template's output is too large.", param="messages")
+        yield piece
+
+
+def _counted_range() -> Any:
+    left = MAX_RANGE
+
+    def counted(*bounds: int) -> range:
+        nonlocal left
+        numbers = range(*bounds)
+        left -= len(numbers)
+        if left < 0:
+            raise jinja2.TemplateRuntimeError("it counts too far")
+        return numbers
+
+    return counted
+
+
+# --- the sandbox: the environment that published templates are written for ------------------------------------------
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Multiplication that cannot fill the memory."""
+        sizes = [len(side) if isinstance(side, str | list | tuple) else side for side in (left, right)]
+        if operator == "**" or (sizes != [left, right] and sizes[0] * sizes[1] > MAX_REPETITION):
+            raise jinja2.exceptions.SecurityError(f"'{operator}' is not allowed here")
+        return left * right
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks what the model wrote, for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja declares it on the instance)
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
