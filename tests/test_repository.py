@@ -55,10 +55,8 @@ def attributes(tree: ast.AST) -> set[str]:
 
 
 def tracked_files() -> list[Path]:
-    """What is, or would be, committed."""
-    listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
+    """What is committed, or staged to be."""
+    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listing.returncode != 0:
         pytest.skip("not a git checkout")
     return [path for line in listing.stdout.splitlines() if (path := ROOT / line).is_file()]
