@@ -31,9 +31,14 @@ test: $(VENV)/.installed-dev ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev ## Check style, types and which room imports which
+lint: lint-style lint-types lint-rooms ## Check style, types and which room imports which
+
+.PHONY: lint-style lint-types lint-rooms
+lint-style: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
+lint-types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
+lint-rooms: $(VENV)/.installed-dev
 	@$(BIN)/lint-imports --no-logo
 
 .PHONY: format
