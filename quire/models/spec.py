@@ -82,7 +82,7 @@ class ModelSpec:
     rope: RopeSpec
 
     @property
-    def parameters(self) -> int:
+    def num_parameters(self) -> int:
         """Number of weights; a tied embedding counts once."""
         q, kv, h = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         attention = h * (q + 2 * kv) + q * h + self.qkv_bias * (q + 2 * kv) + self.out_bias * h
@@ -92,7 +92,7 @@ class ModelSpec:
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all weights held in `dtype`."""
-        return self.parameters * DTYPE_BYTES[dtype]
+        return self.num_parameters * DTYPE_BYTES[dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values that one token takes over all layers."""

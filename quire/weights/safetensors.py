@@ -56,10 +56,10 @@ class SafetensorsCheckpoint:
             file = safe_open(str(path), framework="pt")
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is broken or cut short ({error}): download it again.") from None
-        for name in file.keys():  # noqa: SIM118 (a safetensors handle is no dict)
+        for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (a handle is no dict)
             if name in self._contents:
                 raise CheckpointError(f"{path}: '{name}' stands in another file as well: remove the file too many.")
-            tensor = file.get_slice(name)
+            tensor = file.get_slice(name)  # type: ignore[no-untyped-call]
             self._contents[name] = Stored(tuple(tensor.get_shape()), str(tensor.get_dtype()))
             self._files[name] = file
 

@@ -1,0 +1,69 @@
+"""The seam between attention layers and whatever computes attention, and the KV cache as it sees it.
+
+Knows nothing about models, requests or plans. A backend may serve long rows in one way and short ones in another; there
+are no phases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KVView:
+    """The paged KV cache.
+
+    Attributes:
+        keys, values: By layer, [blocks, block_size, kv_heads, head_dim]. Block 0 is the dummy: it belongs to nobody.
+        groups: By layer, the KV group whose tables it uses.
+        block_size: Tokens a block.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    groups: tuple[int, ...]
+    block_size: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a step moves forward, and by how much.
+
+    Attributes:
+        counts: [rows] int64 on the host: tokens of each row, in batch order.
+        row_of_token: [tokens] int64 on the host.
+        starts: [rows] int64: each row's length before the step.
+        positions: [tokens] int64: each token's position in its sequence.
+        slots: [rows] int64: each row's line in the tables.
+        tables: By KV group, [slots, blocks of the longest sequence] int64.
+    """
+
+    counts: npt.NDArray[np.int64]
+    row_of_token: npt.NDArray[np.int64]
+    starts: Tensor
+    positions: Tensor
+    slots: Tensor
+    tables: tuple[Tensor, ...]
+
+
+class AttentionBackend(Protocol):
+    """Computes a step's attention, layer by layer."""
+
+    def prepare(self, rows: Rows) -> None:
+        """Take in a step: whatever its layers share is computed here, once."""
+        ...
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        """Store this step's keys and values, then attend, causally within each row.
+
+        Args:
+            q: [tokens, heads, head_dim], rotated.
+            k, v: [tokens, kv_heads, head_dim], k rotated.
+            out: [tokens, heads, head_dim].
+        """
+        ...

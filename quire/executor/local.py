@@ -1,0 +1,97 @@
+"""An executor whose worker lives in this process: one thread is the device's stream.
+
+The engine's thread goes on planning while torch computes without the interpreter's lock. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TypeVar
+
+from quire.clock import Clock
+from quire.config import Config
+from quire.executor.executor import FaultHook, no_faults
+from quire.messages import Plan, Result, Sizing
+
+T = TypeVar("T")
+
+
+class LocalExecutor:
+    """One worker in one thread.
+
+    A step that raises is the stream's end: what it left half done cannot be relied on, so it and every later step raise
+    the same error from `collect`.
+
+    Args:
+        config: Resolved settings; see Worker.
+        clock: For the seconds of the start-up.
+        fault: See FaultHook.
+    """
+
+    max_in_flight = 2
+
+    def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
+        self._config = config
+        self._clock = clock
+        self._fault = fault
+        self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[Sizing | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._stream, name="worker", daemon=True)
+
+    def start(self) -> Sizing:
+        """See Executor."""
+        self._thread.start()
+        return _or_raise(self._started.get())
+
+    def submit(self, plan: Plan) -> None:
+        """See Executor."""
+        self._fault("submit", plan.step)
+        self._plans.put(plan)
+
+    def collect(self, timeout: float | None) -> Result | None:
+        """See Executor."""
+        try:
+            result = self._results.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        result = _or_raise(result)
+        self._fault("collect", result.step)
+        return result
+
+    def close(self) -> None:
+        """See Executor."""
+        self._plans.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _stream(self) -> None:
+        try:
+            began = self._clock.now()
+            from quire.worker.worker import Worker  # torch: only a process that computes pays for it
+
+            imported = self._clock.now() - began
+            worker = Worker(self._config, self._clock)
+            sizing = worker.load()
+        except BaseException as error:
+            self._started.put(error)
+            return
+        startup = {"import": imported, **sizing.startup}
+        self._started.put(Sizing(sizing.num_blocks, sizing.vocab_size, startup))
+        failure: BaseException | None = None
+        while (plan := self._plans.get()) is not None:
+            try:
+                if failure is not None:
+                    raise failure
+                self._fault("execute", plan.step)
+                self._results.put(worker.execute(plan))
+            except BaseException as error:
+                failure = error
+                self._results.put(error)
+
+
+def _or_raise(value: T | BaseException) -> T:
+    if isinstance(value, BaseException):
+        raise value
+    return value

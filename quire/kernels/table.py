@@ -1,0 +1,28 @@
+"""One table: which function computes an op on which device.
+
+All versions of an op have the signature of its torch reference in `quire.kernels.reference`, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+KERNELS: dict[tuple[str, str], str] = {
+    ("rms_norm", "cpu"): "quire.kernels.reference.norm:rms_norm",
+    ("rotary", "cpu"): "quire.kernels.reference.rotary:rotary",
+    ("silu_and_mul", "cpu"): "quire.kernels.reference.activation:silu_and_mul",
+    ("pack_linear", "cpu"): "quire.kernels.cpu.linear:pack_linear",
+    ("linear", "cpu"): "quire.kernels.cpu.linear:linear",
+    ("kv_write", "cpu"): "quire.kernels.reference.paged:kv_write",
+    ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",
+    ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",
+}
+
+
+def kernel(op: str, device: str) -> Callable[..., Any]:
+    """The function for `op` on a device of type `device`; looked up once, when a layer is built."""
+    module, name = KERNELS[op, device].split(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

@@ -1,0 +1,45 @@
+"""Self-attention: projections and rotation around whatever backend attends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.attention.backend import AttentionBackend
+from quire.kernels.table import kernel
+from quire.layers.layer import Place
+from quire.layers.linear import Linear
+from quire.layers.rotary import Angles
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of attention: `query` heads share `kv` heads, each `width` wide."""
+
+    query: int
+    kv: int
+    width: int
+
+
+class Attention:
+    """Layer number `layer`'s attention."""
+
+    def __init__(self, layer: int, heads: Heads, qkv: Linear, out: Linear, place: Place) -> None:
+        self._layer = layer
+        self._heads = heads
+        self._qkv = qkv
+        self._out = out
+        self._rotary = kernel("rotary", place.device.type)
+
+    def __call__(self, x: Tensor, angles: Angles, backend: AttentionBackend) -> Tensor:
+        """[tokens, hidden] → [tokens, hidden]."""
+        n, q, kv, d = len(x), self._heads.query, self._heads.kv, self._heads.width
+        qkv = self._qkv(x).view(n, q + 2 * kv, d)
+        qk, v = qkv[:, : q + kv], qkv[:, q + kv :]
+        turned = torch.empty((n, q + kv, d), dtype=x.dtype, device=x.device)
+        self._rotary(qk, angles.cos, angles.sin, turned)
+        o = torch.empty((n, q, d), dtype=x.dtype, device=x.device)
+        backend.run(self._layer, turned[:, :q], turned[:, q:], v, o)
+        return self._out(o.view(n, q * d))

@@ -1,0 +1,45 @@
+"""Tokens to vectors, and vectors back to logits where the two share a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.layers.layer import Place
+from quire.weights.checkpoint import Checkpoint, Need
+
+
+class Embedding:
+    """A row of the weight for each token."""
+
+    def __init__(self, name: str, vocab_size: int, width: int, place: Place) -> None:
+        self._need = Need(f"{name}.weight", (vocab_size, width))
+        self._place = place
+        self.weight: Tensor
+
+    def needs(self) -> Iterator[Need]:
+        """See Layer."""
+        yield self._need
+
+    def pull(self, checkpoint: Checkpoint) -> None:
+        """See Layer."""
+        self.weight = torch.empty(self._need.shape, dtype=self._place.dtype, device=self._place.device)
+        checkpoint.read(self._need.name, self.weight)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """[tokens] int64 → [tokens, width]."""
+        return F.embedding(tokens, self.weight)
+
+
+class TiedHead:
+    """Logits from the embedding's own weight. It stays in its plain layout, which the look-up needs."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        self._embedding = embedding
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, width] → [tokens, vocab_size]."""
+        return F.linear(x, self._embedding.weight)

@@ -1,0 +1,61 @@
+"""Matrix products with weights from the checkpoint, several stacked into one where they share their input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quire.kernels.table import kernel
+from quire.layers.layer import Place
+from quire.weights.checkpoint import Checkpoint, Need
+
+
+class Linear:
+    """x Wᵀ + b, where W stacks the weights of `names`.
+
+    Args:
+        names: Of the checkpoint's modules (`….q_proj`), in the order of the output.
+        rows: Output features of each.
+        columns: Input features.
+        bias: Whether they have biases.
+        place: Where the weights live.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, place: Place
+    ) -> None:
+        self._names = names
+        self._rows = rows
+        self._columns = columns
+        self._has_bias = bias
+        self._place = place
+        self._pack = kernel("pack_linear", place.device.type)
+        self._linear = kernel("linear", place.device.type)
+        self._weight: Tensor
+        self._bias: Tensor | None = None
+
+    def needs(self) -> Iterator[Need]:
+        """See Layer."""
+        for name, rows in zip(self._names, self._rows, strict=True):
+            yield Need(f"{name}.weight", (rows, self._columns))
+            if self._has_bias:
+                yield Need(f"{name}.bias", (rows,))
+
+    def pull(self, checkpoint: Checkpoint) -> None:
+        """See Layer."""
+        self._weight = self._pack(self._stacked(checkpoint, "weight", (sum(self._rows), self._columns)))
+        if self._has_bias:
+            self._bias = self._stacked(checkpoint, "bias", (sum(self._rows),))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, columns] → [tokens, sum of rows]."""
+        y: Tensor = self._linear(x, self._weight, self._bias)
+        return y
+
+    def _stacked(self, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> Tensor:
+        whole = torch.empty(shape, dtype=self._place.dtype, device=self._place.device)
+        for name, part in zip(self._names, torch.split(whole, list(self._rows)), strict=True):
+            checkpoint.read(f"{name}.{kind}", part)
+        return whole

@@ -1,0 +1,58 @@
+"""The KV cache's bytes: how many blocks there can be, and their tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.attention.backend import KVView
+from quire.config import CacheConfig
+from quire.errors import MemoryBudgetError
+from quire.models.spec import ModelSpec
+
+_GIB = 2**30
+
+
+def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
+    """Usable blocks, the dummy not counted, from the override or the bytes.
+
+    Raises:
+        MemoryBudgetError: There is not one.
+    """
+    if cache.num_gpu_blocks_override is not None:
+        if cache.num_gpu_blocks_override < 1:
+            raise MemoryBudgetError("The KV cache needs at least one block: raise --num-gpu-blocks-override.")
+        return cache.num_gpu_blocks_override
+    assert cache.kv_cache_memory_bytes is not None, "the size of the KV cache has not been chosen"
+    block_bytes = cache.block_size * spec.kv_bytes_per_token(dtype)
+    blocks = cache.kv_cache_memory_bytes // block_bytes
+    if blocks < 1:
+        raise MemoryBudgetError(
+            f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes} holds no block of {block_bytes} bytes: raise it."
+        )
+    return blocks
+
+
+def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KVView:
+    """Zeroed keys and values for `blocks` blocks and the dummy, block 0.
+
+    Main memory is taken up page by page as blocks are first written.
+
+    Raises:
+        MemoryBudgetError: There is not that much memory.
+    """
+    shape = (spec.layers, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim)
+    try:
+        kv = torch.zeros(shape, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError):
+        size = (blocks + 1) * block_size * spec.kv_bytes_per_token(str(dtype).removeprefix("torch."))
+        raise MemoryBudgetError(
+            f"The KV cache of {blocks} blocks needs {size / _GIB:.1f} GiB, which this machine cannot give: lower "
+            "--kv-cache-memory-bytes or --num-gpu-blocks-override."
+        ) from None
+    groups = {layer: number for number, group in enumerate(spec.kv_groups()) for layer in group.layers}
+    return KVView(
+        keys=tuple(kv[layer, 0] for layer in range(spec.layers)),
+        values=tuple(kv[layer, 1] for layer in range(spec.layers)),
+        groups=tuple(groups[layer] for layer in range(spec.layers)),
+        block_size=block_size,
+    )

@@ -1,0 +1,117 @@
+"""The slot table: what the device knows about each running sequence.
+
+Lengths, last tokens and draw counters move on the device, so a step can run before the host has seen the one before.
+What only changes on admission is mirrored on the host, which decides from it what a step must compute. The last slot is
+the dummy: it belongs to no sequence, and batches are padded with it where shapes must be fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.messages import Admitted, Plan
+from quire.sampling import GREEDY_BELOW
+
+NO_LOGPROBS = -1
+
+
+@dataclass
+class Forbidden:
+    """Tokens that a slot cannot draw yet: for that many more reads."""
+
+    token_ids: Tensor
+    reads: int
+
+
+class HostMirror:
+    """What the host knows of each slot, as columns: does it draw at random, is anything cut off, what is reported."""
+
+    def __init__(self, slots: int) -> None:
+        self.random = np.zeros(slots, dtype=np.bool_)
+        self.cut_min_p = np.zeros(slots, dtype=np.bool_)
+        self.cut_top = np.zeros(slots, dtype=np.bool_)
+        self.logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
+        self.forbidden: dict[int, Forbidden] = {}
+
+    def admit(self, owner: Admitted, vocab_size: int) -> None:
+        """A slot's new owner."""
+        slot = owner.slot
+        self.random[slot] = owner.temperature >= GREEDY_BELOW
+        self.cut_min_p[slot] = owner.min_p > 0
+        self.cut_top[slot] = owner.top_p < 1 or 0 < owner.top_k < vocab_size
+        self.logprobs[slot] = NO_LOGPROBS if owner.logprobs is None else owner.logprobs
+        self.forbidden.pop(slot, None)
+        if owner.drawn < owner.min_tokens and owner.stop_ids:
+            self.forbidden[slot] = Forbidden(torch.tensor(owner.stop_ids), owner.min_tokens - owner.drawn)
+
+
+class SlotTable:
+    """The device's columns, one entry a slot, and the host's mirror of them.
+
+    Args:
+        sequences: Slots 0 to sequences - 1 are the engine's; one more is the dummy.
+        blocks: Block table width: blocks of the longest sequence.
+        groups: Number of KV groups.
+        vocab_size: A top_k from here on cuts nothing.
+        device: Where the table lives.
+    """
+
+    def __init__(self, sequences: int, blocks: int, groups: int, vocab_size: int, device: torch.device) -> None:
+        slots = sequences + 1
+        self.dummy = sequences
+        self.vocab_size = vocab_size
+        self.device = device
+        self.length, self.last, self.seed, self.drawn, self.top_k = (
+            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(5)
+        )
+        self.temperature, self.top_p, self.min_p = (torch.zeros(slots, device=device) for _ in range(3))
+        self.tables = tuple(torch.zeros((slots, blocks), dtype=torch.int64, device=device) for _ in range(groups))
+        self.host = HostMirror(slots)
+
+    def apply(self, plan: Plan) -> None:
+        """New owners, then block table differences."""
+        if plan.admitted:
+            self._admit(plan.admitted)
+        if plan.block_slots:
+            self._enter_blocks(plan)
+
+    def _admit(self, owners: Sequence[Admitted]) -> None:
+        for owner in owners:
+            self.host.admit(owner, self.vocab_size)
+        slots = self._ints([o.slot for o in owners])
+        self.length[slots] = 0
+        self.last[slots] = 0
+        self.seed[slots] = self._ints([_signed(o.seed) for o in owners])
+        self.drawn[slots] = self._ints([o.drawn for o in owners])
+        self.top_k[slots] = self._ints([min(o.top_k, self.vocab_size) for o in owners])
+        self.temperature[slots] = self._floats([o.temperature for o in owners])
+        self.top_p[slots] = self._floats([o.top_p for o in owners])
+        self.min_p[slots] = self._floats([o.min_p for o in owners])
+        for table in self.tables:
+            table[slots] = 0
+
+    def _enter_blocks(self, plan: Plan) -> None:
+        rows, columns, ids = (self._ints(x) for x in (plan.block_slots, plan.block_indices, plan.block_ids))
+        if len(self.tables) == 1:
+            self.tables[0][rows, columns] = ids
+            return
+        groups = self._ints(plan.block_groups)
+        for number, table in enumerate(self.tables):
+            own = groups == number
+            table[rows[own], columns[own]] = ids[own]
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _floats(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+
+def _signed(seed: int) -> int:
+    """The 64 bits of `seed` as torch's signed integers hold them."""
+    return seed - 2**64 if seed >= 2**63 else seed
