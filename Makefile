@@ -92,7 +92,8 @@ $(VENV)/.torch: $(BIN)/python
 	else \
 	    echo "Installing torch $(TORCH_VERSION), the CPU build (no NVIDIA driver here): about 200 MB."; \
 	    install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch==$(TORCH_VERSION)+cpu 2>/dev/null \
-	    || install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)" torch==$(TORCH_VERSION),--index-url $(TORCH_CPU_INDEX) torch==$(TORCH_VERSION)+cpu); \
+	    || install $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)" torch==$(TORCH_VERSION),--index-url $(TORCH_CPU_INDEX) torch==$(TORCH_VERSION)+cpu) \
+	    || { echo "No torch $(TORCH_VERSION) for this Python was found. Name a wheel index that has it: make install TORCH_INDEX=URL" >&2; exit 1; }; \
 	fi
 	@touch $@
 
