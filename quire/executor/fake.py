@@ -18,9 +18,9 @@ from quire.executor.executor import FaultHook, no_faults
 from quire.messages import Admitted, Plan, Result, Sizing, TokenLogprobs
 
 
-def hash_token(history: Sequence[int], vocab_size: int) -> int:
-    """The fake model: the next token is a checksum of all tokens before it."""
-    return zlib.crc32(array("q", history).tobytes()) % vocab_size
+def hash_token(history: Sequence[int], drawn: int, vocab_size: int) -> int:
+    """The fake model: the next token is a checksum of all tokens before it and of how many of them were drawn."""
+    return zlib.crc32(array("q", [drawn, *history]).tobytes()) % vocab_size
 
 
 @dataclass
@@ -38,7 +38,7 @@ class FakeExecutor:
     Args:
         num_blocks, block_size, vocab_size: What Sizing reports and plans are checked against.
         num_groups: KV groups.
-        choose: The model: (history, vocab_size) → next token.
+        choose: The model: (history, how many of it were drawn, vocab_size) → next token.
         max_in_flight: See Executor.
         step_s: Seconds that every step takes.
         fault: See Executor.
@@ -50,7 +50,7 @@ class FakeExecutor:
         block_size: int = 16,
         vocab_size: int = 512,
         num_groups: int = 1,
-        choose: Callable[[Sequence[int], int], int] = hash_token,
+        choose: Callable[[Sequence[int], int, int], int] = hash_token,
         max_in_flight: int = 2,
         step_s: float = 0.0,
         fault: FaultHook = no_faults,
@@ -133,7 +133,7 @@ class FakeExecutor:
         tokens, logprobs = [], []
         for row in plan.reads:
             slot = self._slots[plan.slots[row]]
-            token = self._choose(self._read(slot), self._vocab_size)
+            token = self._choose(self._read(slot), slot.drawn, self._vocab_size)
             slot.last_token = token
             slot.drawn += 1
             tokens.append(token)

@@ -28,11 +28,11 @@ def add(number: int, prompt: Sequence[int], max_tokens: int, *, prompt_len: int 
 
 
 def alone(prompt: Sequence[int], max_tokens: int, stop_ids: Sequence[int] = (), vocab_size: int = 512,
-          choose: Callable[[Sequence[int], int], int] = hash_token) -> list[int]:
+          choose: Callable[[Sequence[int], int, int], int] = hash_token) -> list[int]:
     """The fake model's output for a prompt, without an engine."""
     history = list(prompt)
-    for _ in range(max_tokens):
-        history.append(choose(history, vocab_size))
+    for drawn in range(max_tokens):
+        history.append(choose(history, drawn, vocab_size))
         if history[-1] in stop_ids:
             break
     return history[len(prompt):]
