@@ -1,0 +1,327 @@
+"""`LLM`: the offline front door. Prompts in, finished outputs back, on an engine in this process.
+
+Owns the loop over messages and the outputs' assembly; everything else is what the server uses too.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from quire.clock import SystemClock
+from quire.config import BUILTIN_MODEL, Config, environment
+from quire.config.foreign import FOREIGN, check_foreign
+from quire.engine.choices import choose
+from quire.engine.inprocess import InProcessClient
+from quire.engine.submission import Submission
+from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire.executor.local import LocalExecutor
+from quire.messages import Abort, Add, Deltas, End, Ready, TokenLogprobs
+from quire.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from quire.sampling import SamplingParams
+from quire.text.model_text import load_model_text
+from quire.text.stream import TextStream
+from quire.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
+        **settings: Any setting of `quire serve` that is not the server's, under its flag's name with underscores.
+
+    Raises:
+        ConfigError: An unknown or unsupported setting; the message names it.
+        SetupError: The model cannot be served.
+    """
+
+    def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
+        config = environment.apply(Config().with_values(model=model, **_known(settings)))
+        choices = choose(config)
+        self._config = choices.config
+        self._text = load_model_text(self._config)
+        groups = len(choices.spec.kv_groups())
+        clock = SystemClock()
+        self._engine = InProcessClient(self._config, LocalExecutor(self._config, clock), clock, groups)
+        ready = self._engine.receive(None)
+        assert isinstance(ready, Ready)
+        seeds = random.Random(self._config.model.seed)
+        self._submission = Submission(
+            self._engine.number,
+            ready,
+            self._text.eos_ids,
+            self._config.model.max_logprobs,
+            clock,
+            lambda: seeds.getrandbits(64),
+        )
+        self._next_request = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; outputs come in the order of the prompts.
+
+        Args:
+            prompts: One prompt or several. A list of integers is one prompt of token ids.
+            sampling_params: One for all, or one for each prompt. Default: the model's own defaults.
+            use_tqdm: Show a progress bar (on a terminal).
+
+        Raises:
+            RequestError: A prompt or its parameters cannot be served; nothing was generated.
+        """
+        singles = _as_prompts(prompts)
+        params = self._params_for(len(singles), sampling_params)
+        return self._run([self._tokens_of(prompt) for prompt in singles], params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each rendered by the model's chat template; see `generate`."""
+        template, tokenizer = self._text.chat_template, self._text.tokenizer
+        if template is None or tokenizer is None:
+            raise ConfigError("This model has no chat template: pass chat_template=... to LLM, or use generate().")
+        conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        prompts = []
+        for conversation in conversations:
+            text = template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=chat_template_kwargs,
+            )
+            prompts.append((text, tokenizer.encode(text, add_special_tokens=False)))
+        return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ConfigError: It was left out by skip_tokenizer_init.
+        """
+        if self._text.tokenizer is None:
+            raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
+        return self._text.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses where no parameters are given: the model's generation_config.json."""
+        return SamplingParams(**self._text.defaults.fill({}))
+
+    def close(self) -> None:
+        """Free the engine; the object cannot generate afterwards."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- one batch of requests --------------------------------------------------------------------------------------
+
+    def _run(
+        self, prompts: Sequence[tuple[str | None, list[int]]], params: Sequence[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """Submit all, take messages until each sequence has ended, and put the outputs together."""
+        requests: list[list[_Sequence]] = []
+        for (_, tokens), each in zip(prompts, params, strict=True):
+            adds = self._submission.adds(tokens, each)  # before anything is sent: a wrong request starts nothing
+            requests.append([self._sequence(add, index) for index, add in enumerate(adds)])
+        open_sequences = {sequence.add.id: sequence for request in requests for sequence in request}
+        try:
+            for sequence in open_sequences.values():
+                self._engine.send(sequence.add)
+            self._take_messages(open_sequences, use_tqdm)
+        finally:
+            if open_sequences:  # interrupted: what still runs must not be found by the next call
+                self._engine.send(Abort(list(open_sequences)))
+        return [
+            self._output(text, tokens, request) for (text, tokens), request in zip(prompts, requests, strict=True)
+        ]
+
+    def _take_messages(self, open_sequences: dict[int, _Sequence], use_tqdm: bool) -> None:
+        with ExitStack() as stack:
+            bar = stack.enter_context(_Bar(len(open_sequences))) if use_tqdm and sys.stderr.isatty() else None
+            while open_sequences:
+                message = self._engine.receive(None)
+                if not isinstance(message, Deltas):
+                    continue
+                for sequence in _deliver(message, open_sequences):
+                    if not sequence.engine_ended:
+                        self._engine.send(Abort([sequence.add.id]))
+                    del open_sequences[sequence.add.id]
+                    if bar is not None:
+                        bar.advance(len(sequence.token_ids))
+
+    def _sequence(self, add: Add, index: int) -> _Sequence:
+        stream = TextStream(self._text.tokenizer, add.sampling, add.tokens[-8:], add.stop_ids)
+        return _Sequence(add, index, stream)
+
+    def _output(self, text: str | None, tokens: list[int], sequences: Sequence[_Sequence]) -> RequestOutput:
+        number, self._next_request = self._next_request, self._next_request + 1
+        for sequence in sequences:
+            if sequence.error:
+                raise EngineDeadError(sequence.error)
+        return RequestOutput(str(number), text, tokens, [s.output(self._text.tokenizer) for s in sequences])
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+            prompt = prompt.get("prompt", "")
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt)
+        return None, [int(token) for token in prompt]
+
+    def _params_for(
+        self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Sequence[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            given = [given] * count
+        if len(given) != count:
+            raise RequestError(f"{count} prompts need one sampling_params or {count}, got {len(given)}.")
+        if self._text.tokenizer is None:
+            given = [msgspec.structs.replace(params, detokenize=False) for params in given]
+        return given
+
+
+@dataclass
+class _Sequence:
+    """One sequence while it grows."""
+
+    add: Add
+    index: int
+    stream: TextStream
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    engine_ended: bool = False
+    error: str = ""
+
+    def push(self, tokens: list[int], logprobs: list[TokenLogprobs | None], end: End | None) -> bool:
+        """Take in what a step brought; whether the sequence is over."""
+        delta = self.stream.push(tokens, final=end is not None)
+        self.text += delta.text
+        self.token_ids += tokens[: delta.tokens_used]
+        self.logprobs += [entry for entry in logprobs[: delta.tokens_used] if entry is not None]
+        self.engine_ended = end is not None
+        if delta.stop is not None:
+            self.finish_reason, self.stop_reason = "stop", delta.stop
+        elif end is not None:
+            self.finish_reason, self.error = end.reason, end.message
+            if end.reason == "stop" and self.token_ids[-1] in (self.add.sampling.stop_token_ids or ()):
+                self.stop_reason = self.token_ids[-1]
+        return self.finish_reason is not None
+
+    def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
+        """The finished sequence."""
+        asked = self.add.sampling.logprobs is not None
+        entries = zip(self.token_ids, self.logprobs, strict=True) if asked else ()
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=self.token_ids,
+            cumulative_logprob=sum(entry.logprob for entry in self.logprobs) if asked else None,
+            logprobs=[_logprobs(token, entry, tokenizer) for token, entry in entries] if asked else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+def _logprobs(token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    def of(token_id: int, logprob: float, rank: int) -> Logprob:
+        return Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id], False))
+
+    likeliest = zip(entry.top_ids, entry.top_logprobs, strict=True)
+    return {token: of(token, entry.logprob, entry.rank)} | {
+        top: of(top, logprob, rank) for rank, (top, logprob) in enumerate(likeliest, start=1) if top != token
+    }
+
+
+def _deliver(deltas: Deltas, open_sequences: Mapping[int, _Sequence]) -> list[_Sequence]:
+    """Hand a step's tokens and ends to their sequences; those that are over now."""
+    ends = {end.id: end for end in deltas.ends}
+    over, position = [], 0
+    for number, count in zip(deltas.ids, deltas.counts, strict=True):
+        span = slice(position, position + count)
+        position += count
+        sequence = open_sequences.get(number)
+        if sequence and sequence.push(deltas.tokens[span], deltas.logprobs[span], ends.pop(number, None)):
+            over.append(sequence)
+    for number, end in ends.items():
+        sequence = open_sequences.get(number)
+        if sequence and sequence.push([], [], end):
+            over.append(sequence)
+    return over
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of vLLM's that have no effect here; others of vLLM's raise."""
+    for name in settings.keys() & FOREIGN.keys():
+        check_foreign(name, settings[name])
+    return {name: value for name, value in settings.items() if name not in FOREIGN}
+
+
+class _Bar:
+    """Progress over sequences, with output tokens a second."""
+
+    def __init__(self, total: int) -> None:
+        self._progress = Progress(
+            TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(), console=Console(stderr=True), transient=True,
+        )  # fmt: skip
+        self._total = total
+        self._tokens = 0
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        self._task: TaskID = self._progress.add_task("", total=self._total, rate="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, tokens: int) -> None:
+        """One sequence more, of that many tokens."""
+        self._tokens += tokens
+        elapsed = self._progress.tasks[self._task].elapsed or 0.0
+        rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed else ""
+        self._progress.update(self._task, advance=1, rate=rate)
