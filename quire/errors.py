@@ -5,7 +5,8 @@
     │   ├── UnsupportedField    400  a field that OpenAI or vLLM knows and Quire does not serve yet
     │   ├── ContextLengthError  400  prompt and output do not fit the model's context or the KV cache
     │   ├── AuthenticationError 401  no API key, or a wrong one
-    │   ├── NotFoundError       404  no such model or route
+    │   ├── NotFoundError       404  no such route
+    │   │   └── UnknownModelError 404  the server does not serve this model
     │   └── PayloadTooLarge     413  the body is larger than the server reads
     ├── UnavailableError        503  try again: starting, draining, or the engine is being restarted
     ├── GenerationError         500  one request failed inside the engine; the others go on
@@ -73,6 +74,12 @@ class NotFoundError(RequestError):
 
     status = 404
     type = "not_found_error"
+
+
+class UnknownModelError(NotFoundError):
+    """The request names a model that is not served here."""
+
+    code = "model_not_found"
 
 
 class PayloadTooLarge(RequestError):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.config import ModelConfig
 from quire.errors import CheckpointError, ConfigError, RequestError
 from quire.sampling import SamplingParams
@@ -40,6 +42,13 @@ class DefaultSampling:
         ours = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_tokens"}
         asked = {name: value for name, value in given.items() if value is not None}
         return {name: value for name, value in ours.items() if value is not None} | asked
+
+    def limit_chat(self, params: SamplingParams, room: int) -> SamplingParams:
+        """Parameters of a chat that names no length: the model's `max_new_tokens`, as far as there is room."""
+        if self.max_tokens is None or room < 1:
+            return params
+        length = max(params.min_tokens, min(self.max_tokens, room))
+        return msgspec.structs.replace(params, max_tokens=length)
 
 
 def default_sampling(config: ModelConfig) -> DefaultSampling:

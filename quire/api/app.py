@@ -1,0 +1,132 @@
+"""The HTTP application: routes, layers and life of one API process.
+
+Owns how the parts are put together. Knows nothing about models; never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from pydantic.json_schema import models_json_schema
+
+from quire import __version__
+from quire.api.auth import ApiKeys
+from quire.api.body_limit import BodyLimit
+from quire.api.errors import UnforeseenErrors, add_error_handlers
+from quire.api.prompts import Prompts
+from quire.api.request_ids import HEADER, RequestIds
+from quire.api.routes.chat import add_chat
+from quire.api.routes.completions import add_completions
+from quire.api.routes.debug import add_debug
+from quire.api.routes.models import add_models
+from quire.api.routes.page import add_page
+from quire.api.routes.state import add_state
+from quire.api.routes.tokenize import add_tokenize
+from quire.api.schemas.chat import ChatRequest
+from quire.api.schemas.completion import CompletionRequest
+from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.api.serving import Serving
+from quire.api.session import EngineSession
+from quire.config import Config
+from quire.metrics.log_line import LoadLine
+from quire.metrics.stats import Stats
+from quire.text.model_text import ModelText
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
+_ROUTES = (add_page, add_state, add_models, add_completions, add_chat, add_tokenize)
+_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+
+
+def create_app(config: Config, session: EngineSession, text: ModelText, *, developer_mode: bool = False) -> FastAPI:
+    """The application.
+
+    Args:
+        config: Resolved settings.
+        session: To the engine; started and closed with the application.
+        text: The model's tokenizer, chat template and defaults.
+        developer_mode: Also serve debug routes.
+    """
+    server = config.server
+    serving = Serving(config, session, text, Prompts(text), created=int(time.time()))
+    documented = not server.disable_fastapi_docs
+    app = FastAPI(
+        title="Quire",
+        version=__version__,
+        root_path=server.root_path,
+        lifespan=lambda _: _life(serving),
+        docs_url="/docs" if documented else None,
+        redoc_url="/redoc" if documented else None,
+        openapi_url="/openapi.json" if documented else None,
+    )
+    for add_routes in _ROUTES:
+        add_routes(app, serving)
+    if developer_mode:
+        add_debug(app, serving)
+    add_error_handlers(app)
+    _add_layers(app, config)
+    _document_bodies(app)
+    return app
+
+
+def _add_layers(app: FastAPI, config: Config) -> None:
+    """From the inside out: the last one added sees a request first."""
+    server = config.server
+    app.add_middleware(BodyLimit, max_bytes=server.max_request_bytes)
+    app.add_middleware(ApiKeys, keys=server.api_key, routes=app.router.routes)
+    app.add_middleware(UnforeseenErrors)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=server.allowed_origins,
+        allow_methods=server.allowed_methods,
+        allow_headers=server.allowed_headers,
+        allow_credentials=server.allow_credentials,
+        expose_headers=[HEADER],
+    )
+    app.add_middleware(RequestIds, always_answer=server.enable_request_id_headers)
+
+
+@contextlib.asynccontextmanager
+async def _life(serving: Serving) -> AsyncIterator[None]:
+    serving.session.start()
+    reporting = None
+    if not serving.config.server.disable_log_stats:
+        reporting = asyncio.create_task(_report(serving.session.stats))
+    try:
+        yield
+    finally:
+        if reporting is not None:
+            reporting.cancel()
+        serving.prompts.close()
+        await serving.session.close()
+
+
+async def _report(stats: Stats) -> None:
+    lines = LoadLine(stats, time.monotonic())
+    while True:
+        await asyncio.sleep(LOG_EVERY_S)
+        if line := lines.since_last(time.monotonic()):
+            logger.info("%s", line)
+
+
+def _document_bodies(app: FastAPI) -> None:
+    """Routes read their bodies themselves, so their schemas' parts are added to the OpenAPI document here."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        _, schemas = models_json_schema(
+            [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas.get("$defs", {}))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

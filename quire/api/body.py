@@ -1,0 +1,90 @@
+"""From the bytes of a request body to its schema.
+
+Owns reading, decoding and the wording of what is wrong with a body. Every route with a body comes through here, so all
+refuse in the same words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from quire.api.schemas.fields import served_fields
+from quire.errors import RequestError
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+READ_TIMEOUT_S = 120.0
+_UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict"})
+
+
+async def read_body(request: Request, schema: type[Schema]) -> Schema:
+    """The request's body, checked.
+
+    Raises:
+        RequestError: It is not JSON, has a field that is not served, or a value of the wrong type.
+        HTTPException: 415 for another content type, 408 for a body that does not arrive.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise HTTPException(415, "Send JSON, with the header 'Content-Type: application/json'.")
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            raw = await request.body()
+    except TimeoutError:
+        raise HTTPException(408, "The request body did not arrive in time.") from None
+    except ClientDisconnect:
+        raise RequestError("The request body broke off.") from None
+    return parse_body(raw, schema)
+
+
+def parse_body(raw: bytes, schema: type[Schema]) -> Schema:
+    """See `read_body`."""
+    try:
+        body = msgspec.json.decode(raw)
+    except RecursionError:
+        raise RequestError("The request body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise RequestError(f"The request body is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise RequestError("The request body must be a JSON object.")
+    try:
+        return schema.model_validate(served_fields(body, schema.model_fields))
+    except ValidationError as error:
+        raise _wrong_value(error) from None
+
+
+def openapi_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads this body."""
+    content = schema.model_json_schema(ref_template="#/components/schemas/{model}")
+    content.pop("$defs", None)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": content}}}}
+
+
+def _wrong_value(error: ValidationError) -> RequestError:
+    """All that is wrong with the first wrong field."""
+    details = error.errors(include_url=False, include_input=False, include_context=False)
+    place = _place(details[0])
+    texts = dict.fromkeys(d["msg"][:200].removeprefix("Input should be ") for d in details if _place(d) == place)
+    if details[0]["type"] == "missing":
+        return RequestError(f"'{place}' is required.", param=place)
+    if details[0]["type"] == "extra_forbidden":
+        return RequestError(f"'{place}' is not a known field.", param=place)
+    return RequestError(f"{place} must be {' or '.join(texts)}.", param=place)
+
+
+def _place(detail: ErrorDetails) -> str:
+    """`messages[0].content`, without the names of union members."""
+    place = ""
+    for part in detail["loc"]:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif part.isidentifier() and part not in _UNION_TAGS and part != "ContentPart":
+            place += f".{part[:64]}" if place else part[:64]
+    return place

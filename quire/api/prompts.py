@@ -1,0 +1,105 @@
+"""Prompts and conversations to token ids, without stopping the event loop.
+
+Owns where that work runs: short texts at once, long ones in a few threads. Knows nothing about sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from quire.api.schemas.chat import ChatMessage, plain_messages
+from quire.errors import ContextLengthError, RequestError
+from quire.text.chat_template import ChatTemplate
+from quire.text.model_text import ModelText
+from quire.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+SHORT = 4_000
+"""Characters that are encoded faster than a thread is asked to."""
+THREADS = 4
+
+
+class Prompts:
+    """One model's way from text to tokens."""
+
+    def __init__(self, text: ModelText) -> None:
+        self._text = text
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            RequestError: The server works on token ids only.
+        """
+        if self._text.tokenizer is None:
+            raise RequestError("This server has no tokenizer: send token ids.", param="prompt")
+        return self._text.tokenizer
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def encode(self, text: str, add_special_tokens: bool, longest: int) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            RequestError: It is no valid Unicode.
+            ContextLengthError: It is so long that it cannot fit into `longest` tokens.
+        """
+        tokenizer = self.tokenizer
+        fewest = tokenizer.fewest_tokens(text)
+        if fewest > longest:
+            raise ContextLengthError(
+                f"The prompt has more than {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
+                param="prompt",
+            )
+        return await self._run(len(text), lambda: tokenizer.encode(text, add_special_tokens))
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        tokenizer = self.tokenizer
+        return await self._run(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))
+
+    async def render(
+        self,
+        messages: list[ChatMessage],
+        *,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool | None,
+        variables: dict[str, Any] | None,
+    ) -> str:
+        """The text of a conversation.
+
+        Raises:
+            RequestError: The model has no chat template, or the template refuses the messages.
+        """
+        template = self._template()
+        plain = plain_messages(messages, knows_developer="developer" in template.source)
+        size = sum(len(message["content"]) for message in plain) + SHORT // 100 * len(plain)
+        going_on = bool(continue_final_message)
+        opening = not going_on if add_generation_prompt is None else add_generation_prompt
+        return await self._run(
+            size,
+            lambda: template.render(
+                plain, add_generation_prompt=opening, continue_final_message=going_on, variables=variables
+            ),
+        )
+
+    def _template(self) -> ChatTemplate:
+        if self._text.chat_template is None:
+            raise RequestError(
+                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+                param="messages",
+            )
+        return self._text.chat_template
+
+    async def _run(self, size: int, work: Callable[[], T]) -> T:
+        if size <= SHORT:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -1,0 +1,65 @@
+"""The inbox of one HTTP request: what the engine sends about its sequences, until the reader takes it.
+
+Owns merging what is not read yet, so that a slow reader costs no more than the tokens themselves. Knows nothing about
+text or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.errors import QuireError
+from quire.messages import Add, End, TokenLogprobs
+
+
+@dataclass
+class Delta:
+    """What one sequence gained since it was last read; `end` is set once, with or after its last tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    end: End | None = None
+
+
+class RequestStream:
+    """The sequences of one request by their index, in the order of its Adds.
+
+    Written by the session and read by one task, all in the event loop.
+    """
+
+    def __init__(self, adds: Sequence[Add]) -> None:
+        self.adds = tuple(adds)
+        self._index = {add.id: index for index, add in enumerate(adds)}
+        self._unread: dict[int, Delta] = {}
+        self._error: QuireError | None = None
+        self._changed = asyncio.Event()
+
+    def put(
+        self, sequence: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], end: End | None
+    ) -> None:
+        """Add to what the reader will see of a sequence."""
+        delta = self._unread.setdefault(self._index[sequence], Delta())
+        delta.tokens += tokens
+        delta.logprobs += logprobs
+        delta.end = end
+        self._changed.set()
+
+    def fail(self, error: QuireError) -> None:
+        """The reader gets this error in place of everything else."""
+        self._error = error
+        self._changed.set()
+
+    async def read(self) -> list[tuple[int, Delta]]:
+        """Wait for news; returns what each sequence gained, by index.
+
+        Raises:
+            QuireError: The request failed as a whole.
+        """
+        await self._changed.wait()
+        self._changed.clear()
+        if self._error is not None:
+            raise self._error
+        unread, self._unread = self._unread, {}
+        return sorted(unread.items())

@@ -1,0 +1,53 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.body import openapi_body, read_body
+from quire.api.delivery import unless_gone
+from quire.api.schemas.chat import ChatRequest
+from quire.api.serving import Serving
+from quire.api.shapes import ChatShape
+from quire.sampling import SamplingParams
+
+
+def add_chat(app: FastAPI, serving: Serving) -> None:
+    """Conversations."""
+
+    @app.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), tags=["generate"])
+    async def converse(request: Request) -> Response:
+        """Answer a conversation."""
+        fields = await read_body(request, ChatRequest)
+        return await unless_gone(request, _answer(serving, request, fields))
+
+
+async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Response:
+    serving.model_name(fields.model)
+    fields.check_stream_options()
+    longest = serving.session.submission.longest
+    params = _sampling(serving, fields)
+    text = await serving.prompts.render(
+        fields.messages,
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        variables=fields.chat_template_kwargs,
+    )
+    tokens = await serving.prompts.encode(text, bool(fields.add_special_tokens), longest)
+    if fields.max_completion_tokens is None and fields.max_tokens is None:
+        params = serving.text.defaults.limit_chat(params, longest - len(tokens))
+    stream = serving.session.open([tokens], params)
+    shape = ChatShape(serving.text.tokenizer, params.logprobs, serving.config.server.response_role)
+    return await serving.respond(request, fields, stream, shape, "chatcmpl")
+
+
+def _sampling(serving: Serving, fields: ChatRequest) -> SamplingParams:
+    asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
+    return fields.sampling(
+        serving.text.defaults,
+        text=serving.text.tokenizer is not None,
+        max_tokens=asked,
+        logprobs=fields.num_logprobs,
+    )

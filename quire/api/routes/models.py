@@ -1,0 +1,38 @@
+"""GET /v1/models and GET /v1/models/{name}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from quire.api.serving import Serving, json_response
+
+
+def add_models(app: FastAPI, serving: Serving) -> None:
+    """What is served."""
+
+    @app.get("/v1/models", tags=["models"])
+    async def all_models() -> Response:
+        """Every name of the model."""
+        return json_response({"object": "list", "data": [_card(serving, name) for name in serving.names]})
+
+    @app.get("/v1/models/{name:path}", tags=["models"])
+    async def one_model(name: str) -> Response:
+        """One of them."""
+        return json_response(_card(serving, serving.model_name(name)))
+
+
+def _card(serving: Serving, name: str) -> dict[str, Any]:
+    ready = serving.session.ready
+    length = ready.max_model_len if ready else serving.config.model.max_model_len
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "quire",
+        "root": serving.names[0],
+        "parent": None,
+        "max_model_len": length,
+    }

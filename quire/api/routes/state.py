@@ -1,0 +1,41 @@
+"""GET /health, /ping, /version, /load and /metrics: what probes and dashboards ask."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from quire import __version__
+from quire.api.errors import RETRY_AFTER_S
+from quire.api.serving import Serving, json_response
+from quire.metrics.prometheus import CONTENT_TYPE, Exposition
+
+
+def add_state(app: FastAPI, serving: Serving) -> None:
+    """How the server is."""
+    exposition = Exposition(serving.session.stats, serving.names[0], serving.config.cache)
+
+    @app.get("/health", tags=["state"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/ping", tags=["state"])
+    @app.post("/ping", include_in_schema=False)
+    async def health() -> Response:
+        """200 while work is taken and the engine moves, else 503."""
+        if serving.session.healthy:
+            return Response()
+        return Response(status_code=503, headers={"Retry-After": RETRY_AFTER_S, "X-Quire-State": serving.session.state})
+
+    @app.get("/version", tags=["state"])
+    async def version() -> Response:
+        """The version of Quire."""
+        return json_response({"version": __version__})
+
+    @app.get("/load", tags=["state"])
+    async def load() -> Response:
+        """Sequences that are open in this process."""
+        return json_response({"server_load": serving.session.counts()["sequences"]})
+
+    @app.get("/metrics", tags=["state"])
+    async def metrics() -> Response:
+        """All metrics in Prometheus' text format."""
+        return Response(exposition.text(), media_type=CONTENT_TYPE)

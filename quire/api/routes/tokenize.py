@@ -1,0 +1,57 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.body import openapi_body, read_body
+from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.api.serving import Serving, json_response
+from quire.errors import RequestError
+
+
+def add_tokenize(app: FastAPI, serving: Serving) -> None:
+    """Between text and token ids."""
+
+    @app.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest), tags=["tokens"])
+    async def to_tokens(request: Request) -> Response:
+        """The token ids of a text or a conversation."""
+        fields = await read_body(request, TokenizeRequest)
+        serving.model_name(fields.model)
+        longest = serving.session.submission.longest
+        text = await _text(serving, fields)
+        default = fields.messages is None
+        special = default if fields.add_special_tokens is None else fields.add_special_tokens
+        tokens = await serving.prompts.encode(text, special, longest)
+        body: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": None}
+        if fields.return_token_strs:
+            body["token_strs"] = [serving.prompts.tokenizer.token(token) for token in tokens]
+        return json_response(body)
+
+    @app.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest), tags=["tokens"])
+    async def to_text(request: Request) -> Response:
+        """The text of token ids."""
+        fields = await read_body(request, DetokenizeRequest)
+        serving.model_name(fields.model)
+        size = serving.prompts.tokenizer.vocab_size
+        for token in fields.tokens:
+            if not 0 <= token < size:
+                raise RequestError(f"Token id {token} is outside the vocabulary of {size} tokens.", param="tokens")
+        return json_response({"prompt": await serving.prompts.decode(fields.tokens)})
+
+
+async def _text(serving: Serving, fields: TokenizeRequest) -> str:
+    if (fields.prompt is None) == (fields.messages is None):
+        raise RequestError("Send either prompt or messages.", param="prompt")
+    if fields.messages is None:
+        return fields.prompt or ""
+    return await serving.prompts.render(
+        fields.messages,
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
+        variables=fields.chat_template_kwargs,
+    )

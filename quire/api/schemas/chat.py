@@ -1,0 +1,117 @@
+"""The body of POST /v1/chat/completions, and its messages as plain data for the chat template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.api.schemas.sampling import SamplingFields
+from quire.errors import RequestError
+
+
+class ContentPart(BaseModel):
+    """A piece of a message; only text is served."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(BaseModel):
+    """One turn of the conversation. Other fields are accepted as null only, as clients echo them."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(SamplingFields):
+    """A conversation to answer."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = Field(default=None, description="Older name of max_completion_tokens.")
+    max_completion_tokens: int | None = Field(default=None, description="Default: all that the context leaves.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = Field(default=None, description="Default true.")
+    continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
+    add_special_tokens: bool | None = Field(default=None, description="Default false: the template has them.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the model's chat template."
+    )
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are asked for; None for no log probabilities.
+
+        Raises:
+            RequestError: top_logprobs without logprobs.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def plain_messages(messages: list[ChatMessage], *, knows_developer: bool) -> list[dict[str, Any]]:
+    """The messages as a chat template reads them: content is text, null fields are gone.
+
+    Args:
+        messages: As they came.
+        knows_developer: Whether the template has that role; else it is the system's.
+
+    Raises:
+        RequestError: A message is empty or has content that is no text.
+    """
+    if not messages:
+        raise RequestError("messages must not be empty.", param="messages")
+    return [_plain(message, f"messages[{i}]", knows_developer) for i, message in enumerate(messages)]
+
+
+def _plain(message: ChatMessage, place: str, knows_developer: bool) -> dict[str, Any]:
+    for name, value in (message.model_extra or {}).items():
+        if value is not None and value != []:
+            raise RequestError(f"{place}: '{name[:64]}' is not a known field.", param=place)
+    content = message.content
+    if isinstance(content, list):
+        content = "\n".join(_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
+    if content is None and not (message.role == "assistant" and message.tool_calls):
+        raise RequestError(f"{place}.content must be a text.", param=f"{place}.content")
+    plain: dict[str, Any] = {"role": message.role, "content": content or ""}
+    if message.role == "developer" and not knows_developer:
+        plain["role"] = "system"
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(call, f"{place}.tool_calls") for call in message.tool_calls]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    return plain
+
+
+def _text(part: ContentPart, place: str) -> str:
+    if part.type != "text":
+        raise RequestError(f"{place}: parts of type '{part.type[:64]}' are not supported yet: send text.", param=place)
+    if part.text is None:
+        raise RequestError(f"{place}.text must be a text.", param=place)
+    return part.text
+
+
+def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
+    """Templates want the arguments as an object; OpenAI sends them as a string with JSON."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{place}: each needs a function with a name.", param=place)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise RequestError(f"{place}: arguments must be JSON.", param=place) from None
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,47 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from quire.api.schemas.sampling import SamplingFields
+from quire.errors import RequestError
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(SamplingFields):
+    """Text to go on with."""
+
+    prompt: Any = Field(
+        description="A text, a list of texts, a list of token ids, or a list of such lists.",
+        json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array", "items": {}}]},
+    )
+    max_tokens: int | None = Field(default=None, description="Default 16.")
+    logprobs: int | None = Field(default=None, description="Log probabilities of this many likeliest tokens.")
+    add_special_tokens: bool | None = Field(default=None, description="Default true.")
+
+    def prompts(self) -> list[Prompt]:
+        """The prompts, each a text or token ids.
+
+        Raises:
+            RequestError: `prompt` is none of the four forms.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt, list) and prompt:
+            if _are_tokens(prompt):
+                return [prompt]
+            if all(isinstance(p, str) for p in prompt) or all(isinstance(p, list) and _are_tokens(p) for p in prompt):
+                return prompt
+        raise RequestError(
+            "prompt must be a text, a list of texts, a list of token ids, or a list of lists of token ids.",
+            param="prompt",
+        )
+
+
+def _are_tokens(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)

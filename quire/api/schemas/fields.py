@@ -1,0 +1,114 @@
+"""Which fields a request may have: known ones, neutral ones that are ignored, and ones that are not served yet.
+
+Owns the lists. A field that would change the answer is never silently dropped.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Any
+
+from quire.errors import RequestError, UnsupportedField
+
+IGNORED = frozenset({
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+})  # fmt: skip
+"""Bookkeeping of the caller that changes no answer."""
+
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True, False),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_detection": (),
+    "repetition_penalty": (1,),
+    "request_id": (),
+    "response_format": ({"type": "text"},),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+"""Fields that OpenAI or vLLM know, with the values (beside null) that ask for nothing: clients send those."""
+
+_ADVICE = {
+    "chat_template": "start the server with --chat-template",
+    "request_id": "send the header X-Request-Id",
+}
+_LONGEST_NAME = 64
+
+
+def served_fields(body: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The fields of a request that this server acts upon.
+
+    Raises:
+        UnsupportedField: One asks for something that is not served yet.
+        RequestError: One is unknown; a close known name is suggested.
+    """
+    served = {}
+    for name, value in body.items():
+        if name in known:
+            served[name] = value
+        elif name in UNSUPPORTED:
+            if value is not None and not any(_equal(value, neutral) for neutral in UNSUPPORTED[name]):
+                raise UnsupportedField(name, _ADVICE.get(name, "leave it out"))
+        elif name not in IGNORED:
+            raise _unknown(name, known)
+    return served
+
+
+def _equal(value: Any, neutral: Any) -> bool:
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _unknown(name: str, known: Collection[str]) -> RequestError:
+    if len(name) > _LONGEST_NAME:
+        return RequestError(f"'{name[:_LONGEST_NAME]}…' is not a known field.")
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return RequestError(f"'{name}' is not a known field.{hint}", param=name)

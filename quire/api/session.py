@@ -1,0 +1,329 @@
+"""The API process's side of the engine: who waits for which sequence, and what state the server is in.
+
+Owns the thread that receives, the open streams, heartbeats, drain and health. Every accepted sequence gets exactly one
+end. Knows nothing about HTTP or text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from quire.api.request_stream import RequestStream
+from quire.clock import Clock, SystemClock
+from quire.config import Config
+from quire.engine.client import EngineClient
+from quire.engine.submission import Submission
+from quire.errors import EngineDeadError, GenerationError, QuireError, RequestError, UnavailableError
+from quire.messages import (
+    CLIENT_SHIFT,
+    Abort,
+    Add,
+    ClientHeartbeat,
+    Control,
+    Dead,
+    Deltas,
+    Done,
+    End,
+    EndReason,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    TokenLogprobs,
+)
+from quire.metrics.stats import Progress, Stats
+from quire.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 1.0
+STALLED_S = 30.0
+"""Without a sign of life or progress for this long, the engine counts as stuck."""
+MAX_SEQUENCES = 1_024
+"""Of one request: prompts times n."""
+State = Literal["starting", "ready", "draining", "dead"]
+
+_REFUSALS: dict[State, str] = {
+    "starting": "The server is still loading the model. Send the request again in a few seconds.",
+    "draining": "The server is shutting down. Send the request to another one, or again later.",
+    "dead": "The engine has stopped. Send the request again later.",
+}
+
+
+class EngineSession:
+    """One engine, shared by all requests of this process. Everything but the receiving runs in the event loop.
+
+    Attributes:
+        state: starting → ready → draining → dead.
+        ready: What the engine said when it was ready.
+        stats: Filled as messages pass.
+    """
+
+    def __init__(
+        self, client: EngineClient, config: Config, eos_ids: Sequence[int], clock: Clock | None = None
+    ) -> None:
+        self.state: State = "starting"
+        self.ready: Ready | None = None
+        self.stats = Stats()
+        self._client = client
+        self._config = config
+        self._eos_ids = eos_ids
+        self._clock = clock or SystemClock()
+        self._submission: Submission | None = None
+        self._streams: dict[int, tuple[RequestStream, Progress]] = {}  # by sequence id
+        self._controls: dict[int, asyncio.Future[Done]] = {}
+        self._control_ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
+        self._last_heard = self._last_progress = self._clock.now()
+        self._ready_event, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to receive; called in the event loop, once or more."""
+        if self._thread is not None:
+            return
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._receive, args=(loop,), name="engine-messages", daemon=True)
+        self._thread.start()
+        self._beating = loop.create_task(self._beat())
+
+    async def wait_ready(self) -> Ready:
+        """The engine's Ready.
+
+        Raises:
+            EngineDeadError: It died instead.
+        """
+        await self._ready_event.wait()
+        if self.ready is None:
+            raise EngineDeadError(_REFUSALS["dead"])
+        return self.ready
+
+    def begin_drain(self) -> None:
+        """Take no new work; open requests go on."""
+        if self.state in ("starting", "ready"):
+            self.state = "draining"
+
+    async def drain(self, timeout: float) -> bool:
+        """Wait until open requests have ended; those that have not after `timeout` seconds are failed. Whether all
+        ended by themselves."""
+        self.begin_drain()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            self._fail_all(UnavailableError(_REFUSALS["draining"]), "abort")
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop receiving and let go of the engine; once or more."""
+        if self._closing:
+            return
+        self._closing = True
+        self._fail_all(UnavailableError(_REFUSALS["draining"]), "abort")
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.wait([self._beating])
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 2 * BEAT_S)
+        self._client.close()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def submission(self) -> Submission:
+        """Checks and limits of the engine.
+
+        Raises:
+            UnavailableError: No work is taken now.
+        """
+        if self._submission is None or self.state != "ready":
+            raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
+        return self._submission
+
+    def open(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> RequestStream:
+        """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
+
+        Raises:
+            UnavailableError: No work is taken now.
+            RequestError: The engine could not run it; nothing was started.
+        """
+        submission = self.submission
+        if len(prompts) * params.n > MAX_SEQUENCES:
+            raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
+        adds = [add for prompt in prompts for add in submission.adds(prompt, params)]
+        stream = RequestStream(adds)
+        self._idle.clear()
+        for add in adds:
+            self._streams[add.id] = (stream, self.stats.began(add))
+            self._client.send(add)
+        return stream
+
+    def stop(self, stream: RequestStream, index: int, reason: EndReason) -> None:
+        """The reader wants no more of one sequence."""
+        self._let_go([stream.adds[index]], reason)
+
+    def close_stream(self, stream: RequestStream) -> None:
+        """The reader is gone or has all it wanted; what still runs is aborted."""
+        self._let_go(stream.adds, "abort")
+
+    def _let_go(self, adds: Sequence[Add], reason: EndReason) -> None:
+        running = [add.id for add in adds if add.id in self._streams]
+        for sequence in running:
+            self._end(sequence, reason)
+        if running and self.state != "dead":
+            self._client.send(Abort(running))
+
+    async def control(self, action: str) -> Done:
+        """Ask the engine for something and wait for its answer.
+
+        Raises:
+            UnavailableError: There is no engine that could answer.
+        """
+        if self.ready is None or self.state == "dead":
+            raise UnavailableError(_REFUSALS["dead" if self.state == "dead" else "starting"])
+        number = next(self._control_ids)
+        answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._controls[number] = answer
+        try:
+            self._client.send(Control(number, action))
+            return await answer
+        finally:
+            del self._controls[number]
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def healthy(self) -> bool:
+        """Whether work is taken and the engine moves."""
+        oldest_allowed = self._clock.now() - STALLED_S
+        moves = self._last_heard >= oldest_allowed and self._last_progress >= oldest_allowed
+        return self.state == "ready" and moves
+
+    def counts(self) -> dict[str, int]:
+        """What is held, for leak tests."""
+        streams = {id(stream) for stream, _ in self._streams.values()}
+        return {
+            "sequences": len(self._streams),
+            "streams": len(streams),
+            "controls": len(self._controls),
+            "tasks": len(asyncio.all_tasks()),
+        }
+
+    # --- messages from the engine -----------------------------------------------------------------------------------
+
+    def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Body of the thread: one hop into the event loop for each message."""
+        while not self._closing:
+            try:
+                message = self._client.receive(BEAT_S)
+            except Exception as error:
+                logger.exception("The connection to the engine broke.")
+                message = Dead(type(error).__name__)
+            if message is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(self._on_message, message)
+            if isinstance(message, Dead):
+                return
+
+    def _on_message(self, message: FromEngine) -> None:
+        self._last_heard = self._clock.now()
+        match message:
+            case Deltas():
+                self._last_progress = self._last_heard
+                self._on_deltas(message)
+            case Heartbeat():
+                self._last_progress = max(self._last_progress, message.last_progress)
+                self.stats.load = message.load
+            case Ready():
+                self._on_ready(message)
+            case Done():
+                if (answer := self._controls.get(message.id)) and not answer.done():
+                    answer.set_result(message)
+            case Dead():
+                self._on_dead(message)
+
+    def _on_ready(self, ready: Ready) -> None:
+        if self.ready is not None:
+            return
+        self.ready = ready
+        model = self._config.model
+        draw = random.SystemRandom()
+        self._submission = Submission(
+            self._client.number, ready, self._eos_ids, model.max_logprobs, self._clock, lambda: draw.getrandbits(64)
+        )
+        self.stats.size(ready.max_model_len)
+        self._last_progress = self._clock.now()
+        if self.state == "starting":
+            self.state = "ready"
+        self._ready_event.set()
+
+    def _on_deltas(self, deltas: Deltas) -> None:
+        self.stats.load = deltas.load
+        now, at = self._last_heard, 0
+        ends = {end.id: end for end in deltas.ends}
+        for sequence, count in zip(deltas.ids, deltas.counts, strict=True):
+            span = slice(at, at + count)
+            at += count
+            if sequence not in self._streams:
+                continue
+            stream, progress = self._streams[sequence]
+            self.stats.gained(progress, count, now)
+            self._deliver(stream, sequence, deltas.tokens[span], deltas.logprobs[span], ends.pop(sequence, None))
+        for sequence, end in ends.items():
+            if sequence in self._streams:
+                self._deliver(self._streams[sequence][0], sequence, [], [], end)
+
+    def _deliver(
+        self,
+        stream: RequestStream,
+        sequence: int,
+        tokens: list[int],
+        logprobs: list[TokenLogprobs | None],
+        end: End | None,
+    ) -> None:
+        stream.put(sequence, tokens, logprobs, end)
+        if end is None:
+            return
+        self._end(sequence, end.reason, end)
+        if end.reason == "error":
+            stream.fail(GenerationError(end.message or "The engine could not go on with this request."))
+
+    def _on_dead(self, message: Dead) -> None:
+        logger.error("The engine stopped: %s", message.cause)
+        self.state = "dead"
+        self._ready_event.set()
+        self._fail_all(EngineDeadError(_REFUSALS["dead"]), "error")
+        for answer in self._controls.values():
+            if not answer.done():
+                answer.set_exception(EngineDeadError(_REFUSALS["dead"]))
+
+    def _end(self, sequence: int, reason: EndReason, end: End | None = None) -> None:
+        """Forget a sequence; the only place where one leaves."""
+        _, progress = self._streams.pop(sequence)
+        self.stats.finished(progress, reason, self._clock.now(), end)
+        if not self._streams:
+            self._idle.set()
+
+    def _fail_all(self, error: QuireError, reason: EndReason) -> None:
+        for stream in self._open_streams():
+            self._let_go(stream.adds, reason)
+            stream.fail(error)
+
+    def _open_streams(self) -> Iterator[RequestStream]:
+        yield from list({id(stream): stream for stream, _ in self._streams.values()}.values())
+
+    async def _beat(self) -> None:
+        while not self._closing and self.state != "dead":
+            self._client.send(ClientHeartbeat(self._client.number))
+            await asyncio.sleep(BEAT_S)

@@ -1,0 +1,137 @@
+"""A server on a loopback port, over the real engine with the fake executor: what API tests talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from quire.api.app import create_app
+from quire.api.session import EngineSession
+from quire.config import Config
+from quire.engine.client import EngineClient
+from quire.engine.inprocess import InProcessClient
+from quire.executor.fake import FakeExecutor
+from quire.text.model_text import ModelText, load_model_text
+from tests.checkpoints import VOCAB_SIZE, write_tokenizer
+
+KEY = "a secret key"
+MAX_MODEL_LEN = 512
+
+
+def resolved(directory: Path, **settings: Any) -> Config:
+    """Settings as `quire.engine.choices` would resolve them, for a directory with a tokenizer only."""
+    if not (directory / "tokenizer.json").exists():
+        write_tokenizer(directory)
+    return Config().with_values(**{
+        "model": str(directory),
+        "tokenizer": str(directory),
+        "served_model_name": ("tiny", "alias"),
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 256,
+        "disable_log_stats": True,
+        **settings,
+    })  # fmt: skip
+
+
+def count_up(history: Sequence[int], drawn: int, vocab_size: int) -> int:
+    """A model that goes through printable ASCII for ever: the text after "a" is "bcd…"."""
+    return 3 + (history[-1] - 3 + 1) % 94
+
+
+class Server:
+    """A running server.
+
+    Attributes:
+        url: Its address.
+        session: Its engine session, for looking at from outside.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        client: Callable[[], EngineClient] | None = None,
+        *,
+        step_s: float = 0.0,
+        num_blocks: int = 256,
+        choose: Callable[[Sequence[int], int, int], int] = count_up,
+        developer_mode: bool = True,
+    ) -> None:
+        executor = FakeExecutor(num_blocks=num_blocks, vocab_size=VOCAB_SIZE, step_s=step_s, choose=choose)
+        self.text: ModelText = load_model_text(config)
+        self._make_client = client or (lambda: InProcessClient(config, executor))
+        self._config = config
+        self._developer_mode = developer_mode
+        self._up = threading.Event()
+        self._http = httpx.Client(timeout=30)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        self.session = EngineSession(self._make_client(), self._config, self.text.eos_ids)
+        self.app = create_app(self._config, self.session, self.text, developer_mode=self._developer_mode)
+        settings = uvicorn.Config(self.app, "127.0.0.1", 0, log_level="critical", loop="uvloop", http="httptools")
+        self._uvicorn = uvicorn.Server(settings)
+        self.loop = asyncio.get_running_loop()
+        serving = asyncio.create_task(self._uvicorn.serve())
+        while not self._uvicorn.started:
+            await asyncio.sleep(0.005)
+        port = self._uvicorn.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._up.set()
+        await serving
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        assert self._up.wait(20)
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._http.close()
+        self._uvicorn.should_exit = self._uvicorn.force_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def in_loop(self, coroutine: Any, timeout: float = 20.0) -> Any:
+        """Run something inside the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """A request with JSON."""
+        return self._http.post(self.url + path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """A request without a body."""
+        return self._http.get(self.url + path, **options)
+
+    def wait_ready(self) -> Server:
+        """Return once work is taken."""
+        self.in_loop(self.session.wait_ready())
+        return self
+
+    def assert_all_free(self) -> None:
+        """Nothing is held, here or in the engine, as soon as what is in flight has settled."""
+        for _ in range(100):
+            counts = self.get("/debug/counts").json()
+            api, engine = counts["api"], counts["engine"]
+            free = engine["free_blocks"] == engine["blocks"] and engine["free_slots"] == engine["slots"]
+            if api["sequences"] == api["streams"] == engine["requests"] == 0 and free:
+                return
+            threading.Event().wait(0.05)
+        raise AssertionError(counts)
+
+
+@contextlib.contextmanager
+def running(directory: Path, *, client: Callable[[], EngineClient] | None = None, **options: Any) -> Iterator[Server]:
+    """A ready server; options of Server by name, all others are settings."""
+    of_server = {
+        name: options.pop(name) for name in ("step_s", "num_blocks", "choose", "developer_mode") if name in options
+    }
+    with Server(resolved(directory, **options), client, **of_server) as server:
+        yield server.wait_ready()
