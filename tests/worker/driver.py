@@ -1,0 +1,132 @@
+"""Drives a Worker with hand-made plans: the smallest scheduler that can say everything a Plan can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.clock import SystemClock
+from quire.config import Config
+from quire.messages import Admitted, Plan, Result, TokenLogprobs
+from quire.worker.worker import Worker
+
+
+def config_for(model: Path, **values: Any) -> Config:
+    """A resolved config on `model`; small unless `values` say otherwise."""
+    defaults: dict[str, Any] = {
+        "model": str(model),
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 512,
+        "num_gpu_blocks_override": 128,
+    }
+    return Config().with_values(**defaults | values)
+
+
+@dataclass
+class Sequence:
+    """One sequence in a slot: its prompt, how far it has moved, and what it has drawn."""
+
+    slot: int
+    prompt: list[int]
+    sampling: dict[str, Any]
+    drawn_before: int = 0
+    length: int = 0
+    blocks: int = 0
+    drawn: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def admitted(self) -> Admitted:
+        defaults: dict[str, Any] = {"seed": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return Admitted(slot=self.slot, drawn=self.drawn_before, **defaults | self.sampling)
+
+
+class Driver:
+    """Owns a worker, its free blocks and the step number."""
+
+    def __init__(self, config: Config) -> None:
+        self.worker = Worker(config, SystemClock())
+        self.sizing = self.worker.load()
+        self.block_size = config.cache.block_size
+        self.free = list(range(1, self.sizing.num_blocks + 1))
+        self.owned: dict[int, list[int]] = {}
+        self.step = 0
+        self._new: list[Sequence] = []
+
+    def admit(self, slot: int, prompt: list[int], *, drawn: int = 0, **sampling: Any) -> Sequence:
+        """A new owner of `slot`; its blocks from an earlier owner go back first, to be used again at once."""
+        self.free = self.owned.pop(slot, []) + self.free
+        sequence = Sequence(slot, prompt, sampling, drawn)
+        self._new.append(sequence)
+        return sequence
+
+    def plan(self, moves: list[tuple[Sequence, int]]) -> tuple[Plan, list[Sequence]]:
+        """The plan that moves each sequence by so many tokens, and who reads in it: whoever passes its prompt."""
+        self.step += 1
+        changes: list[tuple[int, int, int]] = []
+        given, tokens, reads, readers = [], [], [], []
+        for row, (sequence, count) in enumerate(moves):
+            end = sequence.length + count
+            while sequence.blocks * self.block_size < end:
+                block = self.free.pop(0)
+                self.owned.setdefault(sequence.slot, []).append(block)
+                changes.append((sequence.slot, sequence.blocks, block))
+                sequence.blocks += 1
+            if sequence.length < len(sequence.prompt):
+                given.append(row)
+                tokens += sequence.prompt[sequence.length : end]
+            if end >= len(sequence.prompt):
+                reads.append(row)
+                readers.append(sequence)
+            sequence.length = end
+        admitted = [s.admitted() for s in self._new]
+        self._new = []
+        plan = Plan(
+            step=self.step,
+            admitted=admitted,
+            block_slots=[slot for slot, _, _ in changes],
+            block_groups=[0] * len(changes),
+            block_indices=[index for _, index, _ in changes],
+            block_ids=[block for _, _, block in changes],
+            slots=[s.slot for s, _ in moves],
+            counts=[count for _, count in moves],
+            given=given,
+            tokens=tokens,
+            reads=reads,
+        )
+        return plan, readers
+
+    def move(self, moves: list[tuple[Sequence, int]]) -> Result:
+        """Plan, execute, and hand the tokens out."""
+        plan, readers = self.plan(moves)
+        result = self.worker.execute(plan)
+        hand_out(result, readers)
+        return result
+
+    def generate(self, sequences: list[Sequence], count: int, chunk: int = 512) -> list[list[int]]:
+        """`count` tokens of each, all in one batch; prompts are read `chunk` tokens at a time."""
+        while any(len(s.drawn) < count for s in sequences):
+            moves = []
+            for s in sequences:
+                left = len(s.prompt) - s.length
+                if len(s.drawn) < count:
+                    moves.append((s, min(left, chunk) if left > 0 else 1))
+            self.move(moves)
+        return [s.drawn for s in sequences]
+
+
+def hand_out(result: Result, readers: list[Sequence]) -> None:
+    """Give each reader what the result says it gained."""
+    assert len(result.counts) == len(readers)
+    position = 0
+    for count, sequence in zip(result.counts, readers, strict=True):
+        sequence.drawn += result.tokens[position : position + count]
+        if result.logprobs:
+            sequence.logprobs += result.logprobs[position : position + count]
+        position += count
+    for read, message in result.errors:
+        readers[read].errors.append(message)
+    assert position == len(result.tokens)
