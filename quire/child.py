@@ -39,7 +39,7 @@ class Launch(msgspec.Struct, frozen=True):
     """
 
     config: Config
-    directory: Path
+    directory: str
     number: int = 0
     listen_fd: int = -1
     developer_mode: bool = False

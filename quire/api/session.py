@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from quire.api.request_stream import RequestStream
@@ -43,6 +43,8 @@ from quire.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
+RECEIVE_S = 0.2
+"""How long closing may have to wait for the receiving thread."""
 STALLED_S = 30.0
 """Without a sign of life or progress for this long, the engine counts as stuck."""
 MAX_SEQUENCES = 1_024
@@ -80,7 +82,7 @@ class EngineSession:
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
         self._last_heard = self._last_progress = self._clock.now()
-        self._ready_event, self._idle = asyncio.Event(), asyncio.Event()
+        self._ready_event, self._idle, self._dead_event = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -107,6 +109,10 @@ class EngineSession:
         if self.ready is None:
             raise EngineDeadError(_REFUSALS["dead"])
         return self.ready
+
+    async def wait_dead(self) -> None:
+        """Until the engine has said, or somebody for it, that it is gone."""
+        await self._dead_event.wait()
 
     def begin_drain(self) -> None:
         """Take no new work; open requests go on."""
@@ -135,7 +141,7 @@ class EngineSession:
             self._beating.cancel()
             await asyncio.wait([self._beating])
         if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, 2 * BEAT_S)
+            await asyncio.to_thread(self._thread.join, 10 * RECEIVE_S)
         self._client.close()
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -210,12 +216,16 @@ class EngineSession:
         moves = self._last_heard >= oldest_allowed and self._last_progress >= oldest_allowed
         return self.state == "ready" and moves
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._streams)
+
     def counts(self) -> dict[str, int]:
-        """What is held, for leak tests."""
-        streams = {id(stream) for stream, _ in self._streams.values()}
+        """What is held, for leak tests; asked in the event loop."""
         return {
-            "sequences": len(self._streams),
-            "streams": len(streams),
+            "sequences": self.num_sequences,
+            "streams": len(self._open_streams()),
             "controls": len(self._controls),
             "tasks": len(asyncio.all_tasks()),
         }
@@ -226,7 +236,7 @@ class EngineSession:
         """Body of the thread: one hop into the event loop for each message."""
         while not self._closing:
             try:
-                message = self._client.receive(BEAT_S)
+                message = self._client.receive(RECEIVE_S)
             except Exception as error:
                 logger.exception("The connection to the engine broke.")
                 message = Dead(type(error).__name__)
@@ -303,6 +313,7 @@ class EngineSession:
         logger.error("The engine stopped: %s", message.cause)
         self.state = "dead"
         self._ready_event.set()
+        self._dead_event.set()
         self._fail_all(EngineDeadError(_REFUSALS["dead"]), "error")
         for answer in self._controls.values():
             if not answer.done():
@@ -320,8 +331,8 @@ class EngineSession:
             self._let_go(stream.adds, reason)
             stream.fail(error)
 
-    def _open_streams(self) -> Iterator[RequestStream]:
-        yield from list({id(stream): stream for stream, _ in self._streams.values()}.values())
+    def _open_streams(self) -> list[RequestStream]:
+        return list({id(stream): stream for stream, _ in self._streams.values()}.values())
 
     async def _beat(self) -> None:
         while not self._closing and self.state != "dead":

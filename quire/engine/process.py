@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 from quire import child
@@ -24,7 +25,7 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
     from quire.executor.local import LocalExecutor  # imports torch: after the launch is read, so errors are reported
 
     clock = SystemClock()
-    port = ZmqPort(launch.directory)
+    port = ZmqPort(Path(launch.directory))
     executor = LocalExecutor(launch.config, clock)
     try:
         sizing = executor.start()

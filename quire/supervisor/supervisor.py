@@ -60,9 +60,9 @@ class Supervisor:
         self._events = Events()
         self._directory = directory
         self._listener.set_inheritable(True)
-        launch = Launch(self._config, directory, developer_mode=self._developer_mode)
+        launch = Launch(self._config, str(directory), developer_mode=self._developer_mode)
         self._engine = ChildProcess("engine", "quire.engine.process", launch)
-        api = Launch(self._config, directory, 0, self._listener.fileno(), self._developer_mode)
+        api = Launch(self._config, str(directory), 0, self._listener.fileno(), self._developer_mode)
         self._api = ChildProcess("api", "quire.api.process", api)
         try:
             for child in (self._engine, self._api):

@@ -1,0 +1,107 @@
+"""The API process: `python -m quire.api.process`, started by the supervisor beside the engine.
+
+Owns uvicorn's life: it serves an inherited socket and drains at SIGTERM. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from quire import child
+from quire.api.app import create_app
+from quire.api.session import EngineSession
+from quire.config import ServerConfig
+from quire.engine.transport import ZmqClient
+from quire.text.model_text import load_model_text
+
+logger = logging.getLogger(__name__)
+
+UNLOGGED = ("/health", "/ping", "/metrics", "/load")
+"""Probes: asked every few seconds, never worth a line."""
+KEEP_ALIVE_S = 75
+
+
+def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
+    """Serve until SIGTERM, then until open requests have ended or their time is over."""
+    server = launch.config.server
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("uvicorn.access").addFilter(_is_worth_a_line)
+    text = load_model_text(launch.config)
+    session = EngineSession(ZmqClient(Path(launch.directory), launch.number), launch.config, text.eos_ids)
+    app = create_app(launch.config, session, text, developer_mode=launch.developer_mode)
+    http = _HttpServer(_uvicorn_config(app, server))
+    listener = socket.socket(fileno=launch.listen_fd)
+    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(http, session, listener, server.shutdown_timeout, report))
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: SIGTERM has to drain first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(
+    http: _HttpServer,
+    session: EngineSession,
+    listener: socket.socket,
+    shutdown_timeout: float,
+    report: Callable[[child.Report], None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    serving = loop.create_task(http.serve(sockets=[listener]))
+    try:
+        while not http.started and not serving.done():
+            await asyncio.sleep(0.005)
+        report(child.Report("ready"))
+        await _until_end(session, stopping, serving)
+        if stopping.is_set() and not await session.drain(shutdown_timeout):
+            logger.warning("Requests that were still open after %g s were ended.", shutdown_timeout)
+    finally:
+        http.should_exit = True
+        await serving
+
+
+async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
+    """Until SIGTERM, the engine's death, or the server's own end."""
+    ends = [asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(session.wait_dead())]
+    await asyncio.wait([*ends, serving], return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+    await asyncio.gather(*ends, return_exceptions=True)
+
+
+def _uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        log_level=server.uvicorn_log_level,
+        access_log=not server.disable_uvicorn_access_log,
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        lifespan="on",
+    )
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    arguments = record.args
+    return not (isinstance(arguments, tuple) and len(arguments) > 2 and str(arguments[2]).split("?")[0] in UNLOGGED)
+
+
+if __name__ == "__main__":
+    child.run(main)
