@@ -42,11 +42,19 @@ from quire.text.model_text import ModelText
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
+SLOW_READER_S = 30.0
 _ROUTES = (add_page, add_state, add_models, add_completions, add_chat, add_tokenize)
 _BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
 
 
-def create_app(config: Config, session: EngineSession, text: ModelText, *, developer_mode: bool = False) -> FastAPI:
+def create_app(
+    config: Config,
+    session: EngineSession,
+    text: ModelText,
+    *,
+    developer_mode: bool = False,
+    slow_reader_s: float = SLOW_READER_S,
+) -> FastAPI:
     """The application.
 
     Args:
@@ -54,9 +62,10 @@ def create_app(config: Config, session: EngineSession, text: ModelText, *, devel
         session: To the engine; started and closed with the application.
         text: The model's tokenizer, chat template and defaults.
         developer_mode: Also serve debug routes.
+        slow_reader_s: A streaming client that takes nothing for this long is given up.
     """
     server = config.server
-    serving = Serving(config, session, text, Prompts(text), created=int(time.time()))
+    serving = Serving(config, session, text, Prompts(text), int(time.time()), slow_reader_s)
     documented = not server.disable_fastapi_docs
     app = FastAPI(
         title="Quire",

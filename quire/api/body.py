@@ -68,13 +68,14 @@ def openapi_body(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 def _wrong_value(error: ValidationError) -> RequestError:
-    """All that is wrong with the first wrong field."""
+    """All that is wrong with the first wrong field; of a union's members, the one that came closest."""
     details = error.errors(include_url=False, include_input=False, include_context=False)
-    place = _place(details[0])
+    worst = max((d for d in details if d["loc"][0] == details[0]["loc"][0]), key=lambda d: len(d["loc"]))
+    place = _place(worst)
     texts = dict.fromkeys(d["msg"][:200].removeprefix("Input should be ") for d in details if _place(d) == place)
-    if details[0]["type"] == "missing":
+    if worst["type"] == "missing":
         return RequestError(f"'{place}' is required.", param=place)
-    if details[0]["type"] == "extra_forbidden":
+    if worst["type"] == "extra_forbidden":
         return RequestError(f"'{place}' is not a known field.", param=place)
     return RequestError(f"{place} must be {' or '.join(texts)}.", param=place)
 

@@ -16,8 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
-SLOW_READER_S = 30.0
-"""A client that takes nothing for this long is given up."""
 CLIENT_LEFT = 499
 
 
@@ -33,9 +31,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncIterator[bytes], close: Callable[[], None], slow_reader_s: float = SLOW_READER_S
-    ) -> None:
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], slow_reader_s: float) -> None:
         """
         Args:
             events: Encoded events.

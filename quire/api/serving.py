@@ -32,6 +32,7 @@ class Serving:
 
     Attributes:
         created: When the server started, in seconds since 1970; the age that /v1/models reports.
+        slow_reader_s: A client that takes nothing for this long is given up.
     """
 
     config: Config
@@ -39,6 +40,7 @@ class Serving:
     text: ModelText
     prompts: Prompts
     created: int
+    slow_reader_s: float
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,7 +71,7 @@ class Serving:
         self._log(request_id, request.url.path, stream, bool(fields.stream))
         if fields.stream:
             writer = EventWriter(head, shape, generation, fields.streams_usage, request_id)
-            return EventStream(writer.write(), generation.close)
+            return EventStream(writer.write(), generation.close, self.slow_reader_s)
         try:
             pieces = await generation.collect()
         finally:

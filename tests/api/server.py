@@ -52,6 +52,8 @@ class Server:
     Attributes:
         url: Its address.
         session: Its engine session, for looking at from outside.
+    http: A client, for full addresses.
+        http: A client for it.
     """
 
     def __init__(
@@ -63,19 +65,20 @@ class Server:
         num_blocks: int = 256,
         choose: Callable[[Sequence[int], int, int], int] = count_up,
         developer_mode: bool = True,
+        slow_reader_s: float = 30.0,
     ) -> None:
         executor = FakeExecutor(num_blocks=num_blocks, vocab_size=VOCAB_SIZE, step_s=step_s, choose=choose)
         self.text: ModelText = load_model_text(config)
         self._make_client = client or (lambda: InProcessClient(config, executor))
         self._config = config
-        self._developer_mode = developer_mode
+        self._options: dict[str, Any] = {"developer_mode": developer_mode, "slow_reader_s": slow_reader_s}
         self._up = threading.Event()
-        self._http = httpx.Client(timeout=30)
+        self.http = httpx.Client(timeout=30)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
         self.session = EngineSession(self._make_client(), self._config, self.text.eos_ids)
-        self.app = create_app(self._config, self.session, self.text, developer_mode=self._developer_mode)
+        self.app = create_app(self._config, self.session, self.text, **self._options)
         settings = uvicorn.Config(self.app, "127.0.0.1", 0, log_level="critical", loop="uvloop", http="httptools")
         self._uvicorn = uvicorn.Server(settings)
         self.loop = asyncio.get_running_loop()
@@ -93,7 +96,7 @@ class Server:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self._http.close()
+        self.http.close()
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()
@@ -104,11 +107,11 @@ class Server:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """A request with JSON."""
-        return self._http.post(self.url + path, json=body, **options)
+        return self.http.post(self.url + path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         """A request without a body."""
-        return self._http.get(self.url + path, **options)
+        return self.http.get(self.url + path, **options)
 
     def wait_ready(self) -> Server:
         """Return once work is taken."""

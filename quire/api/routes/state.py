@@ -33,7 +33,7 @@ def add_state(app: FastAPI, serving: Serving) -> None:
     @app.get("/load", tags=["state"])
     async def load() -> Response:
         """Sequences that are open in this process."""
-        return json_response({"server_load": serving.session.counts()["sequences"]})
+        return json_response({"server_load": serving.session.num_sequences})
 
     @app.get("/metrics", tags=["state"])
     async def metrics() -> Response:

@@ -1,0 +1,77 @@
+"""An engine that does what the test says: for states that a real one passes through too quickly."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+from quire.messages import Abort, Add, ClientHeartbeat, Control, Deltas, FromEngine, Heartbeat, Ready, ToEngine
+from tests.api.server import MAX_MODEL_LEN
+from tests.checkpoints import VOCAB_SIZE
+
+READY = Ready("tiny", MAX_MODEL_LEN, VOCAB_SIZE, num_blocks=256, block_size=16)
+
+
+class ScriptedClient:
+    """EngineClient whose engine says only what `say` is given.
+
+    Attributes:
+        adds, aborted, heartbeats: What the server sent.
+    """
+
+    number = 3
+
+    def __init__(self) -> None:
+        self.adds: list[Add] = []
+        self.aborted: list[int] = []
+        self.heartbeats = 0
+        self.closed = False
+        self._said: queue.SimpleQueue[FromEngine | Exception] = queue.SimpleQueue()
+
+    def send(self, message: ToEngine) -> None:
+        """See EngineClient."""
+        match message:
+            case Add():
+                self.adds.append(message)
+            case Abort(ids):
+                self.aborted += ids
+            case ClientHeartbeat(client):
+                assert client == self.number
+                self.heartbeats += 1
+            case Control():
+                pass
+
+    def receive(self, timeout: float | None) -> FromEngine | None:
+        """See EngineClient."""
+        try:
+            message = self._said.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def close(self) -> None:
+        """See EngineClient."""
+        self.closed = True
+
+    def say(self, message: FromEngine | Exception) -> None:
+        """The engine's next message, or how the connection breaks."""
+        self._said.put(message)
+
+    def tokens(self, add: Add, tokens: list[int]) -> None:
+        """A step brings tokens to one sequence."""
+        self.say(Deltas([add.id], [len(tokens)], tokens))
+
+    def beat(self, ago: float = 0.0, stalled: float = 0.0) -> None:
+        """A heartbeat, whose engine has not moved for `stalled` seconds."""
+        now = time.monotonic() - ago
+        self.say(Heartbeat(now, now - stalled))
+
+    def wait_for_adds(self, count: int) -> list[Add]:
+        """Return once the server has sent that many."""
+        for _ in range(400):
+            if len(self.adds) >= count:
+                return self.adds
+            time.sleep(0.01)
+        raise AssertionError(f"{len(self.adds)} requests came, not {count}")

@@ -1,0 +1,234 @@
+"""Clients that leave or do not read, engines that die or stall, servers that start and drain."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.messages import CLIENT_SHIFT, Dead, Deltas, End
+from tests.api.scripted import READY, ScriptedClient
+from tests.api.server import Server, resolved, running
+
+LONG = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[tuple[Server, ScriptedClient]]:
+    client = ScriptedClient()
+    with Server(resolved(tmp_path), lambda: client) as server:
+        yield server, client
+    assert client.closed
+
+
+def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(work()))
+    thread.start()
+    return thread, result
+
+
+def connect(server: Server, receive_buffer: int | None = None) -> socket.socket:
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    return connection
+
+
+def head(body: bytes) -> bytes:
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+
+# --- clients --------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_frees_everything(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.005) as server:
+        for stream in (True, False):
+            for _ in range(20):
+                body = json.dumps(LONG | {"stream": stream, "n": 2}).encode()
+                connection = connect(server)
+                connection.sendall(head(body) + body)
+                if stream:
+                    assert connection.recv(10)
+                else:
+                    time.sleep(0.005)
+                connection.close()
+            server.assert_all_free()
+        tasks = server.get("/debug/counts").json()["api"]["tasks"]
+        assert tasks < 12
+
+
+def test_a_client_that_leaves_while_waiting_is_aborted(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    for stream in (False, True):
+        client.adds.clear()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url + "/v1/completions", json=LONG | {"stream": stream}, timeout=0.2)
+        (add,) = client.wait_for_adds(1)
+        eventually(lambda add=add: add.id in client.aborted)  # type: ignore[misc]
+    assert server.session.num_sequences == 0
+
+
+def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
+    client = ScriptedClient()
+    with Server(resolved(tmp_path), lambda: client, slow_reader_s=0.3) as server:
+        client.say(READY)
+        server.wait_ready()
+        connection = connect(server, receive_buffer=4096)
+        body = json.dumps(LONG | {"stream": True}).encode()
+        connection.sendall(head(body) + body)
+        (add,) = client.wait_for_adds(1)
+        deadline = time.monotonic() + 10
+        while add.id not in client.aborted and time.monotonic() < deadline:
+            client.tokens(add, [70] * 20_000)
+            time.sleep(0.05)
+        assert add.id in client.aborted
+        assert server.session.num_sequences == 0
+        connection.close()
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def test_before_the_engine_is_ready_work_is_put_off(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    answer = server.post("/v1/completions", LONG)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert "still loading" in answer.json()["error"]["message"]
+    assert server.get("/health").status_code == 503
+    assert server.get("/v1/models").status_code == 200
+    client.say(READY)
+    server.wait_ready()
+    assert server.get("/health").status_code == 200
+    eventually(lambda: client.heartbeats > 0)
+
+
+def test_what_the_engine_is_told(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    thread, result = in_background(lambda: server.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "seed": 7}))
+    adds = client.wait_for_adds(4)
+    assert [add.id >> CLIENT_SHIFT for add in adds] == [client.number] * 4
+    assert len({add.id for add in adds}) == 4
+    assert [add.seed for add in adds[:2]] == [add.seed for add in adds[2:]]
+    assert adds[0].seed == 7 != adds[1].seed
+    assert all(add.sampling.max_tokens == 16 for add in adds)
+    ends = [End(add.id, "stop") for add in adds]
+    client.say(Deltas([adds[1].id], [1], [70], ends=[ends[1]]))
+    client.say(Deltas([], [], [], ends=[ends[0], ends[3], ends[2], End(12345, "stop")]))
+    thread.join()
+    assert [choice["finish_reason"] for choice in result[0].json()["choices"]] == ["stop"] * 4
+    assert client.aborted == []
+
+
+def test_when_the_engine_dies_every_open_request_is_told(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    whole, whole_result = in_background(lambda: server.post("/v1/completions", LONG))
+    client.wait_for_adds(1)
+    streamed, streamed_result = in_background(
+        lambda: httpx.post(server.url + "/v1/completions", json=LONG | {"stream": True}, timeout=20)
+    )
+    add = client.wait_for_adds(2)[1]
+    client.tokens(add, [70])
+    client.say(Dead("RuntimeError: /secret/path.py is broken"))
+    whole.join()
+    streamed.join()
+    assert whole_result[0].status_code == 500
+    lines = streamed_result[0].text.split("\n\n")
+    assert json.loads(lines[-3].removeprefix("data: "))["error"]["code"] == "engine_dead"
+    assert lines[-2] == "data: [DONE]"
+    assert "secret" not in whole_result[0].text + streamed_result[0].text
+    assert server.get("/health").status_code == 503
+    assert server.post("/v1/completions", LONG).status_code == 503
+
+
+def test_a_broken_connection_is_a_dead_engine(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    client.say(ConnectionError("gone"))
+    eventually(lambda: server.session.state == "dead")
+
+
+def test_health_follows_progress_not_mere_life(
+    scripted: tuple[Server, ScriptedClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    monkeypatch.setattr("quire.api.session.STALLED_S", 0.3)
+    client.beat()
+    eventually(lambda: server.get("/health").status_code == 200)
+    for _ in range(8):
+        time.sleep(0.06)
+        client.beat(stalled=10)
+    assert server.get("/health").status_code == 503, "it beats but does not move"
+    client.beat()
+    eventually(lambda: server.get("/health").status_code == 200)
+    time.sleep(0.4)
+    assert server.get("/health").status_code == 503, "it fell silent"
+
+
+def test_one_failed_sequence_fails_its_request_alone(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    thread, result = in_background(lambda: server.post("/v1/completions", LONG | {"n": 2}))
+    first, second = client.wait_for_adds(2)
+    client.say(Deltas([], [], [], ends=[End(first.id, "error", "The model's output was not a number.")]))
+    thread.join()
+    assert result[0].status_code == 500
+    assert result[0].json()["error"]["message"] == "The model's output was not a number."
+    assert client.aborted == [second.id]
+    assert server.get("/health").status_code == 200
+
+
+# --- the server itself ----------------------------------------------------------------------------------------------
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.002) as server:
+        thread, result = in_background(lambda: httpx.post(server.url + "/v1/completions", json=LONG, timeout=20))
+        eventually(lambda: server.session.num_sequences == 1)
+        server.loop.call_soon_threadsafe(server.session.begin_drain)
+        eventually(lambda: server.session.state == "draining")
+        refused = server.post("/v1/completions", LONG)
+        assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+        assert server.get("/health").status_code == 503
+        assert server.in_loop(server.session.drain(20)) is True
+        thread.join()
+        assert result[0].json()["usage"]["completion_tokens"] == 500
+
+
+def test_draining_ends_what_takes_too_long(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    thread, result = in_background(lambda: server.post("/v1/completions", LONG))
+    (add,) = client.wait_for_adds(1)
+    assert server.in_loop(server.session.drain(0.1)) is False
+    thread.join()
+    assert result[0].status_code == 503
+    assert client.aborted == [add.id]
