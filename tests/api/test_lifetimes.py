@@ -98,8 +98,8 @@ def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
         (add,) = client.wait_for_adds(1)
         deadline = time.monotonic() + 10
         while add.id not in client.aborted and time.monotonic() < deadline:
-            client.tokens(add, [70] * 20_000)
-            time.sleep(0.05)
+            client.tokens(add, [70] * 200_000)
+            time.sleep(0.2)
         assert add.id in client.aborted
         assert server.session.num_sequences == 0
         connection.close()
