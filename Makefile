@@ -39,7 +39,8 @@ lint-style: $(VENV)/.installed-dev
 lint-types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 lint-rooms: $(VENV)/.installed-dev
-	@$(BIN)/lint-imports --no-logo
+	@# Without the cache, which goes stale when a module appears that another file already imported.
+	@$(BIN)/lint-imports --no-logo --no-cache
 
 .PHONY: format
 format: $(VENV)/.installed-dev ## Sort imports, repair what ruff can, and lay out the code
