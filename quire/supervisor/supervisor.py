@@ -148,4 +148,4 @@ class Supervisor:
             child.cause_of_death()
             child.close()
         if self._exit_code:
-            print(f"quire: error: {self._last_line}", file=sys.stderr, flush=True)
+            print(f"quire: error: {' '.join(self._last_line.split())}", file=sys.stderr, flush=True)

@@ -1,0 +1,123 @@
+"""`quire serve` as users start it: real processes on a free port."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 60
+
+
+class QuireServe:
+    """One `quire serve`; a context that ends it.
+
+    Attributes:
+        url: Where it listens, once it is ready.
+    """
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._lines: list[str] = []
+        self._arrived = threading.Condition()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "quire.cli.main", "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    def wait_ready(self) -> QuireServe:
+        """Until it says its address."""
+        line = self.wait_line(r"OpenAI clients\s+(\S+)/v1")
+        match = re.search(r"(http\S+)/v1", line)
+        assert match
+        self.url = match[1].replace("localhost", "127.0.0.1")
+        return self
+
+    def wait_line(self, pattern: str) -> str:
+        """The first line that matches."""
+        deadline, seen = time.monotonic() + START_S, 0
+        with self._arrived:
+            while True:
+                for line in self._lines[seen:]:
+                    if re.search(pattern, line):
+                        return line
+                seen = len(self._lines)
+                if not self._reader.is_alive() or time.monotonic() > deadline:
+                    raise AssertionError(f"no line {pattern!r} in:\n{self.log}")
+                self._arrived.wait(0.2)
+
+    @property
+    def log(self) -> str:
+        """Everything it printed so far."""
+        return "\n".join(self._lines)
+
+    @property
+    def last_line(self) -> str:
+        """The last line it printed."""
+        self._reader.join(10)
+        return self._lines[-1]
+
+    def children(self) -> dict[str, int]:
+        """Process ids of its children, by `engine` and `api`."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            try:
+                status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                command = (entry / "cmdline").read_text()
+            except (OSError, IndexError):
+                continue
+            if entry.name.isdigit() and int(status[1]) == self.process.pid:
+                found["engine" if "quire.engine.process" in command else "api"] = int(entry.name)
+        return found
+
+    def wait(self, timeout: float = 30) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout)
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        """A request with a JSON body."""
+        return httpx.post(self.url + path, json=body, timeout=60, **options)
+
+    def counts(self) -> dict[str, Any]:
+        """What API process and engine hold (in developer mode)."""
+        counts: dict[str, Any] = httpx.get(self.url + "/debug/counts", timeout=10).json()
+        return counts
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._arrived:
+                self._lines.append(line.rstrip("\n"))
+                self._arrived.notify_all()
+
+    def __enter__(self) -> QuireServe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+
+
+def stream_lines(url: str, body: dict[str, Any], timeout: float = 60) -> Sequence[str]:
+    """All `data:` payloads of a streamed request."""
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=timeout) as response:
+        return [line[6:] for line in response.iter_lines() if line.startswith("data: ")]

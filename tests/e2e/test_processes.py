@@ -1,0 +1,214 @@
+"""Processes: what start, drain and death look like from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.checkpoints import edit_config, make_llama
+from tests.e2e.serve import QuireServe, stream_lines
+
+LONG = {"prompt": "the quick", "max_tokens": 450, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama") / "model")
+
+
+@pytest.fixture
+def server(checkpoint: Path) -> Iterator[QuireServe]:
+    with QuireServe(str(checkpoint), "--port", "0") as server:
+        yield server.wait_ready()
+
+
+class Reader(threading.Thread):
+    """Reads one stream to its end, in the background."""
+
+    def __init__(self, server: QuireServe, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._url, self._body = server.url + "/v1/completions", body
+        self.lines: list[str] = []
+        self.error: Exception | None = None
+        self.started = threading.Event()
+        self.start()
+        assert self.started.wait(20)
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json={**self._body, "stream": True}, timeout=60) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        self.lines.append(line[6:])
+                        self.started.set()
+        except Exception as error:
+            self.error = error
+            self.started.set()
+
+    def text(self) -> str:
+        return "".join(json.loads(line)["choices"][0]["text"] for line in self.lines if line != "[DONE]")
+
+
+def test_settings_are_said_with_reasons_and_the_api_process_has_no_torch(server: QuireServe) -> None:
+    assert "context     512 tokens: the model's limit" in server.log
+    assert "dtype       float32: the checkpoint's" in server.log
+    start = server.log[: server.log.index("try it")]
+    assert len([line for line in start.splitlines() if not line.startswith("INFO")]) <= 15
+    maps = Path(f"/proc/{server.children()['api']}/maps").read_text()
+    assert "libtorch" not in maps
+    assert "libtorch" in Path(f"/proc/{server.children()['engine']}/maps").read_text()
+
+
+def test_sockets_are_private(server: QuireServe) -> None:
+    descriptors = Path(f"/proc/{server.children()['engine']}/fd").iterdir()
+    assert descriptors  # it is alive
+    unix = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "quire-" in line]
+    assert unix
+    for path in unix:
+        assert os.stat(Path(path).parent).st_mode & 0o077 == 0
+
+
+def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(server: QuireServe) -> None:
+    whole = "".join(
+        json.loads(line)["choices"][0]["text"]
+        for line in stream_lines(server.url + "/v1/completions", LONG)
+        if line != "[DONE]"
+    )
+    reader = Reader(server, LONG)
+    server.signal()
+    server.wait_line("SIGTERM")
+    refused = 0
+    with contextlib.suppress(httpx.TransportError):  # it may be gone by the second try
+        while reader.is_alive():
+            answer = server.post("/v1/completions", LONG | {"max_tokens": 1})
+            refused += answer.status_code == 503
+            if answer.status_code == 503:
+                assert answer.headers["retry-after"]
+                assert "shutting down" in answer.json()["error"]["message"]
+            time.sleep(0.02)
+    reader.join(20)
+    assert refused
+    assert reader.error is None
+    assert reader.lines[-1] == "[DONE]"
+    assert reader.text() == whole
+    assert server.wait() == 0
+    assert server.last_line == "stopped"
+
+
+def test_a_second_signal_ends_at_once_and_says_so(checkpoint: Path) -> None:
+    with QuireServe(str(checkpoint), "--port", "0", "--max-num-batched-tokens", "16") as server:
+        server.wait_ready()
+        body = LONG | {"n": 64, "temperature": 1.0}
+        reader = Reader(server, body)
+        server.signal(signal.SIGINT)
+        server.wait_line("SIGINT")
+        server.signal(signal.SIGTERM)
+        assert server.wait(10) == 128 + signal.SIGTERM
+        assert "stopped at once by SIGTERM" in server.last_line
+        reader.join(10)
+        assert reader.lines[-1] != "[DONE]"
+
+
+def test_open_requests_are_ended_when_the_drain_time_is_over(checkpoint: Path) -> None:
+    with QuireServe(str(checkpoint), "--port", "0", "--shutdown-timeout", "0.2") as server:
+        reader = Reader(server.wait_ready(), LONG | {"n": 128, "temperature": 1.0})
+        server.signal()
+        assert server.wait(20) == 0
+        reader.join(10)
+        assert "shutting down" in "".join(reader.lines)
+
+
+def test_a_killed_engine_is_said_at_once_to_streams_and_operator(server: QuireServe) -> None:
+    reader = Reader(server, LONG | {"n": 64, "temperature": 1.0})
+    os.kill(server.children()["engine"], signal.SIGKILL)
+    killed = time.monotonic()
+    reader.join(10)
+    assert time.monotonic() - killed < 5
+    assert json.loads(reader.lines[-2])["error"]["code"] == "engine_dead"
+    assert reader.lines[-1] == "[DONE]"
+    assert server.wait(15) == 70
+    assert "engine process died" in server.last_line
+    assert "SIGKILL" in server.last_line
+    assert "see above" not in server.log
+
+
+def test_a_killed_api_process_ends_the_server_with_its_cause(server: QuireServe) -> None:
+    os.kill(server.children()["api"], signal.SIGKILL)
+    assert server.wait(15) == 70
+    assert "api process died" in server.last_line
+
+
+def test_children_leave_with_a_killed_supervisor(server: QuireServe) -> None:
+    children = server.children()
+    assert set(children) == {"engine", "api"}
+    server.process.kill()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in children.values()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
+
+
+def broken(tmp_path: Path, checkpoint: Path, change: dict[str, Any]) -> str:
+    copy = tmp_path / "broken"
+    copy.mkdir()
+    for file in checkpoint.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    edit_config(copy, change)
+    return str(copy)
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "code", "message"),
+    [
+        ({"vocab_size": 640}, [], 4, "expected"),
+        ({"architectures": ["FluxCapacitor"]}, [], 4, "FluxCapacitor"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, [], 4, "yarn"),
+        ({"quantization_config": {"quant_method": "awq"}}, [], 4, "awq"),
+        ({}, ["--max-model-len", "9999"], 2, "--max-model-len 9999"),
+        ({}, ["--kv-cache-memory-bytes", "10"], 5, "--kv-cache-memory-bytes 10"),
+        ({}, ["--num-gpu-blocks-override", "1000000000"], 5, "--num-gpu-blocks-override"),
+        ({}, ["--tensor-parallel-size", "2"], 2, "--tensor-parallel-size 2 is not supported"),
+        ({}, ["--no-such-flag"], 2, "no-such-flag"),
+        ({}, ["--host", "203.0.113.1"], 2, "--host"),
+        ({}, ["--chat-template", "/no/such/file"], 2, "--chat-template"),
+        ({}, ["--override-generation-config", '{"warmth": 1}'], 2, "warmth"),
+    ],
+)
+def test_what_cannot_start_says_why_in_its_last_line(
+    tmp_path: Path, checkpoint: Path, change: dict[str, Any], arguments: list[str], code: int, message: str
+) -> None:
+    with QuireServe(broken(tmp_path, checkpoint, change), "--port", "0", *arguments) as server:
+        assert server.wait(40) == code, server.log
+        last = server.last_line
+        assert message in (server.log if "no-such-flag" in message else last)
+        assert "Traceback" not in server.log
+
+
+def test_a_missing_model_and_a_taken_port_have_codes_of_their_own(tmp_path: Path, checkpoint: Path) -> None:
+    with QuireServe(str(tmp_path / "nothing"), "--port", "0") as server:
+        assert server.wait(40) == 3
+        assert str(tmp_path / "nothing") in server.last_line
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        with QuireServe(str(checkpoint), "--port", str(taken.getsockname()[1])) as server:
+            assert server.wait(20) == 6
+            assert "is taken by another program" in server.last_line
+
+
+def test_a_truncated_weights_file_is_named(tmp_path: Path, checkpoint: Path) -> None:
+    directory = Path(broken(tmp_path, checkpoint, {}))
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with QuireServe(str(directory), "--port", "0") as server:
+        assert server.wait(40) == 4
+        assert "model.safetensors" in server.last_line
