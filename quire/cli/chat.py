@@ -1,0 +1,89 @@
+"""`quire chat`: a conversation with a running server, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from quire.cli.flags import parse
+from quire.cli.remote import RemoteServer, printable
+from quire.errors import QuireError
+
+DESCRIPTION = "Chat with a running server. Ctrl-C stops an answer; Ctrl-D leaves."
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Whom to talk to, and how to begin."""
+
+    url: str = "http://localhost:8000/v1"
+    """Address of the server's OpenAI API."""
+    model_name: str | None = None
+    """Name of the model. Default: the first one that the server serves."""
+    api_key: str | None = None
+    """API key, if the server asks for one."""
+    system_prompt: str | None = None
+    """What the model is told before the conversation."""
+    quick: Annotated[str | None, tyro.conf.arg(aliases=["-q"], metavar="TEXT")] = None
+    """Send this one message, print the answer and leave."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Chat until the user leaves; the exit code.
+
+    Raises:
+        QuireError: The server is not there or refuses.
+    """
+    options = parse(ChatOptions, arguments, "quire chat", DESCRIPTION)
+    with RemoteServer(options.url, options.api_key) as server:
+        model = options.model_name or server.model()
+        messages: Messages = []
+        if options.system_prompt is not None:
+            messages.append({"role": "system", "content": options.system_prompt})
+        if options.quick is not None:
+            _answer(server, model, [*messages, {"role": "user", "content": options.quick}])
+            return 0
+        print(f"Chatting with {printable(model)}. Ctrl-C stops an answer; Ctrl-D leaves.")
+        for line in _lines():
+            _turn(server, model, messages, line)
+    return 0
+
+
+def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> None:
+    """One question and its answer; what went wrong leaves no trace in the conversation."""
+    messages.append({"role": "user", "content": line})
+    try:
+        messages.append({"role": "assistant", "content": _answer(server, model, messages)})
+    except QuireError as error:
+        print(f"quire: error: {error.message}", file=sys.stderr)
+        messages.pop()
+
+
+def _answer(server: RemoteServer, model: str, messages: Messages) -> str:
+    """Print an answer while it comes; what was said until its end or Ctrl-C."""
+    said: list[str] = []
+    with closing(server.stream("/chat/completions", {"model": model, "messages": messages})) as choices:
+        with suppress(KeyboardInterrupt):
+            for choice in choices:
+                text = choice["delta"].get("content") or ""
+                said.append(text)
+                print(printable(text), end="", flush=True)
+        print()
+    return "".join(said)
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, until Ctrl-D or Ctrl-C."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (gives input() history and editing)
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            if line := input("> ").strip():
+                yield line
+    print()

@@ -1,0 +1,104 @@
+"""`quire chat` and `quire complete` against a running server."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.cli import chat, complete
+from quire.cli.remote import printable
+from quire.errors import QuireError, UnavailableError
+from tests.api.server import KEY, Server, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("model"), api_key=(KEY,), step_s=0.003) as server:
+        yield server
+
+
+def flags(server: Server, *more: str) -> list[str]:
+    return [f"--url={server.url}/v1", f"--api-key={KEY}", *more]
+
+
+def test_a_quick_completion(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert complete.run(flags(server, "-q", "a", "--max-tokens=5")) == 0
+    assert capsys.readouterr().out == "bcdef\n"
+
+
+def test_a_conversation_remembers(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[dict[str, str]]] = []
+    stream = chat.RemoteServer.stream
+
+    def watched(self: chat.RemoteServer, path: str, body: dict[str, object]) -> object:
+        sent.append(list(body["messages"]))  # type: ignore[call-overload]
+        return stream(self, path, body | {"max_tokens": 3})
+
+    lines = iter(["hello", "", "again"])
+
+    def typed(prompt: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr(chat.RemoteServer, "stream", watched)
+    monkeypatch.setattr("builtins.input", typed)
+    assert chat.run(flags(server, "--system-prompt", "be brief", "--model-name=alias")) == 0
+    assert "Chatting with alias" in capsys.readouterr().out
+    assert [message["role"] for message in sent[1]] == ["system", "user", "assistant", "user"]
+    assert len(sent[1][2]["content"]) == 3
+
+
+def test_no_server_is_said_plainly() -> None:
+    with pytest.raises(
+        UnavailableError, match=r"No server listens at http://127.0.0.1:9/v1. Start one with: quire serve"
+    ):
+        chat.run(["--url=http://127.0.0.1:9/v1", "-q", "hi"])
+
+
+def test_what_the_server_refuses_is_passed_on(server: Server) -> None:
+    with pytest.raises(QuireError, match="A valid API key is needed"):
+        complete.run([f"--url={server.url}/v1", "-q", "hi"])
+    with pytest.raises(QuireError, match="not served here"):
+        chat.run(flags(server, "--model-name=other", "-q", "hi"))
+    with pytest.raises(QuireError, match="max_tokens must be at least 1"):
+        complete.run(flags(server, "--max-tokens=0", "-q", "a"))
+
+
+def test_something_else_listens_there(server: Server) -> None:
+    with pytest.raises(QuireError):
+        chat.run([f"--url={server.url}", f"--api-key={KEY}", "-q", "hi"])
+
+
+def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire.cli.main", "chat", *flags(server, "-q", "go on")],
+        stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.read(20)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+    os.close(terminal)
+    os.close(controller)
+    deadline = time.monotonic() + 5
+    while server.session.num_sequences and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.session.num_sequences == 0
+    assert server.session.stats.ended["abort"] >= 1
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\x9b\n\tc\r\x07") == "a[2Jb\n\tc"
