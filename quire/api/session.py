@@ -1,20 +1,20 @@
 """The API process's side of the engine: who waits for which sequence, and what state the server is in.
 
-Owns the thread that receives, the open streams, heartbeats, drain and health. Every accepted sequence gets exactly one
+Owns the open streams, heartbeats, drain and health. Every accepted sequence gets exactly one
 end. Knows nothing about HTTP or text.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import random
-import threading
 from collections.abc import Sequence
 from typing import Literal
 
+from quire.api.liveness import Liveness
+from quire.api.receiver import Receiver
 from quire.api.request_stream import RequestStream
 from quire.clock import Clock, SystemClock
 from quire.config import Config
@@ -43,10 +43,6 @@ from quire.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 BEAT_S = 1.0
-RECEIVE_S = 0.2
-"""How long closing may have to wait for the receiving thread."""
-STALLED_S = 30.0
-"""Without a sign of life or progress for this long, the engine counts as stuck."""
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
 State = Literal["starting", "ready", "draining", "dead"]
@@ -81,23 +77,20 @@ class EngineSession:
         self._streams: dict[int, tuple[RequestStream, Progress]] = {}  # by sequence id
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
-        self._last_heard = self._last_progress = self._clock.now()
+        self._liveness = Liveness(self._clock)
+        self._receiver = Receiver(client, self._on_message)
         self._ready_event, self._idle, self._dead_event = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = False
-        self._thread: threading.Thread | None = None
         self._beating: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to receive; called in the event loop, once or more."""
-        if self._thread is not None:
-            return
-        loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._receive, args=(loop,), name="engine-messages", daemon=True)
-        self._thread.start()
-        self._beating = loop.create_task(self._beat())
+        if self._beating is None:
+            self._receiver.start()
+            self._beating = asyncio.get_running_loop().create_task(self._beat())
 
     async def wait_ready(self) -> Ready:
         """The engine's Ready.
@@ -140,8 +133,7 @@ class EngineSession:
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.wait([self._beating])
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, 10 * RECEIVE_S)
+        await self._receiver.close()
         self._client.close()
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -212,9 +204,7 @@ class EngineSession:
     @property
     def healthy(self) -> bool:
         """Whether work is taken and the engine moves."""
-        oldest_allowed = self._clock.now() - STALLED_S
-        moves = self._last_heard >= oldest_allowed and self._last_progress >= oldest_allowed
-        return self.state == "ready" and moves
+        return self.state == "ready" and self._liveness.moves
 
     @property
     def num_sequences(self) -> int:
@@ -232,28 +222,14 @@ class EngineSession:
 
     # --- messages from the engine -----------------------------------------------------------------------------------
 
-    def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Body of the thread: one hop into the event loop for each message."""
-        while not self._closing:
-            try:
-                message = self._client.receive(RECEIVE_S)
-            except Exception as error:
-                logger.exception("The connection to the engine broke.")
-                message = Dead(type(error).__name__)
-            if message is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(self._on_message, message)
-            if isinstance(message, Dead):
-                return
-
     def _on_message(self, message: FromEngine) -> None:
-        self._last_heard = self._clock.now()
+        now = self._liveness.heard()
         match message:
             case Deltas():
-                self._last_progress = self._last_heard
-                self._on_deltas(message)
+                self._liveness.moved(now)
+                self._on_deltas(message, now)
             case Heartbeat():
-                self._last_progress = max(self._last_progress, message.last_progress)
+                self._liveness.moved(message.last_progress)
                 self.stats.load = message.load
             case Ready():
                 self._on_ready(message)
@@ -273,14 +249,14 @@ class EngineSession:
             self._client.number, ready, self._eos_ids, model.max_logprobs, self._clock, lambda: draw.getrandbits(64)
         )
         self.stats.size(ready.max_model_len)
-        self._last_progress = self._clock.now()
+        self._liveness.moved(self._clock.now())
         if self.state == "starting":
             self.state = "ready"
         self._ready_event.set()
 
-    def _on_deltas(self, deltas: Deltas) -> None:
+    def _on_deltas(self, deltas: Deltas, now: float) -> None:
         self.stats.load = deltas.load
-        now, at = self._last_heard, 0
+        at = 0
         ends = {end.id: end for end in deltas.ends}
         for sequence, count in zip(deltas.ids, deltas.counts, strict=True):
             span = slice(at, at + count)

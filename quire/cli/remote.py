@@ -54,7 +54,7 @@ class RemoteServer:
             except (msgspec.DecodeError, LookupError, TypeError) as error:
                 raise QuireError(f"{self._url} does not answer as an OpenAI server: check --url.") from error
 
-    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
+    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The choices of a streamed answer, as they come. Leaving the iteration ends the work on the server.
 
         Raises:

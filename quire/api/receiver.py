@@ -1,0 +1,57 @@
+"""The thread that waits for the engine, and one hop into the event loop for each of its messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from quire.engine.client import EngineClient
+from quire.messages import Dead, FromEngine
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 0.2
+"""How long closing may have to wait for the thread."""
+
+
+class Receiver:
+    """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead."""
+
+    def __init__(self, client: EngineClient, on_message: Callable[[FromEngine], None]) -> None:
+        """
+        Args:
+            client: Whose `receive` is called, by this thread only.
+            on_message: Called in the event loop.
+        """
+        self._client = client
+        self._on_message = on_message
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin; called in the event loop."""
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="engine-messages", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Return when the thread no longer uses the client."""
+        self._closing = True
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, 10 * WAIT_S)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closing:
+            try:
+                message = self._client.receive(WAIT_S)
+            except Exception as error:
+                logger.exception("The connection to the engine broke.")
+                message = Dead(type(error).__name__)
+            if message is not None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(self._on_message, message)
+            if isinstance(message, Dead):
+                return
