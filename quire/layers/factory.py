@@ -47,9 +47,7 @@ class LayerFactory:
             return TiedHead(embedding)
         return self._remember(Linear((name,), (vocab_size,), width, False, self.place))
 
-    def attention(
-        self, name: str, layer: int, hidden: int, heads: Heads, qkv_bias: bool, out_bias: bool
-    ) -> Attention:
+    def attention(self, name: str, layer: int, hidden: int, heads: Heads, qkv_bias: bool, out_bias: bool) -> Attention:
         """Layer number `layer`'s attention with its projections."""
         q, kv = heads.query * heads.width, heads.kv * heads.width
         names = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")

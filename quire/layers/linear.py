@@ -23,9 +23,7 @@ class Linear:
         place: Where the weights live.
     """
 
-    def __init__(
-        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, place: Place
-    ) -> None:
+    def __init__(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, place: Place) -> None:
         self._names = names
         self._rows = rows
         self._columns = columns

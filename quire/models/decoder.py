@@ -46,9 +46,7 @@ class Block:
         name = f"model.layers.{layer}"
         heads = Heads(spec.heads, spec.kv_heads, spec.head_dim)
         self._attention_norm = build.norm(f"{name}.input_layernorm", spec.hidden, spec.norm_eps)
-        self._attention = build.attention(
-            f"{name}.self_attn", layer, spec.hidden, heads, spec.qkv_bias, spec.out_bias
-        )
+        self._attention = build.attention(f"{name}.self_attn", layer, spec.hidden, heads, spec.qkv_bias, spec.out_bias)
         self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, spec.norm_eps)
         self._mlp = build.mlp(f"{name}.mlp", spec.hidden, spec.intermediate, spec.activation, spec.mlp_bias)
 

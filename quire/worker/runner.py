@@ -57,9 +57,7 @@ class Runner:
         return tokens, sound, [] if raw is None else raw.of(tokens)
 
 
-def _result(
-    step: int, tokens: Tensor, sound: Tensor, logprobs: list[TokenLogprobs | None], device_ms: float
-) -> Result:
+def _result(step: int, tokens: Tensor, sound: Tensor, logprobs: list[TokenLogprobs | None], device_ms: float) -> Result:
     """The step's columns; reads without sound logits are errors and gain nothing."""
     drawn: list[int] = tokens.tolist()
     if bool(sound.all()):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoints import LLAMA3_ROPE, edit_config, make_llama
-from tests.worker.driver import Driver, Sequence, config_for, hand_out
 
 from quire.messages import Result
+from tests.checkpoints import LLAMA3_ROPE, edit_config, make_llama
+from tests.worker.driver import Driver, Sequence, config_for, hand_out
 
 TOKENS = 64
 LENGTHS = (1, 37, 5, 90, 16, 64)

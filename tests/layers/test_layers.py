@@ -1,0 +1,84 @@
+"""Layers say what they need, and take it from the checkpoint: stacked, converted, in any thread."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from quire.clock import SystemClock
+from quire.layers.attention import Heads
+from quire.layers.factory import LayerFactory
+from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.rotary import Rotary
+from quire.weights.checkpoint import Need
+from quire.weights.dummy import DummyCheckpoint
+from quire.weights.progress import ReadingProgress
+
+PLACE = Place(torch.device("cpu"), torch.float32)
+
+
+def load(factory: LayerFactory, seed: int = 0) -> DummyCheckpoint:
+    checkpoint = DummyCheckpoint(needs_of(factory.layers), seed)
+    pull_all(factory.layers, checkpoint, 3, ReadingProgress(1, SystemClock(), False))
+    return checkpoint
+
+
+def read(checkpoint: DummyCheckpoint, name: str) -> torch.Tensor:
+    out = torch.empty(checkpoint.contents()[name].shape)
+    checkpoint.read(name, out)
+    return out
+
+
+@torch.inference_mode()
+def test_merged_projections_are_the_separate_ones_side_by_side() -> None:
+    factory = LayerFactory(PLACE)
+    merged = factory.column(("a", "b"), (6, 4), 8, True)
+    checkpoint = load(factory)
+    x = torch.randn(3, 8)
+    parts = [F.linear(x, read(checkpoint, f"{n}.weight"), read(checkpoint, f"{n}.bias")) for n in "ab"]
+    torch.testing.assert_close(merged(x), torch.cat(parts, -1), rtol=1e-5, atol=1e-9)
+
+
+def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
+    factory = LayerFactory(PLACE)
+    embedding = factory.embedding("embed", 10, 8)
+    factory.attention("attn", 0, 8, Heads(4, 2, 6), True, False)
+    factory.mlp("mlp", 8, 12, "silu", False)
+    factory.norm("norm", 8, 1e-6)
+    factory.head("head", embedding, 10, 8)
+    factory.head("lm_head", None, 10, 8)
+    assert needs_of(factory.layers) == [
+        Need("embed.weight", (10, 8)),
+        Need("attn.q_proj.weight", (24, 8)),
+        Need("attn.q_proj.bias", (24,)),
+        Need("attn.k_proj.weight", (12, 8)),
+        Need("attn.k_proj.bias", (12,)),
+        Need("attn.v_proj.weight", (12, 8)),
+        Need("attn.v_proj.bias", (12,)),
+        Need("attn.o_proj.weight", (8, 24)),
+        Need("mlp.gate_proj.weight", (12, 8)),
+        Need("mlp.up_proj.weight", (12, 8)),
+        Need("mlp.down_proj.weight", (8, 12)),
+        Need("norm.weight", (8,)),
+        Need("lm_head.weight", (10, 8)),
+    ]
+    assert not hasattr(embedding, "weight")
+
+
+@torch.inference_mode()
+def test_tied_head_and_embedding_share_their_weight() -> None:
+    factory = LayerFactory(PLACE)
+    embedding = factory.embedding("embed", 10, 8)
+    head = factory.head("head", embedding, 10, 8)
+    weight = read(load(factory), "embed.weight")
+    assert torch.equal(embedding(torch.tensor([3, 0])), weight[[3, 0]])
+    x = torch.randn(2, 8)
+    assert torch.equal(head(x), F.linear(x, weight))
+
+
+def test_angles_are_taken_in_fp32_and_given_in_the_models_dtype() -> None:
+    frequencies = torch.tensor([1.0, 1e-3])
+    angles = Rotary(frequencies, Place(torch.device("cpu"), torch.bfloat16))(torch.tensor([0, 100_003]))
+    exact = torch.tensor([0.0, 100_003.0]).unsqueeze(1) * frequencies
+    assert torch.equal(angles.cos, exact.cos().bfloat16())
+    assert torch.equal(angles.sin, exact.sin().bfloat16())

@@ -1,0 +1,153 @@
+"""config.json of both generations of transformers; everything unsupported refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import CheckpointError
+from quire.models.registry import ARCHITECTURES
+from quire.models.spec import KVGroup, Llama3Scaling, RopeSpec, read_spec
+from tests.checkpoints import LLAMA3_ROPE, make_llama
+
+MINIMAL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def write(directory: Path, **changes: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps(MINIMAL | changes))
+    return directory
+
+
+@pytest.mark.parametrize("rope", ["default", "llama3"])
+def test_both_generations_say_the_same(rope: Any, tmp_path: Path) -> None:
+    specs = [
+        read_spec(make_llama(tmp_path / str(g), generation=g, rope=rope, dtype="bfloat16", tokenizer=False))  # type: ignore[arg-type]
+        for g in (4, 5)
+    ]
+    assert specs[0] == specs[1]
+    assert specs[0].dtype == "bfloat16"
+    assert specs[0].rope == RopeSpec(1e4, Llama3Scaling(8.0, 1.0, 4.0, 64) if rope == "llama3" else None)
+
+
+def test_every_field(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path, heads=4, kv_heads=2, head_dim=24, tie=True, attention_bias=True, eos=[2, 5])
+    spec = read_spec(directory)
+    assert (spec.architecture, spec.activation, spec.norm_eps, spec.dtype) == (
+        "LlamaForCausalLM", "silu", 1e-6, "float32",
+    )  # fmt: skip
+    assert (spec.vocab_size, spec.hidden, spec.intermediate, spec.layers) == (320, 64, 112, 3)
+    assert (spec.heads, spec.kv_heads, spec.head_dim, spec.max_model_len) == (4, 2, 24, 512)
+    assert (spec.qkv_bias, spec.out_bias, spec.mlp_bias, spec.tie_embeddings) == (True, True, False, True)
+    assert (spec.bos_id, spec.eos_ids) == (0, (2, 5))
+    assert spec.kv_groups() == (KVGroup((0, 1, 2), "full"),)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"tie": True}, {"attention_bias": True, "mlp_bias": True}, {"head_dim": 24, "kv_heads": 1}],
+)
+def test_memory_is_what_the_files_hold(flags: dict[str, Any], tmp_path: Path) -> None:
+    directory = make_llama(tmp_path, tokenizer=False, **flags)
+    header = (directory / "model.safetensors").read_bytes()
+    stored = len(header) - 8 - int.from_bytes(header[:8], "little")
+    spec = read_spec(directory)
+    assert spec.weight_bytes("float32") == stored
+    assert spec.weight_bytes("bfloat16") == stored // 2
+    assert spec.kv_bytes_per_token("bfloat16") == 2 * 3 * spec.kv_heads * spec.head_dim * 2
+
+
+def test_defaults_of_a_minimal_file(tmp_path: Path) -> None:
+    spec = read_spec(write(tmp_path))
+    assert (spec.kv_heads, spec.head_dim, spec.dtype, spec.rope) == (4, 8, "float32", RopeSpec(1e4))
+    assert (spec.bos_id, spec.eos_ids, spec.max_model_len) == (None, (), 2048)
+
+
+def test_old_spellings(tmp_path: Path) -> None:
+    scaling = {"type": "llama3"} | {k: v for k, v in LLAMA3_ROPE.items() if k not in ("rope_type", "rope_theta")}
+    spec = read_spec(write(tmp_path, torch_dtype="torch.float16", rope_theta=5e5, rope_scaling=scaling))
+    assert spec.dtype == "float16"
+    assert spec.rope == RopeSpec(5e5, Llama3Scaling(8.0, 1.0, 4.0, 64))
+    assert read_spec(write(tmp_path, rope_scaling=None)).rope == RopeSpec(1e4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "'architectures'.*MambaForCausalLM.*not supported.*LlamaForCausalLM"),
+        ({"architectures": None}, "'architectures'"),
+        ({"architectures": "LlamaForCausalLM"}, "'architectures'"),
+        ({"hidden_act": "relu"}, "'hidden_act'.*relu.*silu"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config'.*awq.*bf16"),
+        ({"quantization_config": "x"}, "'quantization_config'.*x"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'rope_scaling'.*'linear'.*default, llama3"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "'rope_parameters'.*'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope'"),
+        ({"rope_parameters": {"rope_type": ["x"]}}, "'rope_parameters'"),
+        ({"rope_parameters": 3}, "'rope_parameters'.*object"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor"),
+        ({"rope_parameters": LLAMA3_ROPE | {"high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"rope_parameters": {"rope_theta": 0}}, "'rope_theta'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
+        ({"sliding_window": 128}, "'sliding_window'"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "'layer_types'"),
+        ({"layer_types": 7}, "'layer_types'"),
+        ({"dtype": "float8_e4m3fn"}, "'dtype'.*float8_e4m3fn"),
+        ({"dtype": 5}, "'dtype'"),
+        ({"vocab_size": None}, "'vocab_size'"),
+        ({"vocab_size": 0}, "'vocab_size'.*positive"),
+        ({"hidden_size": 1.5}, "'hidden_size'"),
+        ({"num_hidden_layers": True}, "'num_hidden_layers'"),
+        ({"num_key_value_heads": 3}, "'num_key_value_heads'.*divide.*4"),
+        ({"head_dim": 7}, "'head_dim'.*even"),
+        ({"rms_norm_eps": "1e-5"}, "'rms_norm_eps'"),
+        ({"attention_bias": 1}, "'attention_bias'"),
+        ({"eos_token_id": "</s>"}, "'eos_token_id'"),
+        ({"eos_token_id": [1, -2]}, "'eos_token_id'"),
+    ],
+)
+def test_refusals_name_the_key(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        read_spec(write(tmp_path, **changes))
+
+
+def test_sliding_window_that_is_switched_off_is_none(tmp_path: Path) -> None:
+    read_spec(write(tmp_path, sliding_window=4096, use_sliding_window=False, layer_types=["full_attention"] * 2))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\udcff"])
+def test_broken_files_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CheckpointError, match="download it again"):
+        read_spec(tmp_path)
+
+
+def test_a_directory_without_config_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        read_spec(tmp_path)
+
+
+def test_every_listed_architecture_exists() -> None:
+    import importlib
+
+    for entry in ARCHITECTURES.values():
+        module, name = entry.split(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_reading_a_spec_loads_no_torch() -> None:
+    code = "import sys, quire.models.spec, quire.weights.hub; assert 'torch' not in sys.modules, 'torch'"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

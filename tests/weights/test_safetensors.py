@@ -1,0 +1,195 @@
+"""Reading safetensors: one file or many, every dtype, windows; and files that lie."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.weights.checkpoint import Need, Stored, check, with_known_names
+from quire.weights.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
+
+A, B = torch.arange(12.0).view(3, 4), torch.arange(5.0) - 2
+
+
+def read(
+    checkpoint: Any, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, **window: Any
+) -> Tensor:
+    out = torch.full(shape, -1, dtype=dtype)
+    checkpoint.read(name, out, **window)
+    return out
+
+
+def write_shards(directory: Path, shards: dict[str, dict[str, Tensor]]) -> None:
+    for file, tensors in shards.items():
+        save_file(tensors, directory / file)
+    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
+    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_dtypes_are_converted(stored: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
+    values = torch.linspace(-3, 3, 20).to(stored)
+    save_file({"a": values}, tmp_path / SINGLE)
+    assert torch.equal(read(SafetensorsCheckpoint(tmp_path), "a", (20,), wanted), values.to(wanted))
+
+
+def test_windows(tmp_path: Path) -> None:
+    save_file({"a": A}, tmp_path / SINGLE)
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    assert torch.equal(read(checkpoint, "a", (3, 4)), A)
+    assert torch.equal(read(checkpoint, "a", (2, 3), start=(1, 1)), A[1:3, 1:4])
+    assert torch.equal(read(checkpoint, "a", (2, 4), torch.bfloat16), A[:2].bfloat16())
+
+
+def test_shards_of_an_index(tmp_path: Path) -> None:
+    write_shards(tmp_path, {"x-1.safetensors": {"a": A}, "x-2.safetensors": {"b": B}})
+    save_file({"stray": A}, tmp_path / "stray.safetensors")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    assert checkpoint.contents() == {"a": Stored((3, 4), "F32"), "b": Stored((5,), "F32")}
+    assert torch.equal(read(checkpoint, "b", (5,)), B)
+    checkpoint.close()
+
+
+def test_files_without_an_index(tmp_path: Path) -> None:
+    save_file({"a": A}, tmp_path / "one.safetensors")
+    save_file({"b": B}, tmp_path / "two.safetensors")
+    save_file({"a": A}, tmp_path / "consolidated.safetensors")
+    assert set(SafetensorsCheckpoint(tmp_path).contents()) == {"a", "b"}
+    save_file({"a": A}, tmp_path / "three.safetensors")
+    with pytest.raises(CheckpointError, match="'a' stands in another file"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path, {"x-1.safetensors": {"a": A}, "x-2.safetensors": {"b": B}})
+    (tmp_path / "x-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"not there \(x-2\.safetensors\)"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 3}}',
+        '{"weight_map": {"a": ["x"]}}', '{"weight_map": {"a": "../model.safetensors"}}',
+        '{"weight_map": {"a": "/etc/passwd"}}', '{"weight_map": {"a": ""}}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_broken_index_is_refused(index: str, tmp_path: Path) -> None:
+    save_file({"a": A}, tmp_path / SINGLE)
+    (tmp_path / INDEX).write_text(index)
+    with pytest.raises(CheckpointError, match=INDEX):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt", "model-q4.gguf"])
+def test_other_formats_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"only as {name}.*safetensors"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors.*dummy"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+def entry(shape: list[int], offsets: list[int], dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "beyond the file": {"a": entry([40], [0, 160])},
+    "short of the file": {"a": entry([2], [0, 8])},
+    "size is not shape": {"a": entry([2], [0, 16])},
+    "overlap": {"a": entry([3], [0, 12]), "b": entry([2], [8, 16])},
+    "same place": {"a": entry([4], [0, 16]), "b": entry([4], [0, 16])},
+    "gap": {"a": entry([1], [0, 4]), "b": entry([2], [8, 16])},
+    "overflow": {"a": entry([2**62, 4], [0, 16])},
+    "backwards": {"a": entry([4], [16, 0])},
+    "negative": {"a": entry([-4], [0, 16])},
+    "no such dtype": {"a": entry([4], [0, 16], "P64")},
+    "no offsets": {"a": {"dtype": "F32", "shape": [4]}},
+    "no object": {"a": 3},
+}
+
+
+def file_of(header: bytes, data: bytes = b"\0" * 16, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_headers_are_refused(kind: str, tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(file_of(json.dumps(HOSTILE[kind]).encode()))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is broken or cut short"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"abc", *(file_of(b"{}", length=n) for n in (2**63, 2**40)), *map(file_of, (b"{", b"\xff\xfe", b"[]"))],
+)
+def test_broken_files_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(content)
+    with pytest.raises(CheckpointError, match="download it again"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9, 0.999])
+def test_truncated_files_are_refused(kept: float, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(50, 50)}, tmp_path / SINGLE)
+    whole = (tmp_path / SINGLE).read_bytes()
+    (tmp_path / SINGLE).write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(CheckpointError, match="cut short"):
+        SafetensorsCheckpoint(tmp_path)
+
+
+# --- what a model needs against what there is -----------------------------------------------------------------------
+
+
+def test_all_differences_are_listed_at_once(tmp_path: Path) -> None:
+    save_file({"a": A, "b": B, "c": torch.zeros(2, dtype=torch.int8), "extra": B.clone()}, tmp_path / SINGLE)
+    needs = [Need("a", (4, 3)), Need("b", (5,)), Need("c", (2,)), Need("d", (7, 1))]
+    with pytest.raises(CheckpointError) as caught:
+        check(SafetensorsCheckpoint(tmp_path), needs, "SomeModel")
+    message = caught.value.message
+    assert "4 differences" in message
+    assert "a: expected [4, 3], found [3, 4]" in message
+    assert "c: dtype I8 is not one of" in message
+    assert "d: missing, expected [7, 1]" in message
+    assert "extra: found [5], but SomeModel has no such weight" in message
+    assert "\n  b:" not in message
+
+
+def test_long_lists_are_cut(tmp_path: Path) -> None:
+    save_file({"a": A}, tmp_path / SINGLE)
+    needs = [Need("a", (3, 4)), *(Need(f"n{i}", (1,)) for i in range(30))]
+    with pytest.raises(CheckpointError, match="30 differences") as caught:
+        check(SafetensorsCheckpoint(tmp_path), needs, "SomeModel")
+    assert "… and 22 more" in caught.value.message
+    assert len(caught.value.message.splitlines()) == 11
+
+
+def test_leftovers_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    names = ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight", "a"]
+    save_file({name: B.clone() for name in names}, tmp_path / SINGLE)
+    check(SafetensorsCheckpoint(tmp_path), [Need("a", (5,))], "SomeModel")
+
+
+def test_names_without_their_prefix(tmp_path: Path) -> None:
+    tensors = {"embed_tokens.weight": A, "norm.weight": B, "lm_head.weight": A + 1}
+    save_file(tensors, tmp_path / SINGLE)
+    checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
+    assert set(checkpoint.contents()) == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    assert torch.equal(read(checkpoint, "model.norm.weight", (5,)), B)
+    assert torch.equal(read(checkpoint, "lm_head.weight", (1, 4), start=(2, 0)), A[2:] + 1)
+    checkpoint.close()

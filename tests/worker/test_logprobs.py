@@ -1,0 +1,42 @@
+"""Reported log probabilities: of the raw logits, whatever sampling did to them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from quire.worker.logprobs import RawLogprobs
+
+
+def test_values_ranks_and_order() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [5.0, 1.0, 1.0, 1.0]])
+    entries = RawLogprobs(logits, np.array([2, -1, 0])).of(torch.tensor([2, 3, 3]))
+    first, none, last = entries
+    assert first is not None
+    assert last is not None
+    assert none is None
+    expected = logits.log_softmax(-1)
+    assert (first.rank, first.top_ids) == (2, [1, 2])
+    assert math.isclose(first.logprob, expected[0, 2].item(), rel_tol=1e-6)
+    assert np.allclose(first.top_logprobs, expected[0, [1, 2]])
+    assert (last.rank, last.top_ids, last.top_logprobs) == (2, [], [])  # equal tokens share a rank
+    assert math.isclose(last.logprob, expected[2, 3].item(), rel_tol=1e-6)
+
+
+def test_they_are_taken_before_the_logits_change() -> None:
+    logits = torch.tensor([[1.0, 3.0]])
+    raw = RawLogprobs(logits, np.array([1]))
+    expected = logits.log_softmax(-1)[0].tolist()
+    logits[0, 1] = -float("inf")
+    entry = raw.of(torch.tensor([0]))[0]
+    assert entry is not None
+    assert entry.logprob == expected[0]
+    assert entry.top_logprobs == [expected[1]]
+
+
+def test_no_more_than_the_vocabulary() -> None:
+    entry = RawLogprobs(torch.zeros(1, 3), np.array([20])).of(torch.tensor([1]))[0]
+    assert entry is not None
+    assert len(entry.top_ids) == 3

@@ -1,0 +1,102 @@
+"""Loading: sizes, dtypes, dummy weights, and what is said when memory does not do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quire.clock import SystemClock
+from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
+from quire.worker.worker import Worker
+from tests.checkpoints import make_llama
+from tests.worker.driver import Driver, config_for
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("tiny"), tokenizer=False)
+
+
+def test_sizing_from_bytes_and_from_blocks(tiny: Path) -> None:
+    per_token = 2 * 3 * 2 * 16 * 4  # keys and values, layers, kv heads, head_dim, fp32
+    config = config_for(tiny, num_gpu_blocks_override=None, kv_cache_memory_bytes=10 * 16 * per_token + 5)
+    sizing = Worker(config, SystemClock()).load()
+    assert (sizing.num_blocks, sizing.vocab_size) == (10, 320)
+    assert set(sizing.startup) == {"weights", "kv_cache"}
+    assert Worker(config_for(tiny), SystemClock()).load().num_blocks == 128
+
+
+@pytest.mark.parametrize(
+    ("values", "flag"),
+    [
+        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 100}, "--kv-cache-memory-bytes"),
+        ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"),
+        ({"num_gpu_blocks_override": 10**12}, "--num-gpu-blocks-override"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_refused_by_flag(tiny: Path, values: dict[str, int | None], flag: str) -> None:
+    with pytest.raises(MemoryBudgetError, match=flag):
+        Worker(config_for(tiny, **values), SystemClock()).load()
+
+
+def test_weights_that_do_not_fit_are_refused_by_flag(tmp_path: Path) -> None:
+    make_llama(tmp_path, tokenizer=False)
+    config = (tmp_path / "config.json").read_text().replace('"vocab_size": 320', '"vocab_size": 2000000000')
+    (tmp_path / "config.json").write_text(config.replace('"hidden_size": 64', '"hidden_size": 2000000'))
+    with pytest.raises(MemoryBudgetError, match="--dtype"):
+        Worker(config_for(tmp_path, load_format="dummy"), SystemClock()).load()
+
+
+def test_unresolved_settings_are_refused(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="auto"):
+        Worker(config_for(tiny, dtype="auto"), SystemClock()).load()
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        Worker(config_for(tiny, max_num_seqs=None), SystemClock()).load()
+
+
+def test_files_are_checked_against_the_config_before_reading(tiny: Path, tmp_path: Path) -> None:
+    make_llama(tmp_path, tokenizer=False, layers=4)
+    (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\..* has no such weight"):
+        Worker(config_for(tmp_path), SystemClock()).load()
+
+
+def test_dummy_weights_need_no_files(tiny: Path, tmp_path: Path) -> None:
+    """And differ by seed, and repeat by seed."""
+    (tmp_path / "config.json").write_text((tiny / "config.json").read_text())
+    texts = []
+    for seed in (1, 1, 2):
+        driver = Driver(config_for(tmp_path, load_format="dummy", seed=seed))
+        texts.append(driver.generate([driver.admit(0, [5, 6, 7])], 5)[0])
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
+def test_bf16_is_as_close_to_fp32_as_transformers_is(stored: str, tmp_path: Path) -> None:
+    """Mean error of log probabilities over the whole vocabulary, against fp32 arithmetic on the same weights."""
+    from transformers import LlamaForCausalLM
+
+    directory = make_llama(tmp_path, tokenizer=False, dtype=stored)  # type: ignore[arg-type]
+    prompt = np.random.default_rng(0).integers(3, 320, 60).tolist()
+    driver = Driver(config_for(directory, dtype="bfloat16"))
+    ours = np.zeros((60, 320))
+    sequence = driver.admit(0, prompt, logprobs=320)
+    driver.move([(sequence, 60)])
+    sequences = [driver.admit(i, prompt[: 4 * i + 3], logprobs=320) for i in range(1, 14)]
+    driver.move([(s, len(s.prompt)) for s in sequences])
+    for s in [sequence, *sequences]:
+        entry = s.logprobs[0]
+        assert entry is not None
+        ours[len(s.prompt) - 1, entry.top_ids] = entry.top_logprobs
+    places = [len(s.prompt) - 1 for s in [sequence, *sequences]]
+    theirs = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.bfloat16).to(dtype)
+        with torch.inference_mode():
+            theirs[dtype] = model(torch.tensor([prompt])).logits[0].float().log_softmax(-1).numpy()[places]
+    exact = theirs[torch.float32]
+    error, accepted = (np.abs(x - exact).mean() for x in (ours[places], theirs[torch.bfloat16]))
+    assert 0 < error < 1.25 * accepted
