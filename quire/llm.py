@@ -161,9 +161,7 @@ class LLM:
         finally:
             if open_sequences:  # interrupted: what still runs must not be found by the next call
                 self._engine.send(Abort(list(open_sequences)))
-        return [
-            self._output(text, tokens, request) for (text, tokens), request in zip(prompts, requests, strict=True)
-        ]
+        return [self._output(text, tokens, request) for (text, tokens), request in zip(prompts, requests, strict=True)]
 
     def _take_messages(self, open_sequences: dict[int, _Sequence], use_tqdm: bool) -> None:
         with ExitStack() as stack:

@@ -107,8 +107,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if not 0 <= _number("min_p", self.min_p) <= 1:
             raise RequestError(f"min_p must be in [0, 1], got {self.min_p}.", param="min_p")
         if not self.spaces_between_special_tokens:
-            raise RequestError("spaces_between_special_tokens=false is not supported: leave it out.",
-                               param="spaces_between_special_tokens")
+            raise RequestError(
+                "spaces_between_special_tokens=false is not supported: leave it out.",
+                param="spaces_between_special_tokens",
+            )
 
     def _check_stops(self) -> None:
         stops = self.stop_strings

@@ -48,9 +48,7 @@ class InProcessClient:
         SetupError: The model cannot be served.
     """
 
-    def __init__(
-        self, config: Config, executor: Executor, clock: Clock | None = None, num_kv_groups: int = 1
-    ) -> None:
+    def __init__(self, config: Config, executor: Executor, clock: Clock | None = None, num_kv_groups: int = 1) -> None:
         self.number = 0
         self._clock = clock or SystemClock()
         self._port = _QueuePort()

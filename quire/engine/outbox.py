@@ -46,9 +46,7 @@ class Outbox:
         """One message to each client that is owed one."""
         for client, columns in self._by_client.items():
             logprobs = columns.logprobs if columns.asked else []
-            self._port.send(
-                client, Deltas(columns.ids, columns.counts, columns.tokens, logprobs, columns.ends, load())
-            )
+            self._port.send(client, Deltas(columns.ids, columns.counts, columns.tokens, logprobs, columns.ends, load()))
         self._by_client.clear()
 
     def _columns(self, request_id: int) -> _Columns:

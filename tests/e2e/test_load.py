@@ -7,7 +7,6 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +23,8 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuireServe]:
     checkpoint = make_llama(tmp_path_factory.mktemp("llama") / "model")
     # 60 blocks hold few of the longer sequences: 64 at once are preempted over and over
-    arguments = ("--port", "0", "--num-gpu-blocks-override", "60", "--served-model-name", "tiny", "--max-num-seqs", "32")
+    limits = ("--num-gpu-blocks-override", "60", "--max-num-seqs", "32")
+    arguments = ("--port", "0", "--served-model-name", "tiny", *limits)
     with QuireServe(str(checkpoint), *arguments, environment={"QUIRE_SERVER_DEV_MODE": "1"}) as server:
         yield server.wait_ready()
 
@@ -127,9 +127,10 @@ def test_wrong_requests_get_their_answer_and_disturb_nobody(server: QuireServe, 
     undisturbed = text_of(list(stream_lines(server.url + "/v1/completions", body)))
     failures: list[str] = []
     seen: list[str] = []
-    with httpx.Client(timeout=60) as other, httpx.stream(
-        "POST", server.url + "/v1/completions", json=body | {"stream": True}, timeout=60
-    ) as healthy:
+    with (
+        httpx.Client(timeout=60) as other,
+        httpx.stream("POST", server.url + "/v1/completions", json=body | {"stream": True}, timeout=60) as healthy,
+    ):
         lines, wrong = [], iter(WRONG_REQUESTS)
         for line in healthy.iter_lines():
             if not line.startswith("data: "):

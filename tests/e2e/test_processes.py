@@ -199,10 +199,10 @@ def test_a_missing_model_and_a_taken_port_have_codes_of_their_own(tmp_path: Path
     with QuireServe(str(tmp_path / "nothing"), "--port", "0") as server:
         assert server.wait(40) == 3
         assert str(tmp_path / "nothing") in server.last_line
-    with socket.create_server(("0.0.0.0", 0)) as taken:
-        with QuireServe(str(checkpoint), "--port", str(taken.getsockname()[1])) as server:
-            assert server.wait(20) == 6
-            assert "is taken by another program" in server.last_line
+    taken = socket.create_server(("0.0.0.0", 0))
+    with taken, QuireServe(str(checkpoint), "--port", str(taken.getsockname()[1])) as server:
+        assert server.wait(20) == 6
+        assert "is taken by another program" in server.last_line
 
 
 def test_a_truncated_weights_file_is_named(tmp_path: Path, checkpoint: Path) -> None:

@@ -12,7 +12,9 @@ from quire.messages import Add, Deltas, End, Ready
 from quire.sampling import SamplingParams
 
 
-def config(*, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, max_model_len: int = 512, **values: object) -> Config:
+def config(
+    *, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, max_model_len: int = 512, **values: object
+) -> Config:
     return Config().with_values(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -21,21 +23,34 @@ def config(*, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, max_model
     )
 
 
-def add(number: int, prompt: Sequence[int], max_tokens: int, *, prompt_len: int | None = None, stop_ids: Sequence[int] = (),
-        arrival: float = 0.0, **sampling: object) -> Add:
+def add(
+    number: int,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    prompt_len: int | None = None,
+    stop_ids: Sequence[int] = (),
+    arrival: float = 0.0,
+    **sampling: object,
+) -> Add:
     params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
     return Add(number, list(prompt), prompt_len or len(prompt), params, list(stop_ids), seed=number, arrival=arrival)
 
 
-def alone(prompt: Sequence[int], max_tokens: int, stop_ids: Sequence[int] = (), vocab_size: int = 512,
-          choose: Callable[[Sequence[int], int, int], int] = hash_token) -> list[int]:
+def alone(
+    prompt: Sequence[int],
+    max_tokens: int,
+    stop_ids: Sequence[int] = (),
+    vocab_size: int = 512,
+    choose: Callable[[Sequence[int], int, int], int] = hash_token,
+) -> list[int]:
     """The fake model's output for a prompt, without an engine."""
     history = list(prompt)
     for drawn in range(max_tokens):
         history.append(choose(history, drawn, vocab_size))
         if history[-1] in stop_ids:
             break
-    return history[len(prompt):]
+    return history[len(prompt) :]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The engine's loop on the fake executor: what each request gets is what it would get alone, and nothing is left held."""
+"""The engine's loop on the fake executor: each request gets what it would get alone, and nothing is left held."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_stop_token_ends_after_min_tokens_and_wastes_no_token() -> None:
     engine = Engine()
     prompt = [5, 6, 7]
     free = alone(prompt, 50)
-    outcome = engine.run([add(1, prompt, 50, stop_ids=[free[4]]), add(2, prompt, 50, stop_ids=[free[4]], min_tokens=20)])
+    outcome = engine.run(
+        [add(1, prompt, 50, stop_ids=[free[4]]), add(2, prompt, 50, stop_ids=[free[4]], min_tokens=20)]
+    )
     assert outcome.tokens[1] == free[: free.index(free[4]) + 1]
     assert outcome.ends[1].reason == "stop"
     assert outcome.tokens[2] == free

@@ -1,4 +1,4 @@
-"""Random lives of requests against the invariants: nothing leaks, nothing is lost, every token is what it would be alone.
+"""Random lives of requests against the invariants: nothing leaks, nothing is lost, every token is right.
 
 The fake executor stores tokens in the blocks, so sharing or freeing a block wrongly shows as a wrong token.
 """
@@ -28,9 +28,7 @@ class Lives(RuleBasedStateMachine):
         tokens=st.integers(1, 20),
         max_in_flight=st.integers(1, 3),
     )
-    def start(
-        self, num_blocks: int, block_size: int, groups: int, seqs: int, tokens: int, max_in_flight: int
-    ) -> None:
+    def start(self, num_blocks: int, block_size: int, groups: int, seqs: int, tokens: int, max_in_flight: int) -> None:
         self.pool = BlockPool(num_blocks * groups, block_size)
         self.capacity = num_blocks * block_size
         self.executor = FakeExecutor(num_blocks * groups, block_size, num_groups=groups, max_in_flight=max_in_flight)
@@ -41,7 +39,11 @@ class Lives(RuleBasedStateMachine):
         self.ended: dict[int, str] = {}
         self.aborted: set[int] = set()
 
-    @rule(prompt=st.lists(st.integers(0, 511), min_size=1, max_size=60), max_tokens=st.integers(1, 40), stop=st.booleans())
+    @rule(
+        prompt=st.lists(st.integers(0, 511), min_size=1, max_size=60),
+        max_tokens=st.integers(1, 40),
+        stop=st.booleans(),
+    )
     def arrive(self, prompt: list[int], max_tokens: int, stop: bool) -> None:
         max_tokens = min(max_tokens, self.capacity - len(prompt))
         if max_tokens < 1:
