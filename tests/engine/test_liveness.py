@@ -1,0 +1,94 @@
+"""A client that falls silent has its requests aborted; one that never beat is not watched."""
+
+from __future__ import annotations
+
+from quire.engine.core import EngineCore
+from quire.engine.liveness import SILENT_AFTER_S
+from quire.executor.fake import FakeExecutor
+from quire.messages import CLIENT_SHIFT, ClientHeartbeat, Deltas, FromEngine, Heartbeat, Ready, ToEngine
+from tests.engine.harness import add, config
+
+
+class ManualClock:
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class ListPort:
+    def __init__(self) -> None:
+        self.inbox: list[ToEngine] = []
+        self.sent: list[tuple[int, FromEngine]] = []
+
+    def drain(self, wait: float | None) -> list[ToEngine]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, client: int, message: FromEngine) -> None:
+        self.sent.append((client, message))
+
+    def to(self, client: int, kind: type) -> list[FromEngine]:
+        return [message for number, message in self.sent if number == client and isinstance(message, kind)]
+
+
+def engine(clock: ManualClock, port: ListPort) -> EngineCore:
+    executor = FakeExecutor()
+    return EngineCore(config(), executor.start(), executor, port, clock)
+
+
+def test_a_silent_clients_requests_are_aborted_and_others_go_on() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    port.inbox = [ClientHeartbeat(1), ClientHeartbeat(2)]
+    port.inbox += [add(client << CLIENT_SHIFT | 1, [1, 2, 3], 400) for client in (1, 2, 3)]
+    for _ in range(4):
+        core.turn(0)
+    clock.time += SILENT_AFTER_S + 1
+    port.inbox = [ClientHeartbeat(2)]
+    core.turn(0)
+    for _ in range(450):
+        core.turn(0)
+    reasons = {end.id >> CLIENT_SHIFT: end.reason for _, m in port.sent if isinstance(m, Deltas) for end in m.ends}
+    assert reasons == {1: "abort", 2: "length", 3: "length"}
+    assert core.counts()["free_blocks"] == core.counts()["blocks"]
+
+
+def test_each_new_client_is_told_that_the_engine_is_ready_once() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    for _ in range(3):
+        port.inbox = [ClientHeartbeat(4)]
+        core.turn(0)
+    assert port.to(4, Ready) == [core.ready]
+
+
+def test_heartbeats_say_when_the_engine_last_moved() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    port.inbox = [ClientHeartbeat(1)]
+    for _ in range(3):
+        clock.time += 1.5
+        core.turn(0)
+    beats = port.to(1, Heartbeat)
+    assert [beat.now for beat in beats if isinstance(beat, Heartbeat)] == [101.5, 103.0, 104.5]
+    assert all(isinstance(beat, Heartbeat) and beat.last_progress == beat.now for beat in beats)
+
+
+def test_a_stuck_executor_shows_in_the_heartbeat() -> None:
+    class Stuck(FakeExecutor):
+        def collect(self, timeout: float | None) -> None:
+            clock.time += timeout or 0.0
+
+    clock, port = ManualClock(), ListPort()
+    executor = Stuck()
+    core = EngineCore(config(), executor.start(), executor, port, clock)
+    port.inbox = [ClientHeartbeat(1), add(1 << CLIENT_SHIFT, [1], 5)]
+    began = clock.time
+    for _ in range(5):
+        core.turn(0)
+    last = port.to(1, Heartbeat)[-1]
+    assert isinstance(last, Heartbeat)
+    assert last.last_progress == began
+    assert last.now >= began + 4

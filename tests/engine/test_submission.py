@@ -1,0 +1,65 @@
+"""Limits and seeds of a request, resolved."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.clock import SystemClock
+from quire.engine.submission import Submission, choice_seed
+from quire.errors import ContextLengthError, RequestError
+from quire.messages import CLIENT_SHIFT, Ready
+from quire.sampling import SamplingParams
+
+
+def submission(num_blocks: int = 8, max_model_len: int = 100, number: int = 2) -> Submission:
+    ready = Ready("m", max_model_len, vocab_size=50, num_blocks=num_blocks, block_size=16)
+    return Submission(number, ready, [7], 5, SystemClock(), iter(range(1000, 2000)).__next__)
+
+
+def test_ids_name_their_client_and_are_never_reused() -> None:
+    made = submission()
+    ids = [add.id for _ in range(3) for add in made.adds([1], SamplingParams(n=2))]
+    assert len(set(ids)) == 6
+    assert {i >> CLIENT_SHIFT for i in ids} == {2}
+
+
+def test_seeds_are_drawn_or_spread_from_the_requests_own() -> None:
+    made = submission()
+    assert [add.seed for add in made.adds([1], SamplingParams())] == [1000]
+    given = [add.seed for add in made.adds([1], SamplingParams(seed=-1, n=3))]
+    assert given == [choice_seed(-1, 0), choice_seed(-1, 1), choice_seed(-1, 2)]
+    assert given[0] == 2**64 - 1
+    assert len({choice_seed(5, i) for i in range(10_000)}) == 10_000
+
+
+def test_max_tokens_is_what_is_left() -> None:
+    (add,) = submission().adds([1] * 30, SamplingParams(max_tokens=None))
+    assert add.sampling.max_tokens == 70
+    (add,) = submission(num_blocks=2).adds([1] * 30, SamplingParams(max_tokens=None))
+    assert add.sampling.max_tokens == 2
+
+
+def test_stop_ids_are_the_models_and_the_requests() -> None:
+    made = submission()
+    assert made.adds([1], SamplingParams(stop_token_ids=[9]))[0].stop_ids == [7, 9]
+    assert made.adds([1], SamplingParams(stop_token_ids=[9], ignore_eos=True))[0].stop_ids == [9]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "error", "message"),
+    [
+        ([], SamplingParams(), RequestError, "empty"),
+        ([50], SamplingParams(), RequestError, "Token id 50"),
+        ([-1], SamplingParams(), RequestError, "Token id -1"),
+        ([1] * 100, SamplingParams(max_tokens=None), ContextLengthError, "at most 100"),
+        ([1] * 90, SamplingParams(max_tokens=11), ContextLengthError, "lower max_tokens to 10"),
+        ([1] * 90, SamplingParams(max_tokens=None, min_tokens=11), ContextLengthError, "min_tokens is 11"),
+        ([1], SamplingParams(logprobs=6), RequestError, "at most 5"),
+        ([1], SamplingParams(stop_token_ids=[50]), RequestError, "stop_token_ids: 50"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_numbers(
+    tokens: list[int], params: SamplingParams, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        submission().adds(tokens, params)

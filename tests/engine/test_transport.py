@@ -1,0 +1,81 @@
+"""Messages over ZMQ between an engine's port and its clients."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from quire.engine.transport import ZmqClient, ZmqPort, engine_address, report_death
+from quire.messages import Abort, ClientHeartbeat, Dead, Done, FromEngine
+from tests.engine.harness import add
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="q-") as name:  # short: the path of a Unix socket has 107 bytes
+        yield Path(name)
+
+
+@pytest.fixture
+def port(directory: Path) -> Iterator[ZmqPort]:
+    port = ZmqPort(directory)
+    yield port
+    port.close()
+
+
+@pytest.fixture
+def client(directory: Path) -> Iterator[ZmqClient]:
+    client = ZmqClient(directory, 3)
+    yield client
+    client.close()
+
+
+def test_messages_arrive_as_they_were_sent_and_in_order(port: ZmqPort, client: ZmqClient) -> None:
+    sent = [add(3 << 48 | 1, range(500), 7, stop=["x"], seed=9), Abort([1, 2]), ClientHeartbeat(3)]
+    for message in sent:
+        client.send(message)
+    got = port.drain(2.0)
+    while len(got) < 3:
+        got += port.drain(2.0)
+    assert got == sent
+    answers: list[FromEngine] = [Done(i, {"a": i}) for i in range(100)]
+    for answer in answers:
+        port.send(3, answer)
+    assert [client.receive(2.0) for _ in answers] == answers
+
+
+def test_an_idle_wait_ends_in_time(port: ZmqPort, client: ZmqClient) -> None:
+    assert port.drain(0.0) == []
+    assert port.drain(0.01) == []
+    assert client.receive(0.01) is None
+
+
+def test_what_is_no_message_is_dropped_and_the_next_one_arrives(
+    port: ZmqPort, client: ZmqClient, directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = zmq.Context()
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(engine_address(directory))
+    for garbage in (b"", b"\xc1", b"\x93\xa3Add\x01\x02", b"\x00" * 10_000):
+        stranger.send(garbage)
+    stranger.close()
+    context.term()
+    client.send(Abort([5]))
+    got = port.drain(2.0)
+    while not got:
+        got = port.drain(2.0)
+    assert got == [Abort([5])]
+    port.drain(0.1)
+    assert caplog.text.count("none of ours") == 4
+
+
+def test_death_is_announced_by_the_engine_or_by_who_noticed(port: ZmqPort, client: ZmqClient, directory: Path) -> None:
+    port.send(3, Done(1))
+    port.announce_death("planted")
+    assert [client.receive(2.0), client.receive(2.0)] == [Done(1), Dead("planted")]
+    report_death(directory, 3, "seen from outside")
+    assert client.receive(2.0) == Dead("seen from outside")
