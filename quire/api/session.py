@@ -223,11 +223,9 @@ class EngineSession:
     # --- messages from the engine -----------------------------------------------------------------------------------
 
     def _on_message(self, message: FromEngine) -> None:
-        now = self._liveness.heard()
         match message:
             case Deltas():
-                self._liveness.moved(now)
-                self._on_deltas(message, now)
+                self._on_deltas(message, self._clock.now())
             case Heartbeat():
                 self._liveness.moved(message.last_progress)
                 self.stats.load = message.load
@@ -255,6 +253,7 @@ class EngineSession:
         self._ready_event.set()
 
     def _on_deltas(self, deltas: Deltas, now: float) -> None:
+        self._liveness.moved(now)
         self.stats.load = deltas.load
         at = 0
         ends = {end.id: end for end in deltas.ends}

@@ -84,6 +84,11 @@ def test_no_spelling_and_no_host_leads_around(guarded: Server, target: str, host
     assert status != b"200"
 
 
+def test_a_public_route_is_public_for_its_own_methods_only(guarded: Server) -> None:
+    assert guarded.post("/health", {}).status_code == 401
+    assert guarded.http.delete(guarded.url + "/metrics").status_code == 401
+
+
 def test_preflights_need_no_key(guarded: Server) -> None:
     headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     answer = guarded.http.options(guarded.url + "/v1/chat/completions", headers=headers)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -126,3 +129,24 @@ def test_the_application_loads_nothing_heavy(tmp_path: Path) -> None:
     code = f"import sys, quire.api.app; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_huge_prompt_does_not_stop_the_event_loop(tmp_path: Path) -> None:
+    async def longest_pause() -> float:
+        worst, last = 0.0, time.perf_counter()
+        while not finished.is_set():
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            worst, last = max(worst, now - last), now
+        return worst
+
+    finished = threading.Event()
+    with running(tmp_path) as server:
+        measured = asyncio.run_coroutine_threadsafe(longest_pause(), server.loop)
+        begin = time.perf_counter()
+        answer = server.post("/tokenize", {"prompt": "the quick brown fox " * 400})
+        assert answer.json()["count"] > 1_000
+        answer = server.post("/v1/completions", {"prompt": "the quick brown fox " * 100_000})
+        assert answer.status_code == 400
+        finished.set()
+        assert measured.result(10) < max(0.25, (time.perf_counter() - begin) / 2)

@@ -217,6 +217,7 @@ CHAT = [
     _unsupported("presence_penalty", 0.5),
     _unsupported("frequency_penalty", -1),
     _unsupported("repetition_penalty", 1.1),
+    _unsupported("best_of", True),
     _unsupported("structured_outputs", {"regex": "(a+)+$"}),
     _unsupported("guided_json", {"type": "object"}),
     _unsupported("guided_regex", "(a+)+$"),

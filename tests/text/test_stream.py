@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from quire.sampling import SamplingParams
 from quire.text.detokenizer import Detokenizer
+from quire.text.stop import StopStrings
 from quire.text.stream import TextStream
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import IM_END_ID, write_tokenizer
+from tests.text.test_tokenizer import LLAMA_2, train_spm
 
 TEXTS = ["naïve café 你好 世界 🙂👩‍👩‍👧", "the quick brown fox", "one\n\ntwo  three", "a�b", "é"]
 
@@ -23,6 +25,13 @@ TEXTS = ["naïve café 你好 世界 🙂👩‍👩‍👧", "the quick brown f
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(directory)
+    return load_tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    directory = tmp_path_factory.mktemp("sentencepiece")
+    train_spm(directory, "bpe", **LLAMA_2)
     return load_tokenizer(directory)
 
 
@@ -67,6 +76,42 @@ def test_every_split_gives_the_whole_text_cut_at_the_stop_string(tokenizer: Toke
     assert streamed(tokenizer, tokens, params, cuts)[0] == whole(tokenizer, tokens, params)
     one_by_one = streamed(tokenizer, tokens, params, list(range(len(tokens))))
     assert one_by_one == streamed(tokenizer, tokens, params, cuts)
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "kept"),
+    [
+        (["aab"], "aaab", "a"),
+        (["abab!"], "ababab!", "ab"),
+        (["abcabd"], "abcabcabd", "abc"),
+        (["bc", "abcd"], "abcd", "a"),
+        (["bcd", "abcd"], "abcd", ""),
+    ],
+)
+def test_the_stop_string_that_is_complete_first_wins(stops: list[str], text: str, kept: str) -> None:
+    for size in (1, 2, 3, len(text)):
+        watch = StopStrings(stops)
+        seen = ""
+        for at in range(0, len(text), size):
+            wanted, stop = watch.push(text[at : at + size])
+            seen += wanted
+            if stop:
+                break
+        assert (seen, stop in stops) == (kept, True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_sentencepiece_stream_is_what_follows_the_prompt(sentencepiece: Tokenizer, data: st.DataObject) -> None:
+    text = data.draw(st.text(alphabet="abc é你🙂 ", min_size=1, max_size=30))
+    tokens = sentencepiece.encode(text)
+    cut = data.draw(st.integers(0, len(tokens)))
+    detokenizer = Detokenizer(sentencepiece, before=tokens[:cut])
+    shown = "".join(map(detokenizer.push, tokens[cut:])) + detokenizer.finish()
+    if "�" not in shown:  # a prompt that ends within a character leaves the rest of it without a meaning
+        assert shown == sentencepiece.decode(tokens).removeprefix(sentencepiece.decode(tokens[:cut]))
+    if cut == 0:
+        assert shown == text == sentencepiece.decode(tokens)
 
 
 def test_half_a_character_is_never_shown(tokenizer: Tokenizer) -> None:
