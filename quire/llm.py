@@ -23,13 +23,13 @@ from quire.config.foreign import FOREIGN, check_foreign
 from quire.engine.choices import choose
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
-from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire.errors import ConfigError, GenerationError, RequestError
 from quire.executor.local import LocalExecutor
 from quire.messages import Abort, Add, Deltas, End, Ready, TokenLogprobs
-from quire.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from quire.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.sampling import SamplingParams
+from quire.text.choice import Choice, Delta, Piece
 from quire.text.model_text import load_model_text
-from quire.text.stream import TextStream
 from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -171,21 +171,20 @@ class LLM:
                 if not isinstance(message, Deltas):
                     continue
                 for sequence in _deliver(message, open_sequences):
-                    if not sequence.engine_ended:
+                    if sequence.end is None:
                         self._engine.send(Abort([sequence.add.id]))
                     del open_sequences[sequence.add.id]
                     if bar is not None:
-                        bar.advance(len(sequence.token_ids))
+                        bar.advance(len(sequence.whole.tokens))
 
     def _sequence(self, add: Add, index: int) -> _Sequence:
-        stream = TextStream(self._text.tokenizer, add.sampling, add.tokens[-8:], add.stop_ids)
-        return _Sequence(add, index, stream)
+        return _Sequence(add, index, Choice(add, self._text.tokenizer))
 
     def _output(self, text: str | None, tokens: list[int], sequences: Sequence[_Sequence]) -> RequestOutput:
         number, self._next_request = self._next_request, self._next_request + 1
         for sequence in sequences:
-            if sequence.error:
-                raise EngineDeadError(sequence.error)
+            if sequence.end is not None and sequence.end.reason == "error":
+                raise GenerationError(sequence.end.message)
         return RequestOutput(str(number), text, tokens, [s.output(self._text.tokenizer) for s in sequences])
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -213,46 +212,32 @@ class LLM:
 
 @dataclass
 class _Sequence:
-    """One sequence while it grows."""
+    """One sequence while it grows: what came so far, and whether the engine has ended it."""
 
     add: Add
     index: int
-    stream: TextStream
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    text: str = ""
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    engine_ended: bool = False
-    error: str = ""
+    choice: Choice
+    whole: Piece = field(default_factory=Piece)
+    end: End | None = None
 
-    def push(self, tokens: list[int], logprobs: list[TokenLogprobs | None], end: End | None) -> bool:
+    def take(self, delta: Delta) -> bool:
         """Take in what a step brought; whether the sequence is over."""
-        delta = self.stream.push(tokens, final=end is not None)
-        self.text += delta.text
-        self.token_ids += tokens[: delta.tokens_used]
-        self.logprobs += [entry for entry in logprobs[: delta.tokens_used] if entry is not None]
-        self.engine_ended = end is not None
-        if delta.stop is not None:
-            self.finish_reason, self.stop_reason = "stop", delta.stop
-        elif end is not None:
-            self.finish_reason, self.error = end.reason, end.message
-            if end.reason == "stop" and self.token_ids[-1] in (self.add.sampling.stop_token_ids or ()):
-                self.stop_reason = self.token_ids[-1]
-        return self.finish_reason is not None
+        self.whole.add(self.choice.take(delta))
+        self.end = delta.end
+        return self.choice.finished
 
     def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
         """The finished sequence."""
-        asked = self.add.sampling.logprobs is not None
-        entries = zip(self.token_ids, self.logprobs, strict=True) if asked else ()
+        whole, asked = self.whole, self.add.sampling.logprobs is not None
+        entries = zip(whole.tokens, whole.logprobs, strict=True) if asked else ()
         return CompletionOutput(
             index=self.index,
-            text=self.text,
-            token_ids=self.token_ids,
-            cumulative_logprob=sum(entry.logprob for entry in self.logprobs) if asked else None,
+            text=whole.text,
+            token_ids=whole.tokens,
+            cumulative_logprob=sum(entry.logprob for entry in whole.logprobs) if asked else None,
             logprobs=[_logprobs(token, entry, tokenizer) for token, entry in entries] if asked else None,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
         )
 
 
@@ -269,18 +254,13 @@ def _logprobs(token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None) -> 
 def _deliver(deltas: Deltas, open_sequences: Mapping[int, _Sequence]) -> list[_Sequence]:
     """Hand a step's tokens and ends to their sequences; those that are over now."""
     ends = {end.id: end for end in deltas.ends}
-    over, position = [], 0
+    news, position = [], 0
     for number, count in zip(deltas.ids, deltas.counts, strict=True):
         span = slice(position, position + count)
         position += count
-        sequence = open_sequences.get(number)
-        if sequence and sequence.push(deltas.tokens[span], deltas.logprobs[span], ends.pop(number, None)):
-            over.append(sequence)
-    for number, end in ends.items():
-        sequence = open_sequences.get(number)
-        if sequence and sequence.push([], [], end):
-            over.append(sequence)
-    return over
+        news.append((number, Delta(deltas.tokens[span], deltas.logprobs[span], ends.pop(number, None))))
+    news += [(number, Delta(end=end)) for number, end in ends.items()]
+    return [s for number, delta in news if (s := open_sequences.get(number)) and s.take(delta)]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

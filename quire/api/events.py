@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from quire.api.choice import Generation, Piece
 from quire.api.errors import error_body, internal_error_body
+from quire.api.generation import Generation
 from quire.api.shapes import Shape
 from quire.errors import QuireError
+from quire.text.choice import Piece
 
 logger = logging.getLogger(__name__)
 

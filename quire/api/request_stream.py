@@ -8,19 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from quire.errors import QuireError
 from quire.messages import Add, End, TokenLogprobs
-
-
-@dataclass
-class Delta:
-    """What one sequence gained since it was last read; `end` is set once, with or after its last tokens."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    end: End | None = None
+from quire.text.choice import Delta
 
 
 class RequestStream:

@@ -11,9 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.choice import Generation
 from quire.api.delivery import EventStream
 from quire.api.events import EventWriter
+from quire.api.generation import Generation
 from quire.api.prompts import Prompts
 from quire.api.request_stream import RequestStream
 from quire.api.schemas.sampling import SamplingFields

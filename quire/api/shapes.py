@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from quire.api.choice import Piece
 from quire.messages import TokenLogprobs
+from quire.text.choice import Piece
 from quire.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
@@ -73,9 +73,9 @@ class CompletionShape:
             return None
         tokens = [token_text(self._tokenizer, token) for token in piece.tokens]
         offsets = []
-        for token in tokens:
+        for token in piece.tokens:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(token)
+            self._offsets[index] += self._characters(token)
         tops = []
         for text, entry in zip(tokens, piece.logprobs, strict=True):
             likeliest = zip(entry.top_ids, entry.top_logprobs, strict=True)
@@ -87,6 +87,11 @@ class CompletionShape:
             "tokens": tokens,
             "top_logprobs": tops,
         }
+
+    def _characters(self, token: int) -> int:
+        """How many characters of the text begin in a token."""
+        data = self._tokenizer.token_bytes(token) if self._tokenizer else b""
+        return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 class ChatShape:
@@ -135,8 +140,15 @@ class ChatShape:
 
 
 def token_text(tokenizer: Tokenizer | None, token: int) -> str:
-    """A token as log probabilities name it: its text, or its number when nothing here knows texts."""
-    return tokenizer.token_bytes(token).decode("utf-8", "replace") if tokenizer else f"token_id:{token}"
+    """A token as log probabilities name it: its text, its bytes when they are no whole characters, or its number when
+    nothing here knows texts."""
+    if tokenizer is None:
+        return f"token_id:{token}"
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def answer(head: dict[str, Any], shape: Shape, pieces: Sequence[Piece], usage: dict[str, int]) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_a_failure_inside_a_stream_is_its_last_event(server: Server, monkeypatch
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("quire.api.choice.Choice.take", broken)
+    monkeypatch.setattr("quire.text.choice.Choice.take", broken)
     answer = server.post("/v1/completions", {"prompt": "a", "stream": True})
     assert answer.status_code == 200
     assert answer.text.count("data: ") == 2

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.api.choice import Choice
-from quire.api.request_stream import Delta
 from quire.api.shapes import LOWEST_LOGPROB, ChatShape, CompletionShape
 from quire.messages import Add, End, TokenLogprobs
 from quire.sampling import SamplingParams
+from quire.text.choice import Choice, Delta
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import write_tokenizer
 

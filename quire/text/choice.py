@@ -1,18 +1,25 @@
 """One sequence as a reader sees it: text, tokens and log probabilities, up to its end.
 
-Owns joining the engine's deltas with the text stream, and which of them ended the sequence. Knows no answer format.
+Owns joining what the engine sends with the text stream, and which of the two ended the sequence. Used by the server and
+by `LLM`; knows no answer format.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from quire.api.request_stream import Delta, RequestStream
-from quire.api.session import EngineSession
 from quire.messages import Add, End, EndReason, TokenLogprobs
 from quire.text.stream import TextStream
 from quire.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Delta:
+    """What one sequence gained since it was last read; `end` is set once, with or after its last tokens."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    end: End | None = None
 
 
 @dataclass
@@ -72,65 +79,3 @@ class Choice:
     def _stop_token(self, delta: Delta, end: End) -> int | None:
         last = delta.tokens[-1] if delta.tokens and end.reason == "stop" else None
         return last if last in self._stop_token_ids else None
-
-
-class Generation:
-    """All choices of one request, read until the last one has ended.
-
-    Attributes:
-        choices: By index.
-        prompt_tokens: Of all prompts together, each counted once.
-    """
-
-    def __init__(self, session: EngineSession, stream: RequestStream, tokenizer: Tokenizer | None) -> None:
-        self._session = session
-        self._stream = stream
-        self.choices = [Choice(add, tokenizer) for add in stream.adds]
-        self.prompt_tokens = sum(add.prompt_len for add in stream.adds[:: stream.adds[0].sampling.n])
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all choices so far."""
-        return sum(choice.num_tokens for choice in self.choices)
-
-    def close(self) -> None:
-        """Give back what still runs."""
-        self._session.close_stream(self._stream)
-
-    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
-        """What each choice gained, a step at a time.
-
-        Raises:
-            QuireError: The request failed.
-        """
-        while not all(choice.finished for choice in self.choices):
-            news = []
-            for index, delta in await self._stream.read():
-                if self.choices[index].finished:
-                    continue
-                piece = self.choices[index].take(delta)
-                news.append((index, piece))
-                if piece.finish_reason is not None:
-                    self._session.stop(self._stream, index, piece.finish_reason)
-            yield news
-
-    async def collect(self) -> list[Piece]:
-        """Every choice as a whole.
-
-        Raises:
-            QuireError: The request failed.
-        """
-        whole = [Piece() for _ in self.choices]
-        async for news in self.pieces():
-            for index, piece in news:
-                whole[index].add(piece)
-        return whole
-
-    def usage(self) -> dict[str, int]:
-        """OpenAI's token counts."""
-        completion = self.completion_tokens
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "total_tokens": self.prompt_tokens + completion,
-            "completion_tokens": completion,
-        }

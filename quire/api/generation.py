@@ -1,0 +1,72 @@
+"""All choices of one HTTP request, read until the last one has ended. Knows no answer format."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from quire.api.request_stream import RequestStream
+from quire.api.session import EngineSession
+from quire.text.choice import Choice, Piece
+from quire.text.tokenizer import Tokenizer
+
+
+class Generation:
+    """All choices of one request, read until the last one has ended.
+
+    Attributes:
+        choices: By index.
+        prompt_tokens: Of all prompts together, each counted once.
+    """
+
+    def __init__(self, session: EngineSession, stream: RequestStream, tokenizer: Tokenizer | None) -> None:
+        self._session = session
+        self._stream = stream
+        self.choices = [Choice(add, tokenizer) for add in stream.adds]
+        self.prompt_tokens = sum(add.prompt_len for add in stream.adds[:: stream.adds[0].sampling.n])
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    def close(self) -> None:
+        """Give back what still runs."""
+        self._session.close_stream(self._stream)
+
+    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """What each choice gained, a step at a time.
+
+        Raises:
+            QuireError: The request failed.
+        """
+        while not all(choice.finished for choice in self.choices):
+            news = []
+            for index, delta in await self._stream.read():
+                if self.choices[index].finished:
+                    continue
+                piece = self.choices[index].take(delta)
+                news.append((index, piece))
+                if piece.finish_reason is not None:
+                    self._session.stop(self._stream, index, piece.finish_reason)
+            yield news
+
+    async def collect(self) -> list[Piece]:
+        """Every choice as a whole.
+
+        Raises:
+            QuireError: The request failed.
+        """
+        whole = [Piece() for _ in self.choices]
+        async for news in self.pieces():
+            for index, piece in news:
+                whole[index].add(piece)
+        return whole
+
+    def usage(self) -> dict[str, int]:
+        """OpenAI's token counts."""
+        completion = self.completion_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + completion,
+            "completion_tokens": completion,
+        }
