@@ -1,6 +1,7 @@
 """Settings that vLLM's users know and this version does not offer: a closed list.
 
-A neutral value is accepted, with one warning; any other is refused by name. As a setting becomes real its line goes.
+A neutral value (one that asks for nothing) is accepted, with one warning; any other is refused by name. As a setting
+becomes real its entry goes. Serves the command line and `LLM(**settings)` alike.
 """
 
 from __future__ import annotations
@@ -16,48 +17,165 @@ ANY = object()
 
 @dataclass(frozen=True)
 class ForeignSetting:
-    """What may be passed without effect, and why it has none or what to do instead."""
+    """What may be passed without effect (None always may), and why it has none or what to do instead."""
 
     neutral: tuple[Any, ...]
     advice: str
+    is_flag: bool = False
+    """Whether it takes no value on the command line."""
 
-    @property
-    def is_flag(self) -> bool:
-        """Whether it takes no value on the command line."""
-        return any(isinstance(value, bool) for value in self.neutral)
+
+def _group(advice: str, **neutral: Any) -> dict[str, ForeignSetting]:
+    """Settings that share their advice, each with its neutral value, or a tuple of several."""
+    return {
+        name: ForeignSetting(value if isinstance(value, tuple) else (value,), advice, isinstance(value, bool))
+        for name, value in neutral.items()
+    }
+
+
+def _flags(advice: str, *names: str) -> dict[str, ForeignSetting]:
+    """Flags without a value that mean nothing here, set or not."""
+    return {name: ForeignSetting((True, False), advice, is_flag=True) for name in names}
 
 
 _LATER = "it comes in a later version; leave it out"
 
-FOREIGN: dict[str, ForeignSetting] = {
-    "tensor_parallel_size": ForeignSetting((1,), _LATER),
-    "pipeline_parallel_size": ForeignSetting((1,), _LATER),
-    "data_parallel_size": ForeignSetting((1,), _LATER),
-    "enable_expert_parallel": ForeignSetting((False,), _LATER),
-    "distributed_executor_backend": ForeignSetting((None, "uni", "mp"), _LATER),
-    "gpu_memory_utilization": ForeignSetting(
-        (ANY,), "this version runs on the CPU; --kv-cache-memory-bytes sizes the cache"
+_WITHOUT_EFFECT: dict[str, ForeignSetting] = {
+    **_group("one step is planned while the one before it runs, always", num_scheduler_steps=ANY),
+    **_group("no token is read twice because of delays", scheduler_delay_factor=(0, 0.0)),
+    **_group("long prompts are always read in chunks", enable_chunked_prefill=True),
+    **_group("the next step is always planned ahead", async_scheduling=True),
+    **_group("requests are logged only with --enable-log-requests", disable_log_requests=True),
+    **_group("a stream always brings each token as it is drawn", stream_interval=1),
+    **_group("the tokenizers library reads every tokenizer", tokenizer_mode=("auto", "hf", "slow", "fast")),
+    **_group("one thread tokenizes; there is no pool", tokenizer_pool_size=ANY, renderer_num_workers=ANY),
+    **_group("block hashes never collide and need no choice", prefix_caching_hash_algo=("sha256", "sha256_cbor")),
+    **_group("the weights' format is seen from their files", config_format=("auto", "hf")),
+    **_group("every model runs on Quire's own code", model_impl=("auto", "vllm")),
+    **_group("adapters never extend the vocabulary", lora_extra_vocab_size=ANY),
+    **_group("the engine has one generation", use_v2_block_manager=ANY),
+    **_group("there is no limit below --max-model-len", max_seq_len_to_capture=ANY, max_context_len_to_capture=ANY),
+    **_flags("there are no graphs to capture on a CPU", "enforce_eager"),
+    **_flags("there is no attention of that kind to switch off", "disable_cascade_attn", "disable_sliding_window"),
+    **_flags(
+        "the KV cache has one layout", "disable_hybrid_kv_cache_manager", "calculate_kv_scales",
+        "kv_sharing_fast_prefill", "scheduler_reserve_full_isl",
     ),
-    "enforce_eager": ForeignSetting((True, False), "there are no graphs to capture on a CPU"),
-    "enable_chunked_prefill": ForeignSetting((True,), "long prompts are always read in chunks"),
-    "enable_prefix_caching": ForeignSetting((False,), _LATER),
-    "swap_space": ForeignSetting((0,), _LATER),
-    "preemption_mode": ForeignSetting((None, "recompute"), _LATER),
-    "scheduling_policy": ForeignSetting(("fcfs",), _LATER),
-    "cpu_offload_gb": ForeignSetting((0,), _LATER),
-    "quantization": ForeignSetting((None,), _LATER),
-    "kv_cache_dtype": ForeignSetting(("auto",), _LATER),
-    "tokenizer_mode": ForeignSetting(("auto", "hf"), "the tokenizers library reads every tokenizer"),
-    "trust_remote_code": ForeignSetting((False,), "code from a model's repository is never run"),
-    "enable_lora": ForeignSetting((False,), _LATER),
-    "speculative_model": ForeignSetting((None,), _LATER),
-    "speculative_config": ForeignSetting((None,), _LATER),
-    "num_speculative_tokens": ForeignSetting((None,), _LATER),
-    "enable_auto_tool_choice": ForeignSetting((False,), _LATER),
-    "tool_call_parser": ForeignSetting((None,), _LATER),
-    "reasoning_parser": ForeignSetting((None,), _LATER),
-    "disable_log_requests": ForeignSetting((True,), "requests are logged only with --enable-log-requests"),
-}
+    **_flags("prompt token counts are always in `usage`", "enable_prompt_tokens_details"),
+    **_flags("the server's load is always at /load", "enable_server_load_tracking"),
+    **_flags("the API always runs in a process of its own", "disable_frontend_multiprocessing"),
+    **_flags("nothing is ever reported to anyone", "disable_usage_stats"),
+}  # fmt: skip
+
+_DEVICES: dict[str, ForeignSetting] = {
+    **_group(
+        "this version runs on the CPU; --kv-cache-memory-bytes sizes the cache", gpu_memory_utilization=ANY
+    ),
+    **_group("this version runs on one device; leave it out or pass 1",
+        tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1,
+        prefill_context_parallel_size=1, nnodes=1, data_parallel_size_local=1, api_server_count=1,
+    ),
+    **_group("this version runs on one device; leave it out",
+        distributed_executor_backend=("uni", "mp"), device=("auto", "cpu"), enable_expert_parallel=False,
+        node_rank=0, master_addr="127.0.0.1", master_port=29501, data_parallel_rank=0, data_parallel_start_rank=0,
+        data_parallel_address=None, data_parallel_rpc_port=ANY, data_parallel_backend="mp",
+        data_parallel_hybrid_lb=False, data_parallel_external_lb=False, all2all_backend=None, enable_eplb=False,
+        eplb_config=None, num_redundant_experts=0, expert_placement_strategy="linear", enable_dbo=False,
+        enable_elastic_ep=False, distributed_timeout_seconds=None, headless=False, worker_cls="auto",
+        worker_extension_cls=None, worker_use_ray=False, ray_workers_use_nsight=False,
+    ),
+    **_flags("there is one device, and nothing to reduce over", "disable_custom_all_reduce"),
+    **_group("weights are read by one process", max_parallel_loading_workers=ANY),
+    **_group("this version runs on the CPU; leave it out",
+        attention_backend=None, attention_config=None, cudagraph_capture_sizes=None, max_cudagraph_capture_size=None,
+        compilation_config=None, optimization_level=(0, 1, 2, 3), cudagraph_metrics=False, moe_backend="auto",
+        linear_backend="auto", kernel_config=None, enable_sleep_mode=False, numa_bind=False,
+    ),
+    **_group("weights stay in memory", cpu_offload_gb=(0, 0.0), offload_backend="auto", offload_group_size=0),
+}  # fmt: skip
+
+_MODEL: dict[str, ForeignSetting] = {
+    **_group("code from a model's repository is never run", trust_remote_code=False),
+    **_group("quantized weights come in a later version; give a model in bfloat16 or float32",
+        quantization=None, quantization_config=None, kv_cache_dtype="auto", kv_cache_dtype_skip_layers=None,
+        allow_deprecated_quantization=False,
+    ),
+    **_group("GGUF files come in a later version; give a directory with safetensors", gguf_file=None),
+    **_group("this version generates text only; leave it out",
+        runner=("auto", "generate"), convert=("auto", "none"), task=("auto", "generate"), pooler_config=None,
+        override_pooler_config=None, limit_mm_per_prompt=None, language_model_only=False, media_io_kwargs=None,
+        mm_processor_kwargs=None, mm_processor_cache_gb=ANY, enable_mm_embeds=False, enable_prompt_embeds=False,
+        allowed_local_media_path="", allowed_media_domains=None, interleave_mm_strings=False, skip_mm_profiling=False,
+    ),
+    **_group("--revision is used for the tokenizer too", tokenizer_revision=None),
+    **_group("code from a model's repository is never run", code_revision=None),
+    **_group(_LATER,
+        hf_config_path=None, hf_overrides=None, rope_scaling=None, rope_theta=None, logits_processors=None,
+        logits_processor_pattern=None, logprobs_mode="raw_logprobs", override_attention_dtype=None,
+        ignore_patterns=None, model_loader_extra_config=None, safetensors_load_strategy=("lazy", "auto"),
+    ),
+    **_group("adapters come in a later version; leave it out",
+        enable_lora=False, lora_modules=None, max_loras=ANY, max_lora_rank=ANY, max_cpu_loras=ANY, lora_dtype="auto",
+        fully_sharded_loras=False, lora_target_modules=None, default_mm_loras=None, enable_lora_bias=False,
+    ),
+    **_group("speculative decoding comes in a later version; leave it out",
+        speculative_model=None, num_speculative_tokens=None, speculative_config=None,
+        speculative_draft_tensor_parallel_size=None, spec_method=None, spec_model=None, spec_tokens=None,
+        speculative_max_model_len=None, ngram_prompt_lookup_max=None, ngram_prompt_lookup_min=None,
+    ),
+}  # fmt: skip
+
+_ENGINE: dict[str, ForeignSetting] = {
+    **_group(_LATER, enable_prefix_caching=False),
+    **_group(_LATER, swap_space=(0, 0.0)),
+    **_group(_LATER, preemption_mode="recompute"),
+    **_group(_LATER, scheduling_policy="fcfs"),
+    **_group(_LATER, long_prefill_token_threshold=0),
+    **_group(_LATER,
+        max_num_partial_prefills=1, max_long_partial_prefills=1, scheduler_cls=None, performance_mode="balanced",
+        kv_offloading_size=None, kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,
+        ec_transfer_config=None, weight_transfer_config=None, additional_config=None, profiler_config=None,
+    ),
+    **_group("recurrent models come in a later version; leave it out",
+        mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto", mamba_block_size=None, mamba_cache_mode="none",
+    ),
+}  # fmt: skip
+
+_SERVER: dict[str, ForeignSetting] = {
+    **_group("tools and structured output come in a later version; leave it out",
+        enable_auto_tool_choice=False, tool_call_parser=None, tool_parser_plugin=None, tool_server=None,
+        exclude_tools_when_tool_choice_none=False, reasoning_parser=None, reasoning_parser_plugin=None,
+        enable_reasoning=False, reasoning_config=None, structured_outputs_config=None,
+        guided_decoding_backend="auto", guided_decoding_disable_any_whitespace=False,
+    ),
+    **_group(_LATER,
+        chat_template_content_format="auto", trust_request_chat_template=False, default_chat_template_kwargs=None,
+        return_tokens_as_token_ids=False, enable_force_include_usage=False, enable_tokenizer_info_endpoint=False,
+        enable_log_outputs=False, log_config_file=None, max_log_len=None, log_error_stack=False, uds=None,
+        middleware=None, tokens_only=False, grpc=False, fingerprint_mode="none", enable_offline_docs=False,
+    ),
+    **_group("--ssl-keyfile and --ssl-certfile are what there is",
+        ssl_ca_certs=None, ssl_cert_reqs=0, ssl_ciphers=None, enable_ssl_refresh=False,
+    ),
+    **_group("probes are never logged", disable_access_log_for_endpoints=ANY),
+    **_group("--max-request-bytes limits what is read",
+        h11_max_incomplete_event_size=ANY, h11_max_header_count=ANY,
+    ),
+    **_group("traces come in a later version; metrics are at /metrics",
+        otlp_traces_endpoint=None, collect_detailed_traces=None, show_hidden_metrics_for_version=ANY,
+        kv_cache_metrics=False, kv_cache_metrics_sample=ANY, enable_mfu_metrics=False,
+        enable_layerwise_nvtx_tracing=False, enable_logging_iteration_details=False,
+    ),
+}  # fmt: skip
+
+FOREIGN: dict[str, ForeignSetting] = {**_WITHOUT_EFFECT, **_DEVICES, **_MODEL, **_ENGINE, **_SERVER}
+
+ALIASES: dict[str, str] = {
+    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
+    "-ep": "enable_expert_parallel", "-q": "quantization", "-asc": "api_server_count", "-sc": "speculative_config",
+    "-cc": "compilation_config", "-ac": "attention_config",
+}  # fmt: skip
+"""Short forms on the command line."""
 
 
 def check_foreign(name: str, value: Any) -> str:
@@ -68,10 +186,13 @@ def check_foreign(name: str, value: Any) -> str:
     """
     setting = FOREIGN[name]
     flag = f"--{name.replace('_', '-')}"
-    if any(neutral is ANY or _same(neutral, value) for neutral in setting.neutral):
+    if value is None or any(neutral is ANY or _same(neutral, value) for neutral in setting.neutral):
         return f"{flag} has no effect: {setting.advice}."
-    raise ConfigError(f"{flag} {value} is not supported: {setting.advice}.", param=name)
+    shown = "" if value is True else f" {value}"
+    raise ConfigError(f"{flag}{shown} is not supported: {setting.advice}.", param=name)
 
 
 def _same(neutral: Any, value: Any) -> bool:
-    return neutral == value or (not isinstance(neutral, bool) and str(neutral) == str(value))
+    if isinstance(neutral, bool) or isinstance(value, bool):
+        return neutral is value
+    return neutral == value or str(neutral) == str(value)
