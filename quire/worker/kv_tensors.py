@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from quire.attention.backend import KVView
@@ -35,15 +38,13 @@ def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
 def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KVView:
     """Zeroed keys and values for `blocks` blocks and the dummy, block 0.
 
-    Main memory is taken up page by page as blocks are first written.
-
     Raises:
         MemoryBudgetError: There is not that much memory.
     """
     shape = (spec.layers, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim)
     try:
-        kv = torch.zeros(shape, dtype=dtype, device=device)
-    except (RuntimeError, MemoryError):
+        kv = _zeros(shape, dtype, device)
+    except (RuntimeError, MemoryError, ValueError):
         size = (blocks + 1) * block_size * spec.kv_bytes_per_token(str(dtype).removeprefix("torch."))
         raise MemoryBudgetError(
             f"The KV cache of {blocks} blocks needs {size / _GIB:.1f} GiB, which this machine cannot give: lower "
@@ -56,3 +57,11 @@ def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtyp
         groups=tuple(groups[layer] for layer in range(spec.layers)),
         block_size=block_size,
     )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU, numpy's zeros: pages are taken up as they are first written, where torch writes them all at once."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 
@@ -13,11 +13,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
         x: [tokens, width], the residual stream; changed in place where there is a delta.
         weight: [width].
         eps: Added to the mean square.
-        out: [tokens, width]; may be x itself.
+        out: [tokens, width]; not x.
         delta: [tokens, width], what the last block adds to the stream.
 
     All of one floating dtype; the mean is taken in fp32.
     """
     if delta is not None:
         x.add_(delta)
-    out.copy_(F.rms_norm(x, weight.shape, weight, eps))
+    wide = x.float()
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # [tokens, 1]
+    torch.mul(wide, norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_(), out=out)
+    out.mul_(weight)
