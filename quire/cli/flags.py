@@ -1,111 +1,185 @@
-"""Command-line flags from dataclass fields: names, types, defaults, help and groups all come from `quire.config`.
+"""Command-line flags from dataclass fields: names, types, defaults, help and groups all come from there.
 
-Knows nothing about what a command does.
+What is wrong is a ConfigError of one line. Knows nothing about what a command does.
 """
 
 from __future__ import annotations
 
-import json
-import re
+import contextlib
+import difflib
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import tyro
 
+from quire.cli.fields import engine_config, settings_of, with_engine
+from quire.cli.flag_values import registry, without_none
+from quire.cli.help import about, help_word, hint
+from quire.cli.settings_file import read_flags
 from quire.config import Config
-from quire.config.foreign import FOREIGN, check_foreign
+from quire.config.foreign import ALIASES, FOREIGN, check_foreign
 from quire.errors import ConfigError
 
 Options = TypeVar("Options")
 
-_HUMAN_INTEGER = re.compile(r"(-?\d+(?:\.\d+)?)([kKmMgG]?)")
-_MULTIPLES = {"": 1, "k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20, "g": 10**9, "G": 2**30}
-
 
 def parse_config(arguments: Sequence[str], program: str, description: str) -> Config:
-    """Settings from flags; a first argument without dashes is the model.
+    """Settings from flags; an argument without dashes is the model. See `parse` for what it raises."""
+    config, rest = _parsed(Config, arguments, program, description, foreign=True)
+    if not rest:
+        return config
+    if len(rest) > 1 or rest[0].startswith("-") or _given(arguments, "--model"):
+        raise _unknown(rest, Config, program, foreign=True)
+    return config.with_values(model=rest[0])
 
-    Raises:
-        SystemExit: Wrong flags (code 2) or --help (code 0), after saying so.
-    """
-    arguments = list(arguments)
-    if arguments and not arguments[0].startswith("-"):
-        arguments[0:1] = ["--model", arguments[0]]
-    try:
-        arguments = _without_foreign(arguments)
-    except ConfigError as error:
-        print(f"quire: error: {error.message}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
-    return parse(tyro.conf.OmitArgPrefixes[Config], arguments, program, description)
+
+def parse_with_engine(
+    options: type[Options], arguments: Sequence[str], program: str, description: str
+) -> tuple[Options, Config]:
+    """A command's own options, and the engine's settings (not the server's). See `parse` for what it raises."""
+    both: Any = with_engine(options)
+    parsed, rest = _parsed(both, arguments, program, description, foreign=True)
+    if rest:
+        raise _unknown(rest, both, program, foreign=True)
+    return parsed.own, engine_config(parsed)
 
 
 def parse(options: type[Options], arguments: Sequence[str], program: str, description: str) -> Options:
-    """An instance of the dataclass `options` from its fields' flags; see `parse_config` for what it raises."""
-    registry = tyro.constructors.ConstructorRegistry()
-    registry.primitive_rule(_integer_rule)
-    registry.primitive_rule(_json_rule)
+    """An instance of the dataclass `options` from its fields' flags.
+
+    Raises:
+        ConfigError: A flag is unknown or its value cannot be read.
+        SystemExit: With code 0, after --help.
+    """
+    parsed, rest = _parsed(options, arguments, program, description, foreign=False)
+    if rest:
+        raise _unknown(rest, options, program, foreign=False)
+    return parsed
+
+
+def _parsed(
+    options: type[Options], arguments: Sequence[str], program: str, description: str, *, foreign: bool
+) -> tuple[Options, list[str]]:
+    """The options, from a settings file and then the arguments, and the arguments that are none."""
+    if (word := help_word(arguments)) is not None:
+        shown = options if word == "all" else about(options, word)
+        _tyro(shown, ["--help"], program, f"{description}\n\n{hint(options)}")
+    path, arguments = _without_config(arguments)
+    default: Options | None = None
+    if path is not None:
+        flags = read_flags(path, _names(options, foreign))
+        try:
+            default, _ = _from_flags(options, flags, program, None, foreign)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}", param=error.param) from error
+    return _from_flags(options, arguments, program, default, foreign)
+
+
+def _from_flags(
+    options: type[Options], arguments: Sequence[str], program: str, default: Options | None, foreign: bool
+) -> tuple[Options, list[str]]:
+    arguments = _without_foreign(arguments) if foreign else arguments
+    said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):  # tyro asks stdout which boxes it can
+            return _tyro(options, _with_spelled_booleans(options, arguments), program, "", default)
+    except SystemExit:
+        said.seek(0)
+        raise ConfigError(_first_paragraph(said.read())) from None
+
+
+def _tyro(
+    options: Any, arguments: Sequence[str], program: str, description: str, default: Any = None
+) -> tuple[Any, list[str]]:
     return tyro.cli(
-        options, args=list(arguments), prog=program, description=description, registry=registry,
-        config=(tyro.conf.AvoidSubcommands,),
+        options, args=list(arguments), prog=program, description=description,
+        default=tyro.MISSING_NONPROP if default is None else default, return_unknown_args=True,
+        registry=registry(), config=(tyro.conf.OmitArgPrefixes, tyro.conf.AvoidSubcommands),
     )  # fmt: skip
 
 
-def _without_foreign(arguments: list[str]) -> list[str]:
-    """Take flags out that have no effect here, with a warning each."""
+def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of --config, and the other arguments."""
+    path, kept = None, []
+    rest = iter(arguments)
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        if name != "--config":
+            kept.append(argument)
+            continue
+        path = value if equals else next(rest, "")
+        if not path:
+            raise ConfigError("--config needs a file.", param="config")
+    return path, kept
+
+
+def _without_foreign(arguments: Sequence[str]) -> list[str]:
+    """Take flags out that have no effect here, with a warning each.
+
+    Raises:
+        ConfigError: One would have to have an effect.
+    """
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:
-        name, equals, value = argument.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
+        flag, equals, text = argument.partition("=")
+        flag, _, key = flag.partition(".") if flag.startswith("-") else (flag, "", "")
+        name = ALIASES.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
         negated = name.startswith("no_") and name[3:] in FOREIGN
-        if not argument.startswith("--") or (name not in FOREIGN and not negated):
+        name = name[3:] if negated else name
+        if name not in FOREIGN:
             kept.append(argument)
             continue
-        setting = FOREIGN[name[3:] if negated else name]
-        if setting.is_flag:
-            warning = check_foreign(name[3:] if negated else name, not negated)
+        if FOREIGN[name].is_flag:
+            value: Any = not negated and text.lower() != "false"
         else:
-            warning = check_foreign(name, value if equals else next(rest, ""))
+            value = text if equals else next(rest, "")
+        warning = check_foreign(name, f"{key}={value}" if key else value)
         print(f"quire: warning: {warning}", file=sys.stderr)
     return kept
 
 
-def _integer_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[int] | None:
-    """Integers may be written 4k (4,000), 4K (4,096), 25.6k, 2G."""
-    if info.type is not int:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1, metavar="INT", instance_from_str=lambda strings: human_integer(strings[0]),
-        is_instance=lambda value: isinstance(value, int), str_from_instance=lambda value: [str(value)],
-    )  # fmt: skip
+def _with_spelled_booleans(options: type, arguments: Sequence[str]) -> list[str]:
+    """`--x` and `--no-x` of a setting that may also be left open become `--x=true` and `--x=false`."""
+    open_names = {s.name for s in settings_of(options) if s.kind is not bool and without_none(s.kind) is bool}
+    spelled = []
+    for argument in arguments:
+        name = argument.removeprefix("--").replace("-", "_")
+        if argument.startswith("--") and name in open_names:
+            argument = f"{argument}=true"
+        elif argument.startswith("--no") and name.removeprefix("no_") in open_names:
+            argument = f"--{argument[5:]}=false"
+        spelled.append(argument)
+    return spelled
 
 
-def _json_rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """Dictionaries are written as JSON."""
-    if info.type is not dict and getattr(info.type, "__origin__", None) is not dict:
-        return None
-    return tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1, metavar="JSON", instance_from_str=lambda strings: _json_object(strings[0]),
-        is_instance=lambda value: isinstance(value, dict), str_from_instance=lambda value: [json.dumps(value)],
-    )  # fmt: skip
+def _first_paragraph(box: str) -> str:
+    """What a tyro error box says before its first rule, on one line."""
+    lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
+    rule = next((number for number, line in enumerate(lines) if line.startswith("─")), len(lines))
+    return " ".join(lines[:rule] or box.split()).removeprefix("Error parsing ")
 
 
-def human_integer(text: str) -> int:
-    """4k = 4,000, 4K = 4,096, and so on for m/M and g/G.
+def _unknown(rest: Sequence[str], options: type, program: str, *, foreign: bool) -> ConfigError:
+    """What to say of arguments that are none of the command's."""
+    flag = next((argument for argument in rest if argument.startswith("-")), None)
+    if flag is None:
+        return ConfigError(f"'{rest[-1]}' was not expected: {program} takes flags ({program} --help).")
+    flag = flag.partition("=")[0]
+    known = [f"--{name.replace('_', '-')}" for name in _names(options, foreign=False)]
+    close = difflib.get_close_matches(flag.replace("_", "-"), [*known, "--config", "--help"], n=1)
+    if not close and foreign:
+        close = difflib.get_close_matches(flag.replace("_", "-"), [f"--{n.replace('_', '-')}" for n in FOREIGN], n=1)
+    hint = f"Did you mean {close[0]}?" if close else f"'{program} --help' lists them."
+    return ConfigError(f"{flag} is not a flag of {program}. {hint}")
 
-    Raises:
-        ValueError: It is no whole number.
-    """
-    match = _HUMAN_INTEGER.fullmatch(text)
-    value = float(match[1]) * _MULTIPLES[match[2]] if match else 0.5
-    if match is None or value != int(value):
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(match[1]) * _MULTIPLES[match[2]] if "." not in match[1] else int(value)
+
+def _names(options: type, foreign: bool) -> list[str]:
+    own = [setting.name for setting in settings_of(options)]
+    return [*own, *FOREIGN] if foreign else own
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError(f"{text!r} is not a JSON object")
-    return value
+def _given(arguments: Sequence[str], flag: str) -> bool:
+    return any(argument.partition("=")[0] == flag for argument in arguments)

@@ -1,0 +1,86 @@
+"""The fields behind a command's flags: names, types, groups and descriptions of a dataclass and of those in it.
+
+Knows nothing about command lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from itertools import pairwise
+from typing import Any, get_type_hints
+
+from quire.config import Config
+
+OWN_GROUP = "options"
+"""Group of the fields that stand in no part."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field.
+
+    Attributes:
+        group: Name of the part it stands in.
+        kind: Its type, with annotations for the command line.
+        default: As `dataclasses.field` has it.
+        description: The string below the field.
+    """
+
+    name: str
+    group: str
+    kind: Any
+    default: Any
+    description: str
+
+
+def settings_of(options: type) -> list[Setting]:
+    """All fields of `options`, those of dataclasses in it in place of themselves."""
+    found: list[Setting] = []
+    hints = get_type_hints(options, include_extras=True)
+    own = descriptions(options)
+    for each in fields(options):
+        kind = hints[each.name]
+        if is_dataclass(kind):
+            inner = settings_of(kind) if isinstance(kind, type) else []
+            found += [_moved(setting, each.name) for setting in inner]
+        else:
+            found.append(Setting(each.name, OWN_GROUP, kind, _default(each), own.get(each.name, "")))
+    return found
+
+
+def descriptions(part: type) -> dict[str, str]:
+    """The string below each field of a dataclass, on one line."""
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+    except (OSError, TypeError, ValueError):  # made at run time: its parts have the descriptions
+        return {}
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        each.target.id: " ".join(below.value.value.split())
+        for each, below in pairwise(body)
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
+
+
+def with_engine(options: type) -> type:
+    """A dataclass of `options` (as `own`) and of every part of Config but the server's."""
+    parts = [(part.name, type(getattr(Config(), part.name))) for part in fields(Config) if part.name != "server"]
+    columns = [("own", options), *parts]
+    return make_dataclass("Settings", [(n, kind, field(default_factory=kind)) for n, kind in columns], frozen=True)
+
+
+def engine_config(settings: Any) -> Config:
+    """The Config in an instance of what `with_engine` made."""
+    return Config(**{part.name: getattr(settings, part.name) for part in fields(Config) if part.name != "server"})
+
+
+def _moved(setting: Setting, group: str) -> Setting:
+    return Setting(setting.name, group, setting.kind, setting.default, setting.description)
+
+
+def _default(each: Field[Any]) -> Any:
+    return field(default_factory=each.default_factory) if each.default_factory is not MISSING else each.default

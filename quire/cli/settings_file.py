@@ -1,0 +1,50 @@
+"""`--config file.yaml`: a command's flags in a file, without their dashes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire.errors import ConfigError
+
+
+def read_flags(path: str, known: Collection[str]) -> list[str]:
+    """The file's settings as flags: `max-num-seqs: 8` (or with underscores) becomes `--max-num-seqs=8`.
+
+    Args:
+        path: A YAML file with a mapping.
+        known: Names that the command has, with underscores.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key is not known; the closest known one is suggested.
+    """
+    try:
+        content = msgspec.yaml.decode(Path(path).read_bytes())
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}.", param="config") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}.", param="config") from error
+    if content is None:
+        return []
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path} must hold 'name: value' lines.", param="config")
+    return [flag for key, value in content.items() for flag in _flag(path, str(key), value, known)]
+
+
+def _flag(path: str, key: str, value: Any, known: Collection[str]) -> list[str]:
+    name = key.replace("-", "_")
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean '{close[0].replace('_', '-')}'?" if close else ""
+        raise ConfigError(f"{path}: '{key}' is not a setting of this command.{hint}", param=name)
+    flag = name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}={value if isinstance(value, str) else json.dumps(value)}"]

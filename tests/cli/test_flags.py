@@ -1,0 +1,292 @@
+"""Flags: every setting is reachable, values are read as people write them, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+
+from quire.cli.fields import settings_of
+from quire.cli.flag_values import without_none
+from quire.cli.flags import parse, parse_config, parse_with_engine
+from quire.cli.help import about
+from quire.config import Config
+from quire.config.foreign import ALIASES, FOREIGN, check_foreign
+from quire.errors import ConfigError
+
+
+def config(*arguments: str) -> Config:
+    return parse_config(arguments, "quire serve", "")
+
+
+def error(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(*arguments)
+    assert "\n" not in caught.value.message
+    assert "──" not in caught.value.message
+    assert "Argument helptext" not in caught.value.message
+    return caught.value.message
+
+
+SETTINGS = {setting.name: setting for setting in settings_of(Config)}
+
+
+def written(kind: Any) -> tuple[list[str], Any]:
+    """A value of the type that is no default, as words of a command line and as the field holds it."""
+    kind = without_none(kind)
+    if kind is bool:
+        return [], True
+    if get_origin(kind) is dict:
+        return ['{"a": [1]}'], {"a": [1]}
+    if get_origin(kind) is tuple:
+        return ["x", "y"], ("x", "y")
+    if get_args(kind):
+        return [str(get_args(kind)[-1])], get_args(kind)[-1]
+    return ["3"], kind("3")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("dashes", [True, False], ids=["dashes", "underscores"])
+def test_every_setting_has_its_flag(name: str, dashes: bool) -> None:
+    words, value = written(SETTINGS[name].kind)
+    flag = f"--{name.replace('_', '-') if dashes else name}"
+    changed = config(flag, *words)
+    part = SETTINGS[name].group
+    assert getattr(getattr(changed, part), name) == value
+    assert changed == Config().with_values(**{name: value})
+
+
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if without_none(setting.kind) is bool])
+def test_every_boolean_has_a_no_form(name: str) -> None:
+    assert config(f"--no-{name.replace('_', '-')}") == Config().with_values(**{name: False})
+
+
+def test_the_model_stands_anywhere() -> None:
+    for arguments in (["m"], ["--model", "m"], ["--model=m"], ["m", "--port", "1"], ["--port", "1", "m"]):
+        assert config(*arguments).model.model == "m"
+    assert "'b' was not expected" in error("a", "b")
+    assert "'a' was not expected" in error("a", "--model", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("4k", 4000), ("4K", 4096), ("25.6k", 25600), ("2G", 2**31), ("1m", 10**6), ("12", 12)]
+)
+def test_human_integers(text: str, value: int) -> None:
+    assert config("--max-num-batched-tokens", text).scheduler.max_num_batched_tokens == value
+
+
+@pytest.mark.parametrize("text", ["4.5", "k", "1.0001k", "1e3", "", "4 k"])
+def test_what_is_no_whole_number(text: str) -> None:
+    assert "is not a whole number" in error(f"--max-num-batched-tokens={text}")
+
+
+def test_lists_are_words_or_json() -> None:
+    for written_as in (["a", "b"], ['["a", "b"]']):
+        assert config("--served-model-name", *written_as).model.served_model_name == ("a", "b")
+    assert config('--allowed-origins=["https://a"]').server.allowed_origins == ("https://a",)
+    assert config("--allowed-origins").server.allowed_origins == ()
+    for wrong in ("[1]", '["a"', "[[]]"):
+        assert "--allowed-origins" in error("--allowed-origins", wrong)
+
+
+def test_dictionaries_are_json() -> None:
+    assert config("--override-generation-config", '{"top_k": 5}').model.override_generation_config == {"top_k": 5}
+    assert "is not JSON" in error("--override-generation-config", "{")
+    assert "is not a JSON object" in error("--override-generation-config", "[]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prot", "3"], "--prot is not a flag of quire serve. Did you mean --port?"),
+        (["--max_num_seq=3"], "Did you mean --max-num-seqs?"),
+        (["--tensor-paralel-size", "2"], "Did you mean --tensor-parallel-size?"),
+        (["--qqqqqq"], "'quire serve --help' lists them"),
+        (["-x"], "-x is not a flag of quire serve"),
+        (["--port"], "'--port'"),
+        (["--port", "x"], "--port: 'x' is not a whole number"),
+        (["--dtype", "float8"], "float8"),
+        (["--shutdown-timeout", "soon"], "soon"),
+        (["--config"], "--config needs a file"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments: list[str], said: str) -> None:
+    assert said in error(*arguments)
+
+
+def test_a_misspelt_flag_ends_the_command_with_2_and_no_traceback() -> None:
+    command = [sys.executable, "-m", "quire.cli.main", "serve", "--max-modl-len", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr == ("quire: error: --max-modl-len is not a flag of quire serve. Did you mean --max-model-len?\n")
+
+
+# --- settings that are open, and a command's own ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Switches:
+    """For tests."""
+
+    left_open: bool | None = None
+    """May be left open."""
+    share: float | None = None
+    """A number."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [([], None), (["--left-open"], True), (["--no-left-open"], False), (["--left-open=false"], False)],
+)
+def test_an_open_boolean_is_a_flag_as_well(arguments: list[str], value: bool | None) -> None:
+    assert parse(Switches, arguments, "x", "").left_open is value
+
+
+def test_own_options_beside_the_engine_s_and_none_of_the_server_s() -> None:
+    own, engine = parse_with_engine(Switches, ["--share", "0.5", "--max-num-seqs", "1k"], "x", "")
+    assert own.share == 0.5
+    assert engine == Config().with_values(max_num_seqs=1000)
+    with pytest.raises(ConfigError, match=r"--port is not a flag of x"):
+        parse_with_engine(Switches, ["--port", "1"], "x", "")
+    with pytest.raises(ConfigError, match=r"'y' is not a number"):
+        parse_with_engine(Switches, ["--share", "y"], "x", "")
+
+
+# --- help -----------------------------------------------------------------------------------------------------------
+
+
+def shown(capsys: pytest.CaptureFixture[str], flag: str) -> set[str]:
+    with pytest.raises(SystemExit) as caught:
+        config(flag)
+    assert caught.value.code == 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    return set(re.findall(r"^[^\w-]+--([a-z][a-z0-9-]+)", plain, re.MULTILINE))
+
+
+def test_help_shows_all_a_group_or_what_speaks_of_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    everything = {name.replace("_", "-") for name in SETTINGS}
+    assert shown(capsys, "--help") == shown(capsys, "--help=all") == everything
+    cache = {f.name.replace("_", "-") for f in fields(Config().cache)}
+    assert shown(capsys, "--help=cache") == cache
+    assert {"ssl-keyfile", "ssl-certfile"} <= shown(capsys, "--help=TLS") < everything
+    with pytest.raises(ConfigError, match="Groups: model, load, cache"):
+        config("--help=perpetuum")
+
+
+def test_help_of_a_word_keeps_defaults_and_descriptions() -> None:
+    found = settings_of(about(Config, "tls"))
+    assert found
+    for setting in found:
+        assert setting.default == SETTINGS[setting.name].default
+        assert SETTINGS[setting.name].description
+
+
+# --- settings files -------------------------------------------------------------------------------------------------
+
+
+def test_a_settings_file_is_read_and_flags_win(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "model: ./here\nmax-num-seqs: 8\nmax_num_batched_tokens: 2k\nserved-model-name: [a, b]\n"
+        "skip-tokenizer-init: true\nuse-tqdm-on-load: false\n"
+        "override-generation-config:\n  top_k: 3\n  stop: [x]\nhost: null\n"
+        "tensor-parallel-size: 1\n"
+    )
+    expected = Config().with_values(
+        model="./here", max_num_seqs=8, max_num_batched_tokens=2000, served_model_name=("a", "b"),
+        skip_tokenizer_init=True, use_tqdm_on_load=False, override_generation_config={"top_k": 3, "stop": ["x"]},
+    )  # fmt: skip
+    assert config("--config", str(file)) == expected
+    assert "--tensor-parallel-size has no effect" in capsys.readouterr().err
+    again = config(f"--config={file}", "--max-num-seqs", "9", "--no-skip-tokenizer-init", "elsewhere")
+    assert again == expected.with_values(max_num_seqs=9, skip_tokenizer_init=False, model="elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max-num-seq: 3", "'max-num-seq' is not a setting of this command. Did you mean 'max-num-seqs'?"),
+        ("max-num-seqs: many", "--max-num-seqs: 'many' is not a whole number"),
+        ("tensor-parallel-size: 4", "--tensor-parallel-size 4 is not supported"),
+        ("- a\n- b", "must hold 'name: value' lines"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_a_wrong_settings_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    message = error("--config", str(file))
+    assert said in message
+    assert str(file) in message
+
+
+def test_a_missing_or_empty_settings_file(tmp_path: Path) -> None:
+    assert "cannot be read" in error("--config", str(tmp_path / "none.yaml"))
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert config("--config", str(tmp_path / "empty.yaml")) == Config()
+
+
+# --- settings of vLLM's that have no effect -------------------------------------------------------------------------
+
+
+def test_no_foreign_setting_is_a_real_one() -> None:
+    assert FOREIGN.keys() & SETTINGS.keys() == set()
+    assert set(ALIASES.values()) <= FOREIGN.keys() | SETTINGS.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--num-scheduler-steps", "8"], "--num-scheduler-steps has no effect"),
+        (["--enable-chunked-prefill"], "long prompts are always read in chunks"),
+        (["--disable-log-requests"], "--enable-log-requests"),
+        (["--async-scheduling"], "always planned ahead"),
+        (["--tensor_parallel_size=1"], "--tensor-parallel-size has no effect"),
+        (["-tp", "1"], "--tensor-parallel-size has no effect"),
+        (["--no-enable-lora"], "--enable-lora has no effect"),
+        (["--enforce-eager"], "no graphs"),
+    ],
+)
+def test_a_neutral_value_is_accepted_with_one_warning(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert config(*arguments, "m") == Config().with_values(model="m")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quire: warning: --")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        (["-tp", "4"], "--tensor-parallel-size 4"),
+        (["--quantization", "awq"], "--quantization awq"),
+        (["-q=fp8"], "--quantization fp8"),
+        (["--enable-lora"], "--enable-lora"),
+        (["--lora-modules", "a=./x", "b=./y"], "--lora-modules a=./x"),
+        (["--no-enable-chunked-prefill"], "--enable-chunked-prefill False"),
+        (["--speculative-config", '{"model": "x"}'], "--speculative-config"),
+        (["--compilation-config.mode", "3"], "--compilation-config mode=3"),
+        (["--trust-remote-code"], "--trust-remote-code"),
+    ],
+)
+def test_what_would_have_to_mean_something_is_refused_by_name(arguments: list[str], flag: str) -> None:
+    assert error(*arguments, "m").startswith(f"{flag} is not supported" if flag != "--speculative-config" else flag)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_none_and_the_neutral_values_ask_for_nothing(name: str) -> None:
+    for value in (None, *FOREIGN[name].neutral):
+        assert "has no effect" in check_foreign(name, value)
+    if FOREIGN[name].is_flag:
+        assert all(isinstance(value, bool) for value in FOREIGN[name].neutral)
+
+
+def test_a_true_is_not_a_one() -> None:
+    with pytest.raises(ConfigError):
+        check_foreign("tensor_parallel_size", True)
