@@ -10,7 +10,7 @@ import threading
 from typing import TypeVar
 
 from quire.clock import Clock
-from quire.config import Config
+from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
 from quire.messages import Plan, Result, Sizing
 
@@ -69,6 +69,7 @@ class LocalExecutor:
     def _stream(self) -> None:
         try:
             began = self._clock.now()
+            environment.let_waiting_threads_sleep()
             from quire.worker.worker import Worker  # torch: only a process that computes pays for it
 
             imported = self._clock.now() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.clock import SystemClock
+from quire.config import environment
 from quire.errors import CheckpointError
 from quire.executor.executor import Executor, FaultHook, no_faults
 from quire.executor.local import LocalExecutor
@@ -133,6 +135,18 @@ def test_close_waits_for_what_is_running(tiny: Path) -> None:
     threading.Timer(0.1, go.set).start()
     executor.close()
     assert executor.collect(0) is not None
+
+
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "9"}])
+def test_waiting_threads_sleep_unless_the_user_chose(chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    environment.let_waiting_threads_sleep()
+    assert {n: os.environ[n] for n in names if n in os.environ} == (chosen or {"GOMP_SPINCOUNT": "5000"})
 
 
 def test_torch_comes_with_start_only(tiny: Path) -> None:
