@@ -13,6 +13,8 @@ COMMANDS = {
     "serve": ("quire.cli.serve", "serve a model over the OpenAI API"),
     "chat": ("quire.cli.chat", "chat with a running server"),
     "complete": ("quire.cli.complete", "complete text with a running server"),
+    "bench": ("quire.cli.bench", "measure throughput, latency, a server under load, or start-up"),
+    "collect-env": ("quire.cli.collect_env", "show versions and machine for a bug report"),
 }
 
 
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _usage() -> str:
-    lines = "\n".join(f"  {name:<10} {what}" for name, (_, what) in COMMANDS.items())
+    lines = "\n".join(f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items())
     return f"usage: quire COMMAND [flags]\n\n{lines}\n\n'quire COMMAND --help' lists its flags by group."
 
 

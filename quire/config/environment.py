@@ -7,6 +7,20 @@ from dataclasses import replace
 
 from quire.config import Config
 
+_SHOWN_PREFIXES = (
+    "QUIRE_",
+    "VLLM_",
+    "CUDA_",
+    "NVIDIA_VISIBLE",
+    "NCCL_",
+    "TORCH_",
+    "OMP_",
+    "MKL_",
+    "HF_",
+    "LD_LIBRARY_PATH",
+)
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
 
 def apply(config: Config) -> Config:
     """Fill what flags left open from VLLM_API_KEY (or QUIRE_API_KEY) and HF_TOKEN. Flags win."""
@@ -33,3 +47,12 @@ def let_waiting_threads_sleep() -> None:
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "5000"
+
+
+def shown_variables() -> dict[str, str]:
+    """Variables that change what Quire, CUDA or torch do, for a bug report; secrets are blotted out."""
+    return {
+        name: "(set, not shown)" if any(word in name for word in _SECRET_WORDS) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_SHOWN_PREFIXES)
+    }

@@ -1,0 +1,93 @@
+"""Sending many requests at their times, and what all of them together were like.
+
+Knows nothing about flags or reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from quire.bench.client import Outcome, StreamingClient
+from quire.bench.datasets import Sample
+
+
+@dataclass(frozen=True)
+class Load:
+    """A finished run.
+
+    Attributes:
+        outcomes: In the order of the samples.
+        begin: When it began, on `time.perf_counter`.
+        duration: Seconds from the first request sent to the last answer.
+        client_cpu: Share of one core that this process used; near 1 the client is what was measured.
+        latest: Most seconds that a request was sent after its time, for want of client speed or of concurrency.
+    """
+
+    outcomes: list[Outcome]
+    begin: float
+    duration: float
+    client_cpu: float
+    latest: float
+
+    @property
+    def completed(self) -> list[Outcome]:
+        """Those without an error."""
+        return [outcome for outcome in self.outcomes if not outcome.error]
+
+    def in_flight(self) -> list[tuple[float, int]]:
+        """How many requests were open, from each second (since the beginning) on at which that changed."""
+        starts = [(outcome.start - self.begin, 1) for outcome in self.outcomes]
+        ends = [(outcome.start - self.begin + outcome.whole, -1) for outcome in self.outcomes]
+        changes = sorted(starts + ends)
+        return list(zip((at for at, _ in changes), accumulate(step for _, step in changes), strict=True))
+
+    def tokens_by_second(self) -> list[int]:
+        """Output events in each second since the beginning."""
+        counts = [0] * (int(self.duration) + 1)
+        for outcome in self.completed:
+            at = outcome.start - self.begin + (outcome.first or 0.0)
+            for gap in [0.0, *outcome.gaps]:
+                at += gap
+                counts[min(int(at), len(counts) - 1)] += 1
+        return counts
+
+
+async def run_load(
+    client: StreamingClient,
+    samples: Sequence[Sample],
+    times: Sequence[float],
+    max_concurrency: int | None,
+    ended: Callable[[], None],
+) -> Load:
+    """Send each sample at its time (seconds from now) and wait for all.
+
+    Args:
+        client: Sends one.
+        samples, times: As many of one as of the other.
+        max_concurrency: Most requests at a time.
+        ended: Called after each request.
+    """
+    gate: contextlib.AbstractAsyncContextManager[object] = (
+        contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+    )
+    outcomes: list[Outcome | None] = [None] * len(samples)
+    begin, cpu = time.perf_counter(), time.process_time()
+
+    async def one(number: int) -> None:
+        await asyncio.sleep(begin + times[number] - time.perf_counter())
+        async with gate:
+            outcomes[number] = await client.ask(samples[number])
+        ended()
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(len(samples)):
+            tasks.create_task(one(number))
+    finished = [outcome for outcome in outcomes if outcome is not None]
+    duration = time.perf_counter() - begin
+    late = max(outcome.start - begin - at for outcome, at in zip(finished, times, strict=True))
+    return Load(finished, begin, duration, (time.process_time() - cpu) / duration, max(0.0, late))

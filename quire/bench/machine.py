@@ -1,0 +1,89 @@
+"""What a benchmark was measured on, and what a bug report needs: processor, memory, GPUs, versions. No secrets.
+
+Knows nothing about benchmarks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import quire
+
+LIBRARIES = (
+    "torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "pyzmq", "fastapi",
+    "uvicorn", "uvloop", "httptools", "httpx", "prometheus_client", "tyro", "rich", "PyYAML", "transformers",
+    "xgrammar",
+)  # fmt: skip
+PROCESSOR_FLAGS = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16",
+    "sve",
+)  # fmt: skip
+_GPU_COLUMNS = ("name", "memory.total", "driver_version", "compute_cap")
+
+
+def machine() -> dict[str, Any]:
+    """Facts of this machine, plain data for JSON."""
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "processor_flags": [flag for flag in PROCESSOR_FLAGS if flag in _flags()],
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "memory_limit_bytes": _memory_limit(),
+        "gpus": gpus(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Quire, Python and those libraries that are installed."""
+    found = {"quire": quire.__version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def gpus() -> list[dict[str, str]]:
+    """NVIDIA GPUs as nvidia-smi names them; empty where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, f"--query-gpu={','.join(_GPU_COLUMNS)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return [dict(zip(_GPU_COLUMNS, row, strict=False)) for row in rows]
+
+
+def _flags() -> list[str]:
+    return (_cpuinfo("flags") or _cpuinfo("Features")).split()
+
+
+def _cpuinfo(key: str) -> str:
+    for line in _read("/proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def _memory_limit() -> int | None:
+    limit = _read("/sys/fs/cgroup/memory.max").strip()
+    return int(limit) if limit.isdigit() else None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

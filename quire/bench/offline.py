@@ -1,0 +1,54 @@
+"""An engine in this process for a benchmark, and the tokens of its model.
+
+Loads torch: imported by the benchmarks that compute, never by the server's side.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quire.bench.tokens import LocalTokens
+from quire.config import Config
+from quire.engine.choices import choose
+from quire.llm import LLM
+
+
+@dataclass(frozen=True)
+class OfflineEngine:
+    """A started engine.
+
+    Attributes:
+        config: With every choice made.
+        tokens: Random ids of the whole vocabulary; texts unless the tokenizer was left out.
+    """
+
+    llm: LLM
+    config: Config
+    tokens: LocalTokens
+
+
+def start(config: Config) -> OfflineEngine:
+    """Start the engine and say what was chosen.
+
+    Raises:
+        SetupError: The model cannot be served.
+    """
+    choices = choose(config)
+    for reason in choices.reasons:
+        print(f"  {reason}", file=sys.stderr)
+    llm = LLM(**_changed(config))
+    tokenizer = None if config.model.skip_tokenizer_init else llm.get_tokenizer()
+    return OfflineEngine(llm, choices.config, LocalTokens(choices.spec.vocab_size, tokenizer))
+
+
+def _changed(config: Config) -> dict[str, Any]:
+    """Settings that are not the defaults, by their flat names."""
+    default = Config()
+    return {
+        f.name: value
+        for part in fields(config)
+        for f in fields(getattr(config, part.name))
+        if (value := getattr(getattr(config, part.name), f.name)) != getattr(getattr(default, part.name), f.name)
+    }

@@ -1,0 +1,107 @@
+"""Where a dataset gets token ids and texts from: a tokenizer here, or the one of a running server.
+
+Knows nothing about datasets.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from typing import Protocol
+
+import httpx
+
+from quire.errors import ConfigError
+from quire.text.tokenizer import Tokenizer
+
+_LOWEST_ID = 3
+"""Ids below are special tokens in most vocabularies."""
+_SAMPLE = string.printable + " ".join(a + b for a in string.ascii_lowercase for b in string.ascii_lowercase)
+
+
+class Tokens(Protocol):
+    """A model's tokens."""
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        """Random token ids."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids."""
+        ...
+
+
+class LocalTokens:
+    """Of a tokenizer in this process, or of a vocabulary alone.
+
+    Args:
+        vocab_size: Ids below are drawn.
+        tokenizer: For texts; without one there are ids only.
+    """
+
+    def __init__(self, vocab_size: int, tokenizer: Tokenizer | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        """See Tokens."""
+        return rng.choices(range(min(_LOWEST_ID, self._vocab_size - 1), self._vocab_size), k=count)
+
+    def encode(self, text: str) -> list[int]:
+        """See Tokens."""
+        return self._known().encode(text)
+
+    def decode(self, ids: list[int]) -> str:
+        """See Tokens."""
+        return self._known().decode(ids)
+
+    def _known(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ConfigError("This dataset needs a tokenizer: give --tokenizer, or take --dataset-name random.")
+        return self._tokenizer
+
+
+class ServedTokens:
+    """Of the server, by /tokenize and /detokenize. Ids are drawn from those that a sample text has.
+
+    Args:
+        http: For addresses relative to the server's root.
+        model: The name it is served under.
+    """
+
+    def __init__(self, http: httpx.Client, model: str) -> None:
+        self._http = http
+        self._model = model
+        self._ids: list[int] = []
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        """See Tokens."""
+        if not self._ids:
+            self._ids = sorted(set(self.encode(_SAMPLE)))
+        return rng.choices(self._ids, k=count)
+
+    def encode(self, text: str) -> list[int]:
+        """See Tokens."""
+        body = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        tokens: list[int] = self._asked("/tokenize", body)["tokens"]
+        return tokens
+
+    def decode(self, ids: list[int]) -> str:
+        """See Tokens."""
+        return str(self._asked("/detokenize", {"model": self._model, "tokens": ids})["prompt"])
+
+    def _asked(self, path: str, body: dict[str, object]) -> dict[str, list[int]]:
+        try:
+            answer = self._http.post(path, json=body)
+            answer.raise_for_status()
+            found: dict[str, list[int]] = answer.json()
+            return found
+        except (httpx.HTTPError, ValueError) as error:
+            raise ConfigError(
+                f"The server does not {path.strip('/')} for this benchmark ({error}): "
+                "give --tokenizer, or --vocab-size for random token ids."
+            ) from error

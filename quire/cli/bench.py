@@ -1,0 +1,52 @@
+"""`quire bench`: which benchmark there is, and its flags.
+
+Benchmarks are loaded by name, because those that compute load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+from quire.cli.flags import parse, parse_with_engine
+from quire.config import environment
+from quire.errors import ConfigError
+
+BENCHMARKS = {
+    "throughput": ("quire.bench.throughput:ThroughputOptions", "all prompts at once, in this process"),
+    "latency": ("quire.bench.latency:LatencyOptions", "one batch at a time, in this process"),
+    "serve": ("quire.bench.serve:ServeOptions", "load on a running server"),
+    "startup": ("quire.bench.startup:StartupOptions", "from the process's start until it takes work, by stage"),
+}
+WITHOUT_ENGINE = ("serve",)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the benchmark that the first argument names; its exit code.
+
+    Raises:
+        QuireError: A wrong flag, or the benchmark could not run.
+    """
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if name in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if name not in BENCHMARKS:
+        raise ConfigError(f"'{name}' is not a benchmark. Benchmarks: {', '.join(BENCHMARKS)}.")
+    module_name, options_name = BENCHMARKS[name][0].split(":")
+    module = importlib.import_module(module_name)
+    options_type, program = getattr(module, options_name), f"quire bench {name}"
+    code: int
+    if name in WITHOUT_ENGINE:
+        code = module.run(parse(options_type, rest, program, module.DESCRIPTION))
+    else:
+        options, config = parse_with_engine(options_type, rest, program, module.DESCRIPTION)
+        code = module.run(options, environment.apply(config))
+    return code
+
+
+def _usage() -> str:
+    lines = "\n".join(f"  {name:<11} {what}" for name, (_, what) in BENCHMARKS.items())
+    return (
+        f"usage: quire bench BENCHMARK [flags]\n\n{lines}\n\n'quire bench BENCHMARK --help' lists its flags by group."
+    )

@@ -1,0 +1,1 @@
+"""Module paths that vLLM's guides type, leading to the `quire` command."""
