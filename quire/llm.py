@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from quire.clock import SystemClock
 from quire.config import BUILTIN_MODEL, Config, environment
 from quire.config.foreign import FOREIGN, check_foreign
+from quire.engine.assembly import traits_of
 from quire.engine.choices import choose
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
@@ -54,9 +55,8 @@ class LLM:
         choices = choose(config)
         self._config = choices.config
         self._text = load_model_text(self._config)
-        groups = len(choices.spec.kv_groups())
-        clock = SystemClock()
-        self._engine = InProcessClient(self._config, LocalExecutor(self._config, clock), clock, groups)
+        traits, clock = traits_of(self._config, choices.spec), SystemClock()
+        self._engine = InProcessClient(self._config, LocalExecutor(self._config, clock), clock, traits)
         ready = self._engine.receive(None)
         assert isinstance(ready, Ready)
         seeds = random.Random(self._config.model.seed)
@@ -65,6 +65,7 @@ class LLM:
             ready,
             self._text.eos_ids,
             self._config.model.max_logprobs,
+            self._config.scheduler.scheduling_policy,
             clock,
             lambda: seeds.getrandbits(64),
         )

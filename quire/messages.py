@@ -35,6 +35,9 @@ class Add(_Message, frozen=True):
         stop_ids: Tokens that end the sequence: the model's end-of-sequence tokens and `sampling.stop_token_ids`.
         seed: Of the counter-based random numbers, drawn by the client when the user gave none; in [0, 2**64).
         arrival: Seconds on the machine-wide monotonic clock.
+        priority: Lower goes first, under `--scheduling-policy priority`.
+        cache_salt: Cached prefixes are shared only between requests of the same salt.
+        fork_of: The sequence that has the same prompt and was added before: its blocks are shared.
     """
 
     id: int
@@ -44,6 +47,9 @@ class Add(_Message, frozen=True):
     stop_ids: list[int]
     seed: int
     arrival: float
+    priority: int = 0
+    cache_salt: str = ""
+    fork_of: int | None = None
 
 
 class Abort(_Message, frozen=True):
@@ -53,7 +59,7 @@ class Abort(_Message, frozen=True):
 
 
 class Control(_Message, frozen=True):
-    """An order that is answered by exactly one Done. Actions: `drain`, `counts`."""
+    """An order that is answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`."""
 
     id: int
     action: str
@@ -79,13 +85,10 @@ class Ready(_Message, frozen=True):
     vocab_size: int
     num_blocks: int
     block_size: int
+    capacity: int
+    """Most tokens (prompt and output) that one sequence can ever hold in the KV cache."""
     startup: dict[str, float] = {}
     """Seconds by stage of the engine's start."""
-
-    @property
-    def capacity(self) -> int:
-        """Most tokens (prompt and output) that one sequence can ever hold in the KV cache."""
-        return self.num_blocks * self.block_size
 
 
 class TokenLogprobs(_Message, frozen=True):
@@ -109,6 +112,7 @@ class End(_Message, frozen=True):
         message: For `error`: what failed, safe to show to the client.
         queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
         preemptions: How often it was put back.
+        cached_tokens: Prompt tokens that were not computed for it, since their blocks were there.
     """
 
     id: int
@@ -118,6 +122,7 @@ class End(_Message, frozen=True):
     prefill_s: float = 0.0
     decode_s: float = 0.0
     preemptions: int = 0
+    cached_tokens: int = 0
 
 
 class Load(_Message, frozen=True):
@@ -129,7 +134,13 @@ class Load(_Message, frozen=True):
     free_blocks: int = 0
     num_blocks: int = 0
     preemptions: int = 0
-    """Since the engine's start."""
+    """Since the engine's start, as the next two."""
+    prefix_queries: int = 0
+    """Tokens that were looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Tokens of these that were found."""
+    free_host_blocks: int = 0
+    num_host_blocks: int = 0
     step: int = 0
     step_ms: float = 0.0
 
@@ -179,35 +190,31 @@ FromEngine = Ready | Deltas | Done | Heartbeat | Dead
 
 
 class Admitted(_Message, frozen=True):
-    """A slot's new owner. Its device length starts at 0.
+    """A slot's new owner.
 
     Attributes:
         slot: Index into the slot table.
+        length: Tokens whose keys and values stand in its blocks already: found in the prefix cache, shared with the
+            request it forks from, or swapped in.
         seed: Of its random numbers.
         drawn: How many tokens it has drawn before (after a preemption or replay): the random counter's start.
-        temperature, top_p, top_k, min_p: As in SamplingParams; temperature 0 is greedy, top_k 0 is off.
-        logprobs: Number of likeliest tokens to report, or None.
-        min_tokens: `stop_ids` cannot be drawn before the counter reaches this.
-        stop_ids: Needed for `min_tokens` only; empty when that is 0.
+        sampling: As the user asked.
+        stop_ids: Cannot be drawn before the counter reaches `sampling.min_tokens`; empty when that is 0.
     """
 
     slot: int
+    length: int
     seed: int
     drawn: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    logprobs: int | None = None
-    min_tokens: int = 0
+    sampling: SamplingParams
     stop_ids: list[int] = []
 
 
 class Plan(_Message, frozen=True):
     """One step, as differences and ordered columns; what it does not say has not changed.
 
-    Order of effect: `admitted` reset their slots, the block differences enter the tables, then every row moves its
-    slot forward by `counts[row]` tokens, then every read draws a token.
+    Order of effect: `admitted` reset their slots, the block differences enter the tables, blocks are swapped out,
+    copied, swapped in, then every row moves its slot forward by `counts[row]` tokens, then every read draws a token.
 
     Attributes:
         step: Counts from 1.
@@ -220,6 +227,9 @@ class Plan(_Message, frozen=True):
             other row's input is what its slot drew last, on the device.
         tokens: See `given`.
         reads: Rows (ascending) that draw a token from the logits of their last position.
+        swap_out: (device block, host block): contents to keep.
+        copies: (from, to): device blocks, before a shared one is written.
+        swap_in: (host block, device block).
     """
 
     step: int
@@ -233,6 +243,9 @@ class Plan(_Message, frozen=True):
     given: list[int]
     tokens: list[int]
     reads: list[int]
+    swap_out: list[tuple[int, int]] = []
+    copies: list[tuple[int, int]] = []
+    swap_in: list[tuple[int, int]] = []
 
 
 class Result(_Message, frozen=True):
@@ -261,5 +274,7 @@ class Sizing(_Message, frozen=True):
     num_blocks: int
     """Usable KV blocks, the dummy block not counted. Block ids run from 1 to num_blocks; 0 is the dummy's."""
     vocab_size: int
+    num_host_blocks: int = 0
+    """Blocks of the host pool that preempted sequences are swapped to; ids from 0."""
     startup: dict[str, float] = {}
     """Seconds by stage."""

@@ -244,7 +244,13 @@ class EngineSession:
         model = self._config.model
         draw = random.SystemRandom()
         self._submission = Submission(
-            self._client.number, ready, self._eos_ids, model.max_logprobs, self._clock, lambda: draw.getrandbits(64)
+            self._client.number,
+            ready,
+            self._eos_ids,
+            model.max_logprobs,
+            self._config.scheduler.scheduling_policy,
+            self._clock,
+            lambda: draw.getrandbits(64),
         )
         self.stats.size(ready.max_model_len)
         self._liveness.moved(self._clock.now())

@@ -14,5 +14,9 @@ class CacheConfig:
     """Tokens a block."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache. Default: chosen from the memory there is and what --max-num-seqs can use."""
+    enable_prefix_caching: bool = True
+    """Share the blocks of equal beginnings between requests."""
+    swap_space: float = 4.0
+    """GiB of host memory that preempted sequences may be swapped to; 0 for none."""
     num_gpu_blocks_override: int | None = None
     """Exact number of blocks (on a CPU as well), whatever the memory."""

@@ -126,11 +126,6 @@ _MODEL: dict[str, ForeignSetting] = {
 }  # fmt: skip
 
 _ENGINE: dict[str, ForeignSetting] = {
-    **_group(_LATER, enable_prefix_caching=False),
-    **_group(_LATER, swap_space=(0, 0.0)),
-    **_group(_LATER, preemption_mode="recompute"),
-    **_group(_LATER, scheduling_policy="fcfs"),
-    **_group(_LATER, long_prefill_token_threshold=0),
     **_group(_LATER,
         max_num_partial_prefills=1, max_long_partial_prefills=1, scheduler_cls=None, performance_mode="balanced",
         kv_offloading_size=None, kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -13,3 +14,9 @@ class SchedulerConfig:
     """Most sequences in one step. Default: 256."""
     max_num_batched_tokens: int | None = None
     """Most tokens in one step; longer prompts are read in chunks. Default: 512."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens that one prompt moves forward by in a step; 0 for no such limit."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Who goes first: by arrival, or by the requests' priority (lower first; a level is worth a minute of waiting)."""
+    preemption_mode: Literal["recompute", "swap"] | None = None
+    """What happens to a sequence that has to make room. Default: whichever is estimated to cost less each time."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from quire.clock import Clock
 from quire.config import Config
+from quire.engine.assembly import Traits, ready_of, scheduler_of
 from quire.engine.liveness import ClientWatch
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port
 from quire.executor.executor import Executor
-from quire.kvcache.pool import BlockPool
 from quire.messages import (
     CLIENT_SHIFT,
     Abort,
@@ -23,11 +23,9 @@ from quire.messages import (
     End,
     Heartbeat,
     Load,
-    Ready,
     Sizing,
     ToEngine,
 )
-from quire.scheduler.scheduler import Scheduler
 
 BEAT_S = 1.0
 """Longest silence of an engine that is alive."""
@@ -39,31 +37,20 @@ class EngineCore:
     Args:
         config: Resolved settings (see `quire.engine.choices`).
         sizing: What the executor's `start` said.
+        traits: Of the model on this device.
         executor: Started.
         port: The engine's inbox and its way to the clients.
         clock: All times come from it.
-        num_kv_groups: KV groups of the model.
     """
 
     def __init__(
-        self, config: Config, sizing: Sizing, executor: Executor, port: Port, clock: Clock, num_kv_groups: int = 1
+        self, config: Config, sizing: Sizing, traits: Traits, executor: Executor, port: Port, clock: Clock
     ) -> None:
-        max_seqs, max_tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-        assert max_seqs and max_tokens and config.model.max_model_len, "settings are resolved by quire.engine.choices"
-        self.ready = Ready(
-            model=config.model.model,
-            max_model_len=config.model.max_model_len,
-            vocab_size=sizing.vocab_size,
-            num_blocks=sizing.num_blocks,
-            block_size=config.cache.block_size,
-            startup=sizing.startup,
-        )
+        self.ready = ready_of(config, sizing, traits)
+        self._scheduler = scheduler_of(config, sizing, traits, clock)
         self._executor = executor
         self._port = port
         self._clock = clock
-        self._pool = BlockPool(sizing.num_blocks, config.cache.block_size)
-        self._scheduler = Scheduler(self._pool, num_kv_groups, max_seqs, max_tokens, clock)
-        self._num_slots = max_seqs
         self._outbox = Outbox(port)
         self._watch = ClientWatch(clock)
         self._drains: list[Control] = []  # not answered yet
@@ -79,7 +66,7 @@ class EngineCore:
             self._executor.submit(plan)
         if self._scheduler.in_flight:
             self._settle_oldest()
-        for request_id in self._watch.orphans(self._scheduler.request_ids()):
+        for request_id in self._watch.orphans(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
         self._finish_drains()
         self._outbox.flush(self._load)
@@ -128,6 +115,9 @@ class EngineCore:
                 self._drains.append(message)
             case "counts":
                 self._port.send(client, Done(message.id, self.counts()))
+            case "reset_prefix_cache":
+                self._scheduler.pool.forget_all()
+                self._port.send(client, Done(message.id))
             case unknown:
                 self._port.send(client, Done(message.id, error=f"unknown action '{unknown}'"))
 
@@ -168,30 +158,38 @@ class EngineCore:
 
     def counts(self) -> dict[str, int]:
         """What is held and what is free, for leak tests."""
+        scheduler = self._scheduler
         return {
-            "requests": len(self._scheduler.request_ids()),
-            "running": self._scheduler.running,
-            "waiting": self._scheduler.waiting,
-            "in_flight": self._scheduler.in_flight,
-            "free_slots": self._scheduler.free_slots,
-            "slots": self._num_slots,
-            "free_blocks": self._pool.num_free,
-            "blocks": self._pool.num_blocks,
-            "preemptions": self._scheduler.preemptions,
+            "requests": len(list(scheduler.requests())),
+            "running": scheduler.running,
+            "waiting": scheduler.waiting,
+            "in_flight": scheduler.in_flight,
+            "free_slots": scheduler.free_slots,
+            "slots": scheduler.num_slots,
+            "free_blocks": scheduler.pool.num_free,
+            "blocks": scheduler.pool.num_blocks,
+            "free_host_blocks": scheduler.host.num_free,
+            "host_blocks": scheduler.host.num_blocks,
+            "preemptions": scheduler.tally.preemptions,
         }
 
     def _load(self) -> Load:
+        scheduler = self._scheduler
         return Load(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
-            waiting_tokens=self._scheduler.waiting_tokens(),
-            free_blocks=self._pool.num_free,
-            num_blocks=self._pool.num_blocks,
-            preemptions=self._scheduler.preemptions,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            waiting_tokens=scheduler.waiting_tokens(),
+            free_blocks=scheduler.pool.num_free,
+            num_blocks=scheduler.pool.num_blocks,
+            preemptions=scheduler.tally.preemptions,
+            prefix_queries=scheduler.tally.prefix_queries,
+            prefix_hits=scheduler.tally.prefix_hits,
+            free_host_blocks=scheduler.host.num_free,
+            num_host_blocks=scheduler.host.num_blocks,
             step=self._step,
             step_ms=self._step_ms,
         )
 
     @property
     def _longest(self) -> int:
-        return min(self.ready.max_model_len, self.ready.capacity)
+        return self.ready.capacity

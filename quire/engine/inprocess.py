@@ -10,6 +10,7 @@ from collections import deque
 
 from quire.clock import Clock, SystemClock
 from quire.config import Config
+from quire.engine.assembly import Traits
 from quire.engine.core import EngineCore
 from quire.executor.executor import Executor
 from quire.messages import FromEngine, ToEngine
@@ -42,18 +43,20 @@ class InProcessClient:
         config: Resolved settings.
         executor: Not started yet.
         clock: For the engine.
-        num_kv_groups: KV groups of the model.
+        traits: Of the model on this device.
 
     Raises:
         SetupError: The model cannot be served.
     """
 
-    def __init__(self, config: Config, executor: Executor, clock: Clock | None = None, num_kv_groups: int = 1) -> None:
+    def __init__(
+        self, config: Config, executor: Executor, clock: Clock | None = None, traits: Traits | None = None
+    ) -> None:
         self.number = 0
         self._clock = clock or SystemClock()
         self._port = _QueuePort()
         sizing = executor.start()
-        self._core = EngineCore(config, sizing, executor, self._port, self._clock, num_kv_groups)
+        self._core = EngineCore(config, sizing, traits or Traits(), executor, self._port, self._clock)
         self._executor = executor
         self._port.outbox.append(self._core.ready)
 

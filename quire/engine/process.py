@@ -9,6 +9,7 @@ from types import FrameType
 
 from quire import child
 from quire.clock import SystemClock
+from quire.engine.assembly import traits_of
 from quire.engine.core import BEAT_S, EngineCore
 from quire.engine.transport import ZmqPort
 from quire.models.spec import read_spec
@@ -29,8 +30,8 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
     executor = LocalExecutor(launch.config, clock)
     try:
         sizing = executor.start()
-        groups = len(read_spec(launch.config.model.model).kv_groups())
-        core = EngineCore(launch.config, sizing, executor, port, clock, groups)
+        traits = traits_of(launch.config, read_spec(launch.config.model.model))
+        core = EngineCore(launch.config, sizing, traits, executor, port, clock)
         signal.signal(signal.SIGTERM, stop)
         report(child.Report("ready", startup=sizing.startup))
         while not stopping:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -38,6 +39,7 @@ class Submission:
         ready: What the engine can do.
         eos_ids: The model's end-of-sequence tokens.
         max_logprobs: Most log probabilities a request may ask for; -1 for no limit.
+        policy: Who goes first on this engine.
         clock: For arrival times.
         draw_seed: A fresh seed for each request that brings none.
     """
@@ -48,6 +50,7 @@ class Submission:
         ready: Ready,
         eos_ids: Sequence[int],
         max_logprobs: int,
+        policy: Literal["fcfs", "priority"],
         clock: Clock,
         draw_seed: Callable[[], int],
     ) -> None:
@@ -55,29 +58,54 @@ class Submission:
         self._ready = ready
         self._eos_ids = tuple(eos_ids)
         self._max_logprobs = max_logprobs
+        self._policy = policy
         self._clock = clock
         self._draw_seed = draw_seed
 
     @property
     def longest(self) -> int:
         """Most tokens, prompt and output, that one sequence can have."""
-        return min(self._ready.max_model_len, self._ready.capacity)
+        return self._ready.capacity
 
-    def adds(self, tokens: Sequence[int], params: SamplingParams) -> list[Add]:
-        """One Add for each of the `params.n` sequences of a prompt.
+    def adds(
+        self, tokens: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> list[Add]:
+        """One Add for each of the `params.n` sequences of a prompt; all but the first fork from it.
+
+        Args:
+            priority: Lower goes first; only under `--scheduling-policy priority`.
+            cache_salt: Cached prefixes are shared only between requests of the same salt.
 
         Raises:
-            RequestError: The prompt is empty, a token id is none of the model's, or too many logprobs are asked for.
+            RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
+                priority that would be ignored.
             ContextLengthError: Prompt and output do not fit; the message has the numbers.
         """
         self._check_tokens(tokens, params)
+        if priority and self._policy != "priority":
+            raise RequestError(
+                "priority needs a server with --scheduling-policy priority; this one serves in the order of arrival.",
+                param="priority",
+            )
         params = self._resolve_length(len(tokens), params)
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
         seed = self._draw_seed() if params.seed is None else params.seed
         arrival = self._clock.now()
+        ids = [next(self._ids) for _ in range(params.n)]
         return [
-            Add(next(self._ids), list(tokens), len(tokens), params, stop_ids, choice_seed(seed, index), arrival)
-            for index in range(params.n)
+            Add(
+                id=number,
+                tokens=list(tokens),
+                prompt_len=len(tokens),
+                sampling=params,
+                stop_ids=stop_ids,
+                seed=choice_seed(seed, index),
+                arrival=arrival,
+                priority=priority,
+                cache_salt=cache_salt,
+                fork_of=ids[0] if index else None,
+            )
+            for index, number in enumerate(ids)
         ]
 
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:

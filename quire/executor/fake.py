@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.executor.executor import FaultHook, no_faults
+from quire.kvcache.groups import FULL, GroupReach
 from quire.messages import Admitted, Plan, Result, Sizing, TokenLogprobs
 
 
@@ -27,7 +28,7 @@ def hash_token(history: Sequence[int], drawn: int, vocab_size: int) -> int:
 class _Slot:
     owner: Admitted
     drawn: int
-    length: int = 0
+    length: int
     last_token: int | None = None
     tables: dict[tuple[int, int], int] = field(default_factory=dict)  # (group, index) → block
 
@@ -37,7 +38,8 @@ class FakeExecutor:
 
     Args:
         num_blocks, block_size, vocab_size: What Sizing reports and plans are checked against.
-        num_groups: KV groups.
+        groups: How far back each KV group looks; a window's blocks are checked as far as it sees.
+        num_host_blocks: Of the host pool.
         choose: The model: (history, how many of it were drawn, vocab_size) → next token.
         max_in_flight: See Executor.
         step_s: Seconds that every step takes.
@@ -49,7 +51,8 @@ class FakeExecutor:
         num_blocks: int = 64,
         block_size: int = 16,
         vocab_size: int = 512,
-        num_groups: int = 1,
+        groups: Sequence[GroupReach] = FULL,
+        num_host_blocks: int = 0,
         choose: Callable[[Sequence[int], int, int], int] = hash_token,
         max_in_flight: int = 2,
         step_s: float = 0.0,
@@ -58,13 +61,15 @@ class FakeExecutor:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._num_groups = num_groups
+        self._groups = groups
+        self._num_host_blocks = num_host_blocks
         self._choose = choose
         self._max_in_flight = max_in_flight
         self._step_s = step_s
         self._fault = fault
         self._slots: dict[int, _Slot] = {}
-        self._blocks: dict[tuple[int, int, int], int] = {}  # (group, block, offset) → token
+        self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
+        self._host: dict[int, list[int | None]] = {}
         self._plans: deque[Plan] = deque()
 
     @property
@@ -72,7 +77,7 @@ class FakeExecutor:
         return self._max_in_flight
 
     def start(self) -> Sizing:
-        return Sizing(num_blocks=self._num_blocks, vocab_size=self._vocab_size)
+        return Sizing(self._num_blocks, self._vocab_size, self._num_host_blocks)
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
@@ -93,11 +98,18 @@ class FakeExecutor:
 
     def _apply_differences(self, plan: Plan) -> None:
         for admitted in plan.admitted:
-            self._slots[admitted.slot] = _Slot(admitted, admitted.drawn)
+            self._slots[admitted.slot] = _Slot(admitted, admitted.drawn, admitted.length)
         changes = zip(plan.block_slots, plan.block_groups, plan.block_indices, plan.block_ids, strict=True)
         for slot, group, index, block in changes:
-            assert 0 <= group < self._num_groups and 1 <= block <= self._num_blocks, (group, block)
+            assert 0 <= group < len(self._groups) and 1 <= block <= self._num_blocks, (group, block)
             self._slots[slot].tables[group, index] = block
+        for device, host in plan.swap_out:
+            assert 0 <= host < self._num_host_blocks
+            self._host[host] = list(self._blocks[device])
+        for source, target in plan.copies:
+            self._blocks[target] = list(self._blocks[source])
+        for host, device in plan.swap_in:
+            self._blocks[device] = self._host.pop(host)
 
     def _move_rows(self, plan: Plan) -> None:
         assert len(set(plan.slots)) == len(plan.slots), "a slot stands in two rows"
@@ -118,16 +130,24 @@ class FakeExecutor:
 
     def _write(self, slot: _Slot, position: int, token: int) -> None:
         index, offset = divmod(position, self._block_size)
-        for group in range(self._num_groups):
-            self._blocks[group, slot.tables[group, index], offset] = token
+        for group in range(len(self._groups)):
+            block = slot.tables[group, index]
+            if offset == 0:
+                self._blocks[block] = [None] * self._block_size
+            self._blocks[block][offset] = token
 
     def _read(self, slot: _Slot) -> list[int]:
-        histories = []
-        for group in range(self._num_groups):
-            places = (divmod(position, self._block_size) for position in range(slot.length))
-            histories.append([self._blocks[group, slot.tables[group, index], offset] for index, offset in places])
-        assert all(history == histories[0] for history in histories), "KV groups hold different histories"
-        return histories[0]
+        """The history as the layers see it: of the group that looks back farthest; the others must agree."""
+        views = []
+        for group, reach in enumerate(self._groups):
+            start = reach.first_needed(slot.length - 1)
+            places = (divmod(position, self._block_size) for position in range(start, slot.length))
+            views.append([self._blocks[slot.tables[group, index]][offset] for index, offset in places])
+        longest = max(views, key=len)
+        for view in views:
+            assert view == longest[len(longest) - len(view) :], "KV groups hold different histories"
+        assert None not in longest, "a token was read before it was written"
+        return [token for token in longest if token is not None]
 
     def _draw(self, plan: Plan) -> Result:
         tokens, logprobs = [], []
@@ -137,7 +157,7 @@ class FakeExecutor:
             slot.last_token = token
             slot.drawn += 1
             tokens.append(token)
-            wanted = slot.owner.logprobs
+            wanted = slot.owner.sampling.logprobs
             top = [token, *((token + 1 + i) % self._vocab_size for i in range(max(0, (wanted or 0) - 1)))]
             top = top[: wanted or 0]
             entry = TokenLogprobs(-0.5, 1, top, [-0.5 - i for i in range(len(top))])

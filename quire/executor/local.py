@@ -9,6 +9,8 @@ import queue
 import threading
 from typing import TypeVar
 
+import msgspec
+
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
@@ -79,7 +81,7 @@ class LocalExecutor:
             self._started.put(error)
             return
         startup = {"import": imported, **sizing.startup}
-        self._started.put(Sizing(sizing.num_blocks, sizing.vocab_size, startup))
+        self._started.put(msgspec.structs.replace(sizing, startup=startup))
         failure: BaseException | None = None
         while (plan := self._plans.get()) is not None:
             try:

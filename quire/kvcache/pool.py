@@ -1,15 +1,19 @@
-"""The pool of KV blocks: reference counts and the free list.
+"""The pool of KV blocks: reference counts, and a free list that is at the same time the prefix cache.
 
-Knows nothing about sequences or bytes. Block ids run from 1; block 0 is the dummy that padding writes to and is never
-handed out. Whoever takes a block gives it back; taking, sharing and giving back are the only ways a count changes.
+A block that nobody holds keeps its contents until it is taken again, and the one free for the longest time is taken
+first: the free list is the LRU order of the cache, there is no second structure (after nano-vllm's BlockManager). Knows
+nothing about sequences or bytes. Block ids run from 1; block 0 is the dummy that padding writes to and is never handed
+out.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable
 
 DUMMY_BLOCK = 0
+BlockKey = tuple[int, bytes]
+"""What a full block holds: its KV group, and the hash of all tokens up to its end."""
 
 
 class BlockPool:
@@ -25,17 +29,14 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._references = [0] * (num_blocks + 1)
-        self._free = deque(range(1, num_blocks + 1))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._key_of: dict[int, BlockKey] = {}
+        self._block_of: dict[BlockKey, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks that nobody holds, with or without contents that may be found again."""
         return len(self._free)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that one sequence could hold with the pool to itself."""
-        return self.num_blocks * self.block_size
 
     def blocks_for(self, length: int) -> int:
         """Blocks that `length` tokens take."""
@@ -45,15 +46,22 @@ class BlockPool:
         """`count` free blocks with one reference each, or None (and nothing taken) when there are fewer."""
         if count > len(self._free):
             return None
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
+            self.forget(block)
         return blocks
 
     def share(self, block: int) -> None:
-        """One more holder of a held block."""
-        assert self._references[block] > 0, f"block {block} is free"
+        """One more holder, of a block that is held or was found by its contents."""
+        if self._references[block] == 0:
+            assert block in self._key_of, f"block {block} is free and holds nothing known"
+            del self._free[block]
         self._references[block] += 1
+
+    def is_shared(self, block: int) -> bool:
+        """Whether somebody else holds it too, so that it must be copied before it is written."""
+        return self._references[block] > 1
 
     def give_back(self, blocks: Iterable[int]) -> None:
         """One holder fewer for each; a block nobody holds is free at once, since all its uses share one stream."""
@@ -61,4 +69,27 @@ class BlockPool:
             assert self._references[block] > 0, f"block {block} is given back twice"
             self._references[block] -= 1
             if self._references[block] == 0:
-                self._free.append(block)
+                self._free[block] = None
+
+    # --- contents ---------------------------------------------------------------------------------------------------
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """A held block is full, and this is what it holds. The first block of a key is the one that is found."""
+        if key not in self._block_of and block not in self._key_of:
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def find(self, key: BlockKey) -> int | None:
+        """A block with these contents, held or free."""
+        return self._block_of.get(key)
+
+    def forget(self, block: int) -> None:
+        """Its contents are found no more."""
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
+
+    def forget_all(self) -> None:
+        """Nothing that is there now will be found again."""
+        self._key_of.clear()
+        self._block_of.clear()

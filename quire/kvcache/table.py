@@ -1,13 +1,17 @@
 """The block table of one sequence: for each KV group, the blocks its tokens stand in.
 
-Knows nothing about requests or plans. Owns its blocks: `release` gives every one back.
+Owns its blocks: `release` gives every one back. A block that others hold too is copied before it is written. Knows
+nothing about requests or plans.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.kvcache.pool import BlockPool
+from quire.kvcache.groups import GroupReach
+from quire.kvcache.pool import DUMMY_BLOCK, BlockPool
 
 
 class TableChange(NamedTuple):
@@ -18,45 +22,201 @@ class TableChange(NamedTuple):
     block: int
 
 
+@dataclass
+class Reservation:
+    """What has to happen before a row is written: table entries that are new, and blocks to copy, (from, to)."""
+
+    changes: list[TableChange] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
 class BlockTable:
-    """Blocks for the first `length` tokens of a sequence, in every KV group.
+    """Blocks of one sequence in every KV group. An entry that a window has left behind is the dummy block.
 
     Args:
         pool: Where blocks come from and go back to.
-        num_groups: KV groups of the model; each has a row of its own.
+        groups: How far back each KV group looks.
     """
 
-    def __init__(self, pool: BlockPool, num_groups: int) -> None:
+    def __init__(self, pool: BlockPool, groups: Sequence[GroupReach]) -> None:
         self._pool = pool
-        self._rows: list[list[int]] = [[] for _ in range(num_groups)]
+        self._groups = groups
+        self._rows: list[list[int]] = [[] for _ in groups]
+        self._published = 0  # entries whose contents are known to the pool
 
     @property
     def num_blocks(self) -> int:
         """Blocks held, over all groups."""
-        return sum(map(len, self._rows))
+        return sum(block > DUMMY_BLOCK for row in self._rows for block in row)
 
-    def missing(self, length: int) -> int:
-        """Blocks that `grow(length)` would take."""
-        return max(0, self._pool.blocks_for(length) - len(self._rows[0])) * len(self._rows)
+    def missing(self, length: int, chunk: int) -> int:
+        """Blocks it has yet to take until `length` tokens stand in it, moving by at most `chunk` tokens at a time."""
+        size = self._pool.block_size
+        needed = sum(group.most_blocks(length, chunk, size) for group in self._groups)
+        return max(0, needed - self.num_blocks)
 
-    def grow(self, length: int) -> list[TableChange] | None:
-        """Take blocks until `length` tokens fit; the changes, or None (and nothing taken) when the pool has too few."""
-        start, stop = len(self._rows[0]), self._pool.blocks_for(length)
-        if stop <= start:
-            return []
-        blocks = self._pool.take((stop - start) * len(self._rows))
+    def reserve(self, start: int, end: int) -> Reservation | None:
+        """Room for tokens `start` to `end` that nobody else reads; None (and nothing taken) when blocks are too few."""
+        first, stop = len(self._rows[0]), self._pool.blocks_for(end)
+        shared = self._shared_entries(start, min(first, stop))
+        blocks = self._pool.take(max(0, stop - first) * len(self._rows) + len(shared))
         if blocks is None:
             return None
-        changes = []
+        reservation = Reservation()
+        for group, entry in shared:
+            block, old = blocks.pop(), self._rows[group][entry]
+            reservation.copies.append((old, block))
+            reservation.changes.append(TableChange(group, entry, block))
+            self._rows[group][entry] = block
+            self._pool.give_back([old])
         for group, row in enumerate(self._rows):
-            for index in range(start, stop):
-                block = blocks.pop()
-                row.append(block)
-                changes.append(TableChange(group, index, block))
-        return changes
+            for entry in range(first, stop):
+                row.append(blocks.pop())
+                reservation.changes.append(TableChange(group, entry, row[-1]))
+        return reservation
+
+    def leave_behind(self, position: int) -> None:
+        """Give back what tokens from `position` on no longer see."""
+        for group, row in zip(self._groups, self._rows, strict=True):
+            if group.window is None:
+                continue
+            for entry in reversed(range(min(len(row), group.first_needed(position) // self._pool.block_size))):
+                if row[entry] == DUMMY_BLOCK:
+                    break  # everything before it was left behind earlier
+                self._pool.give_back([row[entry]])
+                row[entry] = DUMMY_BLOCK
 
     def release(self) -> None:
-        """Give every block back; the table is empty afterwards."""
+        """Give every block back, the last ones first, so that the beginnings are found for the longest time."""
         for row in self._rows:
-            self._pool.give_back(reversed(row))
+            self._pool.give_back(block for block in reversed(row) if block > DUMMY_BLOCK)
             row.clear()
+        self._published = 0
+
+    def entries(self) -> list[TableChange]:
+        """The whole table, for a slot that knows nothing of it."""
+        return [
+            TableChange(group, entry, block)
+            for group, row in enumerate(self._rows)
+            for entry, block in enumerate(row)
+            if block != DUMMY_BLOCK
+        ]
+
+    # --- sharing ----------------------------------------------------------------------------------------------------
+
+    def covers(self, position: int) -> bool:
+        """Whether it still holds all that a token at `position` sees."""
+        size = self._pool.block_size
+        spans = (
+            row[group.first_needed(position) // size : self._pool.blocks_for(position + 1)]
+            for group, row in zip(self._groups, self._rows, strict=True)
+        )
+        return all(block > DUMMY_BLOCK for span in spans for block in span)
+
+    def fork(self, parent: BlockTable, length: int) -> None:
+        """Hold the parent's blocks of its first `length` tokens as well; this table must be empty."""
+        assert not self._rows[0], "only an empty table can fork"
+        count = self._pool.blocks_for(length)
+        for mine, theirs in zip(self._rows, parent._rows, strict=True):
+            mine += theirs[:count]
+            for block in mine:
+                if block != DUMMY_BLOCK:
+                    self._pool.share(block)
+        self._published = min(parent._published, length // self._pool.block_size)
+
+    def adopt(self, hashes: Sequence[bytes]) -> int:
+        """Hold the blocks of the longest prefix that all groups still have; its length in tokens. The table must be
+        empty.
+
+        A group with a window needs only the blocks that the next token sees.
+        """
+        assert not self._rows[0], "only an empty table can adopt"
+        found = [[self._pool.find((group, digest)) for digest in hashes] for group in range(len(self._groups))]
+        count = self._longest_hit(found)
+        for group, row, blocks in zip(self._groups, self._rows, found, strict=True):
+            needed = group.first_needed(count * self._pool.block_size) // self._pool.block_size
+            for entry, block in enumerate(blocks[:count]):
+                if entry >= needed:
+                    assert block is not None
+                    self._pool.share(block)
+                row.append(block if block is not None and entry >= needed else DUMMY_BLOCK)
+        self._published = count
+        return count * self._pool.block_size
+
+    def publish(self, hashes: Sequence[bytes]) -> None:
+        """The first full blocks hold what `hashes` say; from now on they are found."""
+        for entry in range(self._published, len(hashes)):
+            for group, row in enumerate(self._rows):
+                if row[entry] != DUMMY_BLOCK:
+                    self._pool.publish(row[entry], (group, hashes[entry]))
+        self._published = max(self._published, len(hashes))
+
+    def disown_contents(self) -> None:
+        """What stands in its blocks is broken: nobody may find it."""
+        for row in self._rows:
+            for block in row:
+                self._pool.forget(block)
+
+    # --- swapping ---------------------------------------------------------------------------------------------------
+
+    def swap_out(self, host_blocks: list[int]) -> list[tuple[int, int]]:
+        """Give every device block back after its contents went to a host block: (device, host) pairs.
+
+        Args:
+            host_blocks: `num_blocks` of them; the table's entries name them until `swap_in`.
+        """
+        pairs: list[tuple[int, int]] = []
+        for row in self._rows:
+            for entry, block in enumerate(row):
+                if block != DUMMY_BLOCK:
+                    pairs.append((block, host_blocks[len(pairs)]))
+                    row[entry] = ~pairs[-1][1]  # a host block, as a negative number: the table is not for use now
+        self._pool.give_back(device for device, _ in reversed(pairs))
+        self._published = 0
+        return pairs
+
+    def swap_in(self) -> list[tuple[int, int]] | None:
+        """Take device blocks for what is on the host: (host, device) pairs; None when blocks are too few."""
+        swapped = [(row, entry) for row in self._rows for entry, block in enumerate(row) if block < 0]
+        blocks = self._pool.take(len(swapped))
+        if blocks is None:
+            return None
+        pairs: list[tuple[int, int]] = []
+        for (row, entry), block in zip(swapped, blocks, strict=True):
+            pairs.append((~row[entry], block))
+            row[entry] = block
+        return pairs
+
+    def drop_swapped(self) -> list[int]:
+        """Forget a swapped table; the host blocks it named."""
+        hosts = [~block for row in self._rows for block in row if block < 0]
+        for row in self._rows:
+            row.clear()
+        return hosts
+
+    # --- below ------------------------------------------------------------------------------------------------------
+
+    def _shared_entries(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(group, entry) of existing entries that are about to be written and that somebody else holds too."""
+        return [
+            (group, entry)
+            for group, row in enumerate(self._rows)
+            for entry in range(start // self._pool.block_size, stop)
+            if row[entry] != DUMMY_BLOCK and self._pool.is_shared(row[entry])
+        ]
+
+    def _longest_hit(self, found: Sequence[Sequence[int | None]]) -> int:
+        """The largest number of blocks such that every group has all of them that the next token sees."""
+        size = self._pool.block_size
+        runs = []  # by group: how many blocks in a row end at each entry
+        for blocks in found:
+            run, ends = 0, []
+            for block in blocks:
+                run = run + 1 if block is not None else 0
+                ends.append(run)
+            runs.append(ends)
+        for count in range(len(found[0]), 0, -1):
+            needed = (count - group.first_needed(count * size) // size for group in self._groups)
+            if all(ends[count - 1] >= need for ends, need in zip(runs, needed, strict=True)):
+                return count
+        return 0

@@ -10,7 +10,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from quire.errors import CheckpointError
 from quire.models.registry import ARCHITECTURES
@@ -45,7 +45,8 @@ class KVGroup:
     """Layers that share one block table."""
 
     layers: tuple[int, ...]
-    kind: Literal["full"] = "full"
+    window: int | None = None
+    """Tokens that a token sees, itself included; None: all before it."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """One sequence inside the engine: its tokens and three lengths, everything else derived.
 
-Knows nothing about other requests, blocks being scarce, or how a plan is encoded.
+Knows nothing about other requests (but the one it forks from), blocks being scarce, or how a plan is encoded.
 """
 
 from __future__ import annotations
 
+from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
 from quire.messages import Add, End, EndReason
 
@@ -18,26 +19,43 @@ class Request:
 
     Attributes:
         tokens: Prompt and output, as far as the host knows them.
+        hashes: Of its full blocks.
         drawing: Tokens that plans in flight will draw.
         slot: Its place in the device's slot table while running.
-        epoch: Counts preemptions: rows planned in an earlier epoch no longer say what is computed.
+        parent: The request whose prompt blocks it waits to share.
+        prompt_step: The step that reached its prompt's end; 0 before.
+        swapped: Whether its blocks are on the host.
+        cached: Prompt tokens that it found computed when it first ran.
+        epoch: Counts recomputations: rows planned in an earlier epoch no longer say what is computed.
+        preemptions: How often it was put back, in either way.
         ended: Why it is over, or None.
     """
 
     __slots__ = (
-        "add", "admitted_at", "computed", "drawing", "ended", "epoch", "error", "first_token_at", "planned", "slot",
-        "table", "tokens",
+        "add", "admitted_at", "cached", "computed", "drawing", "ended", "epoch", "error", "first_token_at", "hashes",
+        "parent", "planned", "preemptions", "prompt_step", "rank", "slot", "swapped", "table", "tokens",
     )  # fmt: skip
 
-    def __init__(self, add: Add, table: BlockTable) -> None:
+    def __init__(self, add: Add, table: BlockTable, hashes: PrefixHashes, rank: tuple[float, int]) -> None:
+        """
+        Args:
+            rank: Its place among all requests; the lowest goes first.
+        """
         self.add = add
         self.tokens = list(add.tokens)
         self.table = table
+        self.hashes = hashes
+        self.rank = rank
         self.computed = 0
         self.planned = 0
         self.drawing = 0
         self.slot: int | None = None
+        self.parent: Request | None = None
+        self.prompt_step = 0
+        self.swapped = False
+        self.cached: int | None = None
         self.epoch = 0
+        self.preemptions = 0
         self.ended: EndReason | None = None
         self.error = ""
         self.admitted_at: float | None = None
@@ -68,20 +86,31 @@ class Request:
         """Tokens it could move forward by now; 0 when its end by count is already planned."""
         return self.length - self.planned if self.length < self.limit else 0
 
-    def move(self, count: int) -> bool:
-        """Plan `count` more tokens; whether that reaches the end, so that a token is drawn."""
+    def full_hashes(self) -> list[bytes]:
+        """Hashes of its blocks that are full of known, planned tokens."""
+        return self.hashes.upto(self.tokens, min(self.planned, len(self.tokens)))
+
+    def start_at(self, length: int) -> None:
+        """The first `length` tokens stand in its blocks already."""
+        self.computed = self.planned = length
+        if self.cached is None:
+            self.cached = min(length, self.add.prompt_len)
+
+    def move(self, count: int, step: int) -> bool:
+        """Plan `count` more tokens in a step; whether that reaches the end, so that a token is drawn."""
         self.planned += count
         assert count > 0 and self.computed <= self.planned <= self.length, self
+        if not self.prompt_step and self.planned >= self.add.prompt_len:
+            self.prompt_step = step
         draws = self.planned == self.length
         self.drawing += draws
         return draws
 
-    def put_back(self) -> None:
+    def restart(self) -> None:
         """Forget what is computed: it will be computed again, from its known tokens."""
         self.computed = self.planned = 0
+        self.prompt_step = 0
         self.epoch += 1
-        self.slot = None
-        self.table.release()
 
     def settle(self, count: int, epoch: int, drew: bool, token: int | None) -> None:
         """A plan's row has run: `count` tokens are computed, and maybe one was drawn (None: it failed)."""
@@ -111,13 +140,14 @@ class Request:
             queued_s=max(0.0, admitted - self.add.arrival),
             prefill_s=max(0.0, first - admitted),
             decode_s=max(0.0, now - first),
-            preemptions=self.epoch,
+            preemptions=self.preemptions,
+            cached_tokens=self.cached or 0,
         )
 
     def __repr__(self) -> str:
         return (
             f"Request({self.id}, slot={self.slot}, computed={self.computed}, planned={self.planned}, "
-            f"known={len(self.tokens)}, drawing={self.drawing}, ended={self.ended})"
+            f"known={len(self.tokens)}, drawing={self.drawing}, swapped={self.swapped}, ended={self.ended})"
         )
 
     def _end_by(self, token: int) -> None:

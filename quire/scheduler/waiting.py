@@ -1,37 +1,49 @@
-"""The queue of requests that have no slot, in the order in which they will get one.
+"""Who goes first: the order of requests, and the queue of those that have no slot.
 
 Knows nothing about slots, blocks or budgets.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import bisect
 from collections.abc import Iterator
+from typing import Literal
 
+from quire.messages import Add
 from quire.scheduler.request import Request
 
+Policy = Literal["fcfs", "priority"]
+PRIORITY_S = 60.0
+"""One level of priority is worth this many seconds of waiting, so that a flood of urgent requests starves nobody."""
 
-class FirstComeQueue:
-    """First come, first served; one that was put back goes before all others."""
+
+def rank_of(add: Add, policy: Policy) -> tuple[float, int]:
+    """A request's place among all: by arrival, under `priority` moved by its priority; the id breaks ties."""
+    moved = add.priority * PRIORITY_S if policy == "priority" else 0.0
+    return add.arrival + moved, add.id
+
+
+class RankedRequests:
+    """Requests in the order of their ranks. A rank never changes, so one that was put back is first again."""
 
     def __init__(self) -> None:
-        self._by_id: OrderedDict[int, Request] = OrderedDict()
+        self._sorted: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self._sorted)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._by_id.values())
+        return iter(self._sorted)
 
-    def push(self, request: Request) -> None:
-        """A new request."""
-        self._by_id[request.id] = request
+    def __getitem__(self, index: int) -> Request:
+        return self._sorted[index]
 
-    def push_back(self, request: Request) -> None:
-        """A preempted request: it was first once, so it is first again."""
-        self._by_id[request.id] = request
-        self._by_id.move_to_end(request.id, last=False)
+    def add(self, request: Request) -> None:
+        """Takes its place by rank."""
+        bisect.insort(self._sorted, request, key=lambda r: r.rank)
 
     def remove(self, request: Request) -> None:
-        """It got a slot, or is over."""
-        del self._by_id[request.id]
+        """Leaves; it must be there."""
+        index = bisect.bisect_left(self._sorted, request.rank, key=lambda r: r.rank)
+        assert self._sorted[index] is request
+        del self._sorted[index]

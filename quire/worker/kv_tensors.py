@@ -11,6 +11,7 @@ from quire.attention.backend import KVView
 from quire.config import CacheConfig
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
+from quire.worker.transfer import BlockTransfer
 
 _GIB = 2**30
 
@@ -35,21 +36,24 @@ def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
     return blocks
 
 
+def number_of_host_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
+    """Blocks that fit into --swap-space."""
+    return int(cache.swap_space * _GIB / (cache.block_size * spec.kv_bytes_per_token(dtype)))
+
+
 def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KVView:
     """Zeroed keys and values for `blocks` blocks and the dummy, block 0.
 
     Raises:
         MemoryBudgetError: There is not that much memory.
     """
-    shape = (spec.layers, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim)
-    try:
-        kv = _zeros(shape, dtype, device)
-    except (RuntimeError, MemoryError, ValueError):
-        size = (blocks + 1) * block_size * spec.kv_bytes_per_token(str(dtype).removeprefix("torch."))
-        raise MemoryBudgetError(
-            f"The KV cache of {blocks} blocks needs {size / _GIB:.1f} GiB, which this machine cannot give: lower "
-            "--kv-cache-memory-bytes or --num-gpu-blocks-override."
-        ) from None
+    kv = _allocate(
+        (spec.layers, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim),
+        dtype,
+        device,
+        f"The KV cache of {blocks} blocks",
+        "lower --kv-cache-memory-bytes or --num-gpu-blocks-override",
+    )
     groups = {layer: number for number, group in enumerate(spec.kv_groups()) for layer in group.layers}
     return KVView(
         keys=tuple(kv[layer, 0] for layer in range(spec.layers)),
@@ -59,9 +63,26 @@ def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtyp
     )
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU, numpy's zeros: pages are taken up as they are first written, where torch writes them all at once."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+def block_transfer(kv: KVView, host_blocks: int) -> BlockTransfer:
+    """The mover of whole blocks, with a host pool of `host_blocks`.
+
+    Raises:
+        MemoryBudgetError: There is not that much host memory.
+    """
+    storage = [*kv.keys, *kv.values]
+    shape, dtype = (len(storage), host_blocks, *storage[0].shape[1:]), storage[0].dtype
+    host = _allocate(shape, dtype, torch.device("cpu"), f"A swap space of {host_blocks} blocks", "lower --swap-space")
+    return BlockTransfer(storage, list(host))
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str) -> torch.Tensor:
+    """Zeros. On a CPU, numpy's: pages are taken up as they are first written, where torch writes them all at once."""
     size = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+    try:
+        if device.type != "cpu":
+            return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+    except (RuntimeError, MemoryError, ValueError):
+        raise MemoryBudgetError(
+            f"{what} needs {size / _GIB:.1f} GiB, which this machine cannot give: {advice}."
+        ) from None

@@ -15,6 +15,7 @@ from quire.worker.batch import Batch, BatchBuffers
 from quire.worker.logprobs import RawLogprobs
 from quire.worker.sampler import sample
 from quire.worker.slots import NO_LOGPROBS, SlotTable
+from quire.worker.transfer import BlockTransfer
 
 UNSOUND = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
 
@@ -22,8 +23,16 @@ UNSOUND = "The model's output was not a number; this happens with broken weights
 class Runner:
     """Executes plans in order. The slot table is the only thing that lives from one step to the next."""
 
-    def __init__(self, model: Model, attention: AttentionBackend, slots: SlotTable, batches: BatchBuffers) -> None:
+    def __init__(
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        transfer: BlockTransfer,
+        slots: SlotTable,
+        batches: BatchBuffers,
+    ) -> None:
         self._model = model
+        self._transfer = transfer
         self._attention = attention
         self._slots = slots
         self._batches = batches
@@ -33,6 +42,7 @@ class Runner:
         began = time.perf_counter()
         with torch.inference_mode():
             self._slots.apply(plan)
+            self._transfer.apply(plan)
             if not plan.slots:
                 return Result(plan.step, [], [])
             batch = self._batches.fill(plan)

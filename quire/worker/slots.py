@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from quire.messages import Admitted, Plan
-from quire.sampling import GREEDY_BELOW
 
 NO_LOGPROBS = -1
 
@@ -40,14 +39,14 @@ class HostMirror:
 
     def admit(self, owner: Admitted, vocab_size: int) -> None:
         """A slot's new owner."""
-        slot = owner.slot
-        self.random[slot] = owner.temperature >= GREEDY_BELOW
-        self.cut_min_p[slot] = owner.min_p > 0
-        self.cut_top[slot] = owner.top_p < 1 or 0 < owner.top_k < vocab_size
-        self.logprobs[slot] = NO_LOGPROBS if owner.logprobs is None else owner.logprobs
+        slot, sampling = owner.slot, owner.sampling
+        self.random[slot] = not sampling.greedy
+        self.cut_min_p[slot] = sampling.min_p > 0
+        self.cut_top[slot] = sampling.top_p < 1 or 0 < sampling.top_k < vocab_size
+        self.logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
         self.forbidden.pop(slot, None)
-        if owner.drawn < owner.min_tokens and owner.stop_ids:
-            self.forbidden[slot] = Forbidden(torch.tensor(owner.stop_ids), owner.min_tokens - owner.drawn)
+        if owner.drawn < sampling.min_tokens and owner.stop_ids:
+            self.forbidden[slot] = Forbidden(torch.tensor(owner.stop_ids), sampling.min_tokens - owner.drawn)
 
 
 class SlotTable:
@@ -84,14 +83,15 @@ class SlotTable:
         for owner in owners:
             self.host.admit(owner, self.vocab_size)
         slots = self._ints([o.slot for o in owners])
-        self.length[slots] = 0
+        self.length[slots] = self._ints([o.length for o in owners])
         self.last[slots] = 0
         self.seed[slots] = self._ints([_signed(o.seed) for o in owners])
         self.drawn[slots] = self._ints([o.drawn for o in owners])
-        self.top_k[slots] = self._ints([min(o.top_k, self.vocab_size) for o in owners])
-        self.temperature[slots] = self._floats([o.temperature for o in owners])
-        self.top_p[slots] = self._floats([o.top_p for o in owners])
-        self.min_p[slots] = self._floats([o.min_p for o in owners])
+        asked = [o.sampling for o in owners]
+        self.top_k[slots] = self._ints([min(max(0, s.top_k), self.vocab_size) for s in asked])
+        self.temperature[slots] = self._floats([0.0 if s.greedy else s.temperature for s in asked])
+        self.top_p[slots] = self._floats([s.top_p for s in asked])
+        self.min_p[slots] = self._floats([s.min_p for s in asked])
         for table in self.tables:
             table[slots] = 0
 

@@ -25,10 +25,11 @@ from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker.batch import BatchBuffers
-from quire.worker.kv_tensors import allocate_kv, number_of_blocks
+from quire.worker.kv_tensors import allocate_kv, block_transfer, number_of_blocks, number_of_host_blocks
 from quire.worker.runner import Runner
 from quire.worker.slots import SlotTable
 from quire.worker.threads import usable_cores
+from quire.worker.transfer import BlockTransfer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
 _GB = 1e9
@@ -60,9 +61,10 @@ class Worker:
         read = self._clock.now()
         blocks = number_of_blocks(config.cache, spec, config.model.dtype)
         kv = allocate_kv(spec, blocks, config.cache.block_size, dtype, self._device)
-        self._runner = self._build_runner(spec, model, CpuAttention(kv))
+        host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
+        self._runner = self._build_runner(spec, model, CpuAttention(kv), block_transfer(kv, host_blocks))
         startup = {"weights": read - began, "kv_cache": self._clock.now() - read}
-        return Sizing(num_blocks=blocks, vocab_size=spec.vocab_size, startup=startup)
+        return Sizing(blocks, spec.vocab_size, host_blocks, startup)
 
     def execute(self, plan: Plan) -> Result:
         """Run one step."""
@@ -93,14 +95,14 @@ class Worker:
             return DummyCheckpoint(needs, self._config.model.seed)
         return with_known_names(SafetensorsCheckpoint(Path(self._config.model.model)))
 
-    def _build_runner(self, spec: ModelSpec, model: Model, attention: CpuAttention) -> Runner:
+    def _build_runner(self, spec: ModelSpec, model: Model, attention: CpuAttention, transfer: BlockTransfer) -> Runner:
         config = self._config
         length, size = config.model.max_model_len, config.cache.block_size
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         if length is None or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
         slots = SlotTable(rows, -(-length // size), len(spec.kv_groups()), spec.vocab_size, self._device)
-        return Runner(model, attention, slots, BatchBuffers(slots, rows, tokens))
+        return Runner(model, attention, transfer, slots, BatchBuffers(slots, rows, tokens))
 
 
 def _dtype(config: Config) -> torch.dtype:

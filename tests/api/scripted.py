@@ -9,7 +9,7 @@ from quire.messages import Abort, Add, ClientHeartbeat, Control, Deltas, FromEng
 from tests.api.server import MAX_MODEL_LEN
 from tests.checkpoints import VOCAB_SIZE
 
-READY = Ready("tiny", MAX_MODEL_LEN, VOCAB_SIZE, num_blocks=256, block_size=16)
+READY = Ready("tiny", MAX_MODEL_LEN, VOCAB_SIZE, num_blocks=256, block_size=16, capacity=MAX_MODEL_LEN)
 
 
 class ScriptedClient:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import Config
+from quire.engine.assembly import Traits
 from quire.engine.inprocess import InProcessClient
 from quire.executor.fake import FakeExecutor, hash_token
+from quire.kvcache.groups import FULL, GroupReach
 from quire.messages import Add, Deltas, End, Ready
 from quire.sampling import SamplingParams
 
@@ -31,10 +33,14 @@ def add(
     prompt_len: int | None = None,
     stop_ids: Sequence[int] = (),
     arrival: float = 0.0,
+    priority: int = 0,
+    cache_salt: str = "",
+    fork_of: int | None = None,
     **sampling: object,
 ) -> Add:
     params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
-    return Add(number, list(prompt), prompt_len or len(prompt), params, list(stop_ids), seed=number, arrival=arrival)
+    prompt_len = prompt_len or len(prompt)
+    return Add(number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt, fork_of)
 
 
 def alone(
@@ -63,8 +69,10 @@ class Outcome:
 class Engine:
     """A client that gathers what comes back, and insists on exactly one end for each sequence."""
 
-    def __init__(self, executor: FakeExecutor | None = None, num_groups: int = 1, **settings: object) -> None:
-        self.client = InProcessClient(config(**settings), executor or FakeExecutor(), num_kv_groups=num_groups)
+    def __init__(
+        self, executor: FakeExecutor | None = None, groups: Sequence[GroupReach] = FULL, **settings: object
+    ) -> None:
+        self.client = InProcessClient(config(**settings), executor or FakeExecutor(), traits=Traits(groups))
         self.outcome = Outcome()
         assert isinstance(self.client.receive(0), Ready)
 
@@ -102,3 +110,4 @@ class Engine:
         assert counts["requests"] == counts["running"] == counts["waiting"] == counts["in_flight"] == 0, counts
         assert counts["free_blocks"] == counts["blocks"], counts
         assert counts["free_slots"] == counts["slots"], counts
+        assert counts["free_host_blocks"] == counts["host_blocks"], counts

@@ -7,22 +7,26 @@ import random
 import pytest
 
 from quire.executor.fake import FakeExecutor
+from quire.kvcache.groups import GroupReach
 from quire.messages import Abort, Control, Done
 from tests.engine.harness import Engine, add, alone
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
-@pytest.mark.parametrize("num_groups", [1, 2])
-def test_each_request_gets_what_it_gets_alone(max_in_flight: int, block_size: int, num_groups: int) -> None:
+@pytest.mark.parametrize("windows", [(None,), (None, None), (None, 20, 9), (40, None)])
+def test_each_request_gets_what_it_gets_alone(
+    max_in_flight: int, block_size: int, windows: tuple[int | None, ...]
+) -> None:
     rng = random.Random(1)
+    groups = [GroupReach(window) for window in windows]
     executor = FakeExecutor(
         num_blocks=200 * 16 // block_size,
         block_size=block_size,
-        num_groups=num_groups,
+        groups=groups,
         max_in_flight=max_in_flight,
     )
-    engine = Engine(executor, num_groups, block_size=block_size)
+    engine = Engine(executor, groups, block_size=block_size)
     prompts = {i: [rng.randrange(512) for _ in range(rng.randint(1, 150))] for i in range(30)}
     outcome = engine.run([add(i, p, 1 + i % 9) for i, p in prompts.items()])
     assert outcome.tokens == {i: alone(p, 1 + i % 9) for i, p in prompts.items()}

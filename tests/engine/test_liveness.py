@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.engine.assembly import Traits
 from quire.engine.core import EngineCore
 from quire.engine.liveness import SILENT_AFTER_S
 from quire.executor.fake import FakeExecutor
@@ -35,7 +36,7 @@ class ListPort:
 
 def engine(clock: ManualClock, port: ListPort) -> EngineCore:
     executor = FakeExecutor()
-    return EngineCore(config(), executor.start(), executor, port, clock)
+    return EngineCore(config(), executor.start(), Traits(), executor, port, clock)
 
 
 def test_a_silent_clients_requests_are_aborted_and_others_go_on() -> None:
@@ -83,7 +84,7 @@ def test_a_stuck_executor_shows_in_the_heartbeat() -> None:
 
     clock, port = ManualClock(), ListPort()
     executor = Stuck()
-    core = EngineCore(config(), executor.start(), executor, port, clock)
+    core = EngineCore(config(), executor.start(), Traits(), executor, port, clock)
     port.inbox = [ClientHeartbeat(1), add(1 << CLIENT_SHIFT, [1], 5)]
     began = clock.time
     for _ in range(5):

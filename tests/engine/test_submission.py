@@ -12,8 +12,8 @@ from quire.sampling import SamplingParams
 
 
 def submission(num_blocks: int = 8, max_model_len: int = 100, number: int = 2) -> Submission:
-    ready = Ready("m", max_model_len, vocab_size=50, num_blocks=num_blocks, block_size=16)
-    return Submission(number, ready, [7], 5, SystemClock(), iter(range(1000, 2000)).__next__)
+    ready = Ready("m", max_model_len, 50, num_blocks, 16, capacity=min(max_model_len, num_blocks * 16))
+    return Submission(number, ready, [7], 5, "fcfs", SystemClock(), iter(range(1000, 2000)).__next__)
 
 
 def test_ids_name_their_client_and_are_never_reused() -> None:

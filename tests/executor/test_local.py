@@ -16,9 +16,9 @@ from quire.config import environment
 from quire.errors import CheckpointError
 from quire.executor.executor import Executor, FaultHook, no_faults
 from quire.executor.local import LocalExecutor
-from quire.messages import Admitted, Plan
+from quire.messages import Plan
 from tests.checkpoints import make_llama
-from tests.worker.driver import config_for
+from tests.worker.driver import admitted, config_for
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,9 @@ def started(tiny: Path) -> Iterator[LocalExecutor]:
 
 
 def first(step: int = 1) -> Plan:
-    return Plan(step, [Admitted(0, 1, 0, 0.0, 1.0, 0, 0.0)], [0], [0], [0], [1], [0], [3], [0], [5, 6, 7], [0])
+    return Plan(
+        step, [admitted(0, seed=1, drawn=0, temperature=0.0)], [0], [0], [0], [1], [0], [3], [0], [5, 6, 7], [0]
+    )
 
 
 def next_(step: int) -> Plan:

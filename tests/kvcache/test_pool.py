@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from quire.kvcache.pool import DUMMY_BLOCK, BlockPool
-from quire.kvcache.table import BlockTable
 
 
 def test_blocks_are_handed_out_once_and_never_the_dummy() -> None:
@@ -37,24 +36,27 @@ def test_giving_back_twice_or_sharing_a_free_block_is_our_own_mistake() -> None:
         pool.share(1)
 
 
-def test_a_table_grows_by_what_is_missing_or_not_at_all() -> None:
-    pool = BlockPool(5, 4)
-    table, other = BlockTable(pool, 1), BlockTable(pool, 1)
-    assert [change.entry for change in table.grow(5) or []] == [0, 1]
-    assert table.grow(8) == []
-    assert table.missing(9) == 1
-    assert len(other.grow(12) or []) == 3
-    assert table.grow(9) is None
-    assert table.num_blocks == 2
-    other.release()
-    assert table.grow(9) is not None
-    table.release()
-    assert pool.num_free == 5
+def test_contents_are_found_until_their_block_is_taken_again_oldest_first() -> None:
+    pool = BlockPool(3, 16)
+    blocks = pool.take(3) or []
+    keys = [(0, bytes([i])) for i in range(3)]
+    for block, key in zip(blocks, keys, strict=True):
+        pool.publish(block, key)
+    pool.give_back([blocks[1], blocks[0], blocks[2]])
+    assert [pool.find(key) for key in keys] == blocks
+    pool.share(blocks[1])
+    assert pool.num_free == 2
+    assert pool.take(1) == [blocks[0]]
+    assert [pool.find(key) for key in keys] == [None, blocks[1], blocks[2]]
 
 
-def test_every_group_has_blocks_of_its_own() -> None:
-    pool = BlockPool(4, 4)
-    changes = BlockTable(pool, 2).grow(8)
-    assert changes is not None
-    assert sorted((change.group, change.entry) for change in changes) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert len({change.block for change in changes}) == 4
+def test_the_first_block_with_some_contents_stays_the_one_that_is_found() -> None:
+    pool = BlockPool(2, 16)
+    first, second = pool.take(2) or []
+    for block in (first, second):
+        pool.publish(block, (0, b"same"))
+    assert pool.find((0, b"same")) == first
+    pool.forget(second)
+    assert pool.find((0, b"same")) == first
+    pool.forget_all()
+    assert pool.find((0, b"same")) is None

@@ -9,6 +9,7 @@ from typing import Any
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.messages import Admitted, Plan, Result, TokenLogprobs
+from quire.sampling import SamplingParams
 from quire.worker.worker import Worker
 
 
@@ -23,6 +24,11 @@ def config_for(model: Path, **values: Any) -> Config:
         "num_gpu_blocks_override": 128,
     }
     return Config().with_values(**defaults | values)
+
+
+def admitted(slot: int, *, seed: int, drawn: int, stop_ids: Any = (), **sampling: Any) -> Admitted:
+    """A new owner whose blocks are empty."""
+    return Admitted(slot, 0, seed, drawn, SamplingParams(**{"max_tokens": 512} | sampling), list(stop_ids))
 
 
 @dataclass
@@ -40,8 +46,7 @@ class Sequence:
     errors: list[str] = field(default_factory=list)
 
     def admitted(self) -> Admitted:
-        defaults: dict[str, Any] = {"seed": 1, "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-        return Admitted(slot=self.slot, drawn=self.drawn_before, **defaults | self.sampling)
+        return admitted(self.slot, **{"seed": 1, "temperature": 0.0, "drawn": self.drawn_before} | self.sampling)
 
 
 class Driver:

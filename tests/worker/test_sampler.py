@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.messages import Admitted
 from quire.worker.filters import cut_min_p, cut_top
 from quire.worker.sampler import choose, sample
 from quire.worker.slots import SlotTable
+from tests.worker.driver import admitted
 
 DRAWS = 40_000
 LOGITS = torch.tensor([1.0, 3.0, 0.5, 2.5, -1.0, 2.0, -float("inf"), 0.0])
@@ -22,8 +22,7 @@ LOGITS = torch.tensor([1.0, 3.0, 0.5, 2.5, -1.0, 2.0, -float("inf"), 0.0])
 
 def table(owners: list[dict[str, Any]], vocab_size: int) -> SlotTable:
     slots = SlotTable(len(owners), 1, 1, vocab_size, torch.device("cpu"))
-    defaults: dict[str, Any] = {"seed": 0, "drawn": 0, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    slots._admit([Admitted(slot=i, **defaults | owner) for i, owner in enumerate(owners)])
+    slots._admit([admitted(i, **{"seed": 0, "drawn": 0} | owner) for i, owner in enumerate(owners)])
     return slots
 
 
@@ -113,6 +112,11 @@ def test_equal_scores_are_cut_to_exactly_k() -> None:
     assert_follows(frequencies(torch.zeros(8), top_p=0.5), keep(torch.ones(8), 0, 1, 2, 3))
 
 
+def test_equal_scores_at_the_edge_are_cut_behind_better_ones() -> None:
+    scores = torch.tensor([1.0, 5.0, 1.0, 1.0, 0.0, 7.0]) / 4
+    assert_follows(frequencies(scores, top_k=3), keep(scores.softmax(-1), 0, 1, 5))
+
+
 def test_edges_of_the_filters() -> None:
     scores = LOGITS.repeat(5, 1)
     cut = cut_top(scores, torch.tensor([0, 8, 100, 0, 2]), torch.tensor([1.0, 1.0, 1.0, 1e-9, 1.0]))
@@ -184,6 +188,14 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     drawn = [sample(logits.clone(), np.arange(3), slots)[0].tolist() for _ in range(3)]
     assert drawn == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
     assert slots.host.forbidden == {}
+
+
+def test_a_ban_ends_with_its_owner() -> None:
+    logits = torch.tensor([[0.0, 9.0]])
+    slots = table([{"temperature": 0.0, "min_tokens": 3, "stop_ids": [1]}], 2)
+    assert sample(logits.clone(), np.arange(1), slots)[0].tolist() == [0]
+    slots._admit([admitted(0, seed=0, drawn=0, temperature=0.0)])
+    assert sample(logits.clone(), np.arange(1), slots)[0].tolist() == [1]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -1,0 +1,72 @@
+"""Puts a scheduler together from settings, the model's spec and what the device said. Decides nothing at run time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.clock import Clock
+from quire.config import Config
+from quire.costmodel.hardware import cpu
+from quire.costmodel.roofline import Roofline
+from quire.kvcache.groups import FULL, GroupReach, capacity
+from quire.kvcache.host import HostPool
+from quire.kvcache.pool import BlockPool
+from quire.messages import Ready, Sizing
+from quire.models.spec import ModelSpec
+from quire.scheduler.budget import Budget
+from quire.scheduler.preempt import Preemption
+from quire.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the scheduler has to know of a model on a device.
+
+    Attributes:
+        groups: How far back each KV group looks.
+        cost: What steps and preemptions cost; None: only tokens count.
+    """
+
+    groups: Sequence[GroupReach] = FULL
+    cost: Roofline | None = None
+
+
+def traits_of(config: Config, spec: ModelSpec) -> Traits:
+    """The traits of a model under resolved settings, on this machine's processor."""
+    groups = tuple(GroupReach(group.window) for group in spec.kv_groups())
+    hardware = cpu(len(os.sched_getaffinity(0)))
+    return Traits(groups, Roofline(spec, config.model.dtype, hardware, config.cache.block_size))
+
+
+def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
+    """What clients are told."""
+    tokens, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len
+    assert tokens and longest, "settings are resolved by quire.engine.choices"
+    block_size = config.cache.block_size
+    return Ready(
+        model=config.model.model,
+        max_model_len=longest,
+        vocab_size=sizing.vocab_size,
+        num_blocks=sizing.num_blocks,
+        block_size=block_size,
+        capacity=capacity(traits.groups, sizing.num_blocks, block_size, tokens, longest),
+        startup=sizing.startup,
+    )
+
+
+def scheduler_of(config: Config, sizing: Sizing, traits: Traits, clock: Clock) -> Scheduler:
+    """The scheduler that the settings ask for."""
+    limits, cache = config.scheduler, config.cache
+    assert limits.max_num_seqs and limits.max_num_batched_tokens, "settings are resolved by quire.engine.choices"
+    return Scheduler(
+        BlockPool(sizing.num_blocks, cache.block_size),
+        limits.max_num_seqs,
+        Budget(limits.max_num_batched_tokens, limits.long_prefill_token_threshold, traits.cost),
+        Preemption(HostPool(sizing.num_host_blocks), limits.preemption_mode, traits.cost),
+        clock,
+        groups=traits.groups,
+        policy=limits.scheduling_policy,
+        prefix_caching=cache.enable_prefix_caching,
+    )

@@ -1,0 +1,154 @@
+"""Tables take, share, copy before writing, leave behind, swap, and give everything back."""
+
+from __future__ import annotations
+
+from quire.kvcache.groups import FULL, GroupReach, capacity
+from quire.kvcache.pool import BlockPool
+from quire.kvcache.prefix import PrefixHashes
+from quire.kvcache.table import BlockTable
+
+SIZE = 4
+
+
+def hashes_of(tokens: list[int], salt: str = "") -> list[bytes]:
+    return PrefixHashes(SIZE, salt).upto(tokens, len(tokens))
+
+
+def test_a_table_grows_by_what_is_missing_or_not_at_all() -> None:
+    pool = BlockPool(5, SIZE)
+    table, other = BlockTable(pool, FULL), BlockTable(pool, FULL)
+    first = table.reserve(0, 5)
+    assert first is not None
+    assert [change.entry for change in first.changes] == [0, 1]
+    again = table.reserve(5, 8)
+    assert again is not None
+    assert not again.changes
+    assert table.missing(9, 64) == 1
+    assert other.reserve(0, 12) is not None
+    assert table.reserve(8, 9) is None
+    assert table.num_blocks == 2
+    other.release()
+    assert table.reserve(8, 9) is not None
+    table.release()
+    assert pool.num_free == 5
+
+
+def test_every_group_has_blocks_of_its_own() -> None:
+    reservation = BlockTable(BlockPool(4, SIZE), FULL * 2).reserve(0, 8)
+    assert reservation is not None
+    assert sorted((c.group, c.entry) for c in reservation.changes) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({change.block for change in reservation.changes}) == 4
+
+
+def test_a_shared_partial_block_is_copied_by_whoever_writes_first_and_the_last_writes_in_place() -> None:
+    pool = BlockPool(6, SIZE)
+    parent, child = BlockTable(pool, FULL), BlockTable(pool, FULL)
+    parent.reserve(0, 6)
+    child.fork(parent, 6)
+    assert pool.num_free == 4
+    old = [change.block for change in parent.entries()]
+    written = child.reserve(6, 7)
+    assert written is not None
+    ((source, target),) = written.copies
+    assert source == old[1]
+    assert [change.block for change in child.entries()] == [old[0], target]
+    in_place = parent.reserve(6, 7)
+    assert in_place is not None
+    assert not in_place.copies
+    parent.release()
+    child.release()
+    assert pool.num_free == 6
+
+
+def test_a_copy_needs_a_free_block() -> None:
+    pool = BlockPool(2, SIZE)
+    parent, child = BlockTable(pool, FULL), BlockTable(pool, FULL)
+    parent.reserve(0, 6)
+    child.fork(parent, 6)
+    assert child.reserve(6, 7) is None
+    assert child.num_blocks == 2
+
+
+def test_a_prefix_is_found_by_tokens_and_salt() -> None:
+    pool = BlockPool(8, SIZE)
+    tokens = list(range(11))
+    first = BlockTable(pool, FULL)
+    first.reserve(0, 11)
+    first.publish(hashes_of(tokens))
+    first.release()
+    assert BlockTable(pool, FULL).adopt(hashes_of(tokens, "other")) == 0
+    assert BlockTable(pool, FULL).adopt(hashes_of([99, *tokens[1:]])) == 0
+    again = BlockTable(pool, FULL)
+    assert again.adopt(hashes_of([*tokens[:8], 77, 78, 79, 80])) == 8
+    assert pool.num_free == 6
+    again.release()
+    assert pool.num_free == 8
+
+
+def test_what_a_window_left_behind_is_free_and_a_hit_needs_only_what_is_seen() -> None:
+    pool = BlockPool(20, SIZE)
+    groups = (GroupReach(None), GroupReach(5))
+    tokens = list(range(16))
+    table = BlockTable(pool, groups)
+    table.reserve(0, 16)
+    table.publish(hashes_of(tokens))
+    table.leave_behind(16)
+    assert table.num_blocks == 4 + 1  # the next token sees 12 to 15 and itself
+    table.leave_behind(17)
+    assert table.num_blocks == 5
+    table.release()
+    again = BlockTable(pool, groups)
+    assert again.adopt(hashes_of(tokens)) == 16
+    assert again.num_blocks == 5
+    assert again.covers(16)
+    assert not again.covers(14)
+
+
+def test_a_hit_ends_where_a_group_has_lost_its_blocks() -> None:
+    pool = BlockPool(8, SIZE)
+    tokens = list(range(16))
+    table = BlockTable(pool, (GroupReach(4),))
+    table.reserve(0, 16)
+    table.publish(hashes_of(tokens))
+    lost = table.entries()[3].block
+    table.release()
+    pool.forget(lost)
+    assert BlockTable(pool, (GroupReach(4),)).adopt(hashes_of(tokens)) == 12
+
+
+def test_swapping_keeps_the_order_of_blocks() -> None:
+    pool = BlockPool(4, SIZE)
+    table = BlockTable(pool, FULL)
+    table.reserve(0, 10)
+    device = [change.block for change in table.entries()]
+    out = table.swap_out([5, 6, 7])
+    assert out == list(zip(device, [5, 6, 7], strict=True))
+    assert pool.num_free == 4
+    other = BlockTable(pool, FULL)
+    other.reserve(0, 8)
+    assert table.swap_in() is None
+    other.release()
+    pairs = table.swap_in()
+    assert pairs is not None
+    assert [host for host, _ in pairs] == [5, 6, 7]
+    assert [change.block for change in table.entries()] == [block for _, block in pairs]
+
+
+def test_capacity_counts_what_all_groups_hold_at_once() -> None:
+    assert capacity(FULL, 10, 16, 64, 1_000) == 160
+    assert capacity(FULL, 10, 16, 64, 100) == 100
+    assert capacity(FULL * 2, 10, 16, 64, 1_000) == 80
+    # a window of 20 moving by 12 holds at most (20 + 12) / 4 + 1 = 9 blocks
+    assert capacity((GroupReach(20),), 9, 4, 12, 1_000) == 1_000
+    assert capacity((GroupReach(20),), 8, 4, 12, 1_000) == 32
+
+
+def test_hashes_are_a_chain_over_all_tokens_before() -> None:
+    chain = PrefixHashes(SIZE)
+    tokens = list(range(12))
+    assert chain.upto(tokens, 7) == hashes_of(tokens)[:1]
+    assert chain.upto(tokens, 12) == hashes_of(tokens)
+    assert hashes_of([1, *tokens[1:]])[2] != hashes_of(tokens)[2]
+    branch = chain.branch(9)
+    assert branch.upto([*tokens[:8], 0, 0, 0, 0], 12)[:2] == hashes_of(tokens)[:2]
+    assert branch.upto(tokens, 12)[2] != hashes_of(tokens)[2]
