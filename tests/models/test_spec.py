@@ -51,7 +51,7 @@ def test_every_field(tmp_path: Path) -> None:
     assert (spec.heads, spec.kv_heads, spec.head_dim, spec.max_model_len) == (4, 2, 24, 512)
     assert (spec.qkv_bias, spec.out_bias, spec.mlp_bias, spec.tie_embeddings) == (True, True, False, True)
     assert (spec.bos_id, spec.eos_ids) == (0, (2, 5))
-    assert spec.kv_groups() == (KVGroup((0, 1, 2), "full"),)
+    assert spec.kv_groups() == (KVGroup((0, 1, 2)),)
 
 
 @pytest.mark.parametrize(
