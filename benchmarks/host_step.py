@@ -1,0 +1,127 @@
+"""What a decode step costs the host: engine and worker, with the device's work left out.
+
+    python benchmarks/host_step.py [--sequences 256,1024] [--steps 400] [--json]
+
+Engine: drain the inbox, plan, settle, gather and encode the Deltas. Worker: apply the plan to the slot table and fill
+the batch on persistent buffers; forward, sampling and attention are stubs. Every sequence draws one token a step, so
+in 16 steps each takes one new block. Prints the median milliseconds of a step by part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import deque
+
+import msgspec
+import torch
+
+from quire.clock import SystemClock
+from quire.config import Config
+from quire.engine.assembly import Traits
+from quire.engine.core import EngineCore
+from quire.messages import Add, FromEngine, Plan, Result, Sizing, ToEngine
+from quire.sampling import SamplingParams
+from quire.worker.batch import BatchBuffers
+from quire.worker.slots import SlotTable
+
+BLOCK_SIZE = 16
+PROMPT = 64
+
+
+class StubExecutor:
+    """A worker's host side, and a device that draws token 7 for ever."""
+
+    max_in_flight = 2
+
+    def __init__(self, sequences: int, steps: int) -> None:
+        length = PROMPT + 2 * steps + 64
+        blocks = sequences * (length // BLOCK_SIZE + 1)
+        self.sizing = Sizing(num_blocks=blocks, vocab_size=32_000)
+        self._slots = SlotTable(sequences, length // BLOCK_SIZE + 1, 1, 32_000, torch.device("cpu"))
+        self._batches = BatchBuffers(self._slots, sequences, sequences * PROMPT)
+        self._plans: deque[Plan] = deque()
+        self.seconds = 0.0
+
+    def start(self) -> Sizing:
+        return self.sizing
+
+    def submit(self, plan: Plan) -> None:
+        began = time.perf_counter()
+        self._slots.apply(plan)
+        self._batches.fill(plan)
+        self.seconds += time.perf_counter() - began
+        self._plans.append(plan)
+
+    def collect(self, timeout: float | None) -> Result:
+        plan = self._plans.popleft()
+        return Result(plan.step, [1] * len(plan.reads), [7] * len(plan.reads))
+
+    def close(self) -> None:
+        pass
+
+
+class EncodingPort:
+    """A port whose messages are encoded, as for ZMQ, and thrown away."""
+
+    def __init__(self) -> None:
+        self.inbox: list[ToEngine] = []
+        self._encoder = msgspec.msgpack.Encoder()
+        self.bytes = 0
+
+    def drain(self, wait: float | None) -> list[ToEngine]:
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, client: int, message: FromEngine) -> None:
+        self.bytes = len(self._encoder.encode(message))
+
+
+def measure(sequences: int, steps: int) -> dict[str, float]:
+    """Median milliseconds of a step in which every sequence draws a token."""
+    executor, port = StubExecutor(sequences, steps), EncodingPort()
+    config = Config().with_values(
+        max_num_seqs=sequences,
+        max_num_batched_tokens=sequences * PROMPT,
+        max_model_len=PROMPT + 2 * steps + 64,
+        block_size=BLOCK_SIZE,
+    )
+    core = EngineCore(config, executor.start(), Traits(), executor, port, SystemClock())
+    params = SamplingParams(max_tokens=2 * steps + 32, ignore_eos=True)
+    for i in range(sequences):
+        prompt = [(i * 31 + j) % 32_000 for j in range(PROMPT)]
+        port.inbox.append(Add(i, prompt, PROMPT, params, [2], seed=i, arrival=0.0))
+    for _ in range(20):
+        core.turn(0)
+    total, worker = [], []
+    for _ in range(steps):
+        executor.seconds, began = 0.0, time.perf_counter()
+        core.turn(0)
+        total.append(time.perf_counter() - began)
+        worker.append(executor.seconds)
+    assert core.counts()["running"] == sequences
+    median = statistics.median(total) * 1e3
+    workers = statistics.median(worker) * 1e3
+    p90 = sorted(total)[int(0.9 * steps)] * 1e3
+    return {"sequences": sequences, "ms": median, "p90_ms": p90, "worker_ms": workers, "engine_ms": median - workers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sequences", default="1,16,256,1024")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for count in map(int, arguments.sequences.split(",")):
+        row = measure(count, arguments.steps)
+        if arguments.json:
+            print(json.dumps(row))
+        else:
+            print("  ".join(f"{name} {value:.3f}" for name, value in row.items()))
+
+
+if __name__ == "__main__":
+    main()
