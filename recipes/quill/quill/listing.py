@@ -1,0 +1,46 @@
+"""Lists of items to sort, count and reverse, and how lists and letters are written out.
+
+Knows nothing about the tasks that use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from quill.invention import any_name, any_word
+from quill.words import ANIMALS, CITIES, COLOURS, FOODS, LITTLE_WORDS, NAMES, THINGS, WORDS
+
+POOLS: tuple[tuple[str, ...], ...] = (ANIMALS, FOODS, COLOURS, THINGS, NAMES, CITIES, WORDS)
+
+
+def any_items(rng: Random, count: int) -> list[str]:
+    """Different words: of one kind, of all kinds, or with some nobody knows."""
+    luck = rng.random()
+    if luck < 0.6:
+        return rng.sample(rng.choice(POOLS), count)
+    items = {any_word(rng) if luck < 0.85 else any_name(rng) for _ in range(count)}
+    return rng.sample(sorted(items), len(items))
+
+
+def any_sentence(rng: Random, least: int, most: int) -> list[str]:
+    """Words in a row, some of them little ones."""
+    return [rng.choice(LITTLE_WORDS) if rng.random() < 0.4 else any_word(rng) for _ in range(rng.randint(least, most))]
+
+
+def list_text(rng: Random, items: Sequence[str]) -> str:
+    text = rng.choice((", ", ", ", ", ", ", ", " ", ",")).join(items)
+    return f"[{text}]" if "," in text and rng.random() < 0.1 else text
+
+
+def list_key(task: str, items: Sequence[str]) -> str:
+    return f"{task}|{' '.join(items)}"
+
+
+def spelled(text: str) -> str:
+    """Letter by letter; words stay apart."""
+    return " ".join("-".join(word) for word in text.split())
+
+
+def times(count: int) -> str:
+    return f"{count} time{'' if count == 1 else 's'}"
