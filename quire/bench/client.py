@@ -34,6 +34,7 @@ class Outcome:
             where it did not, cached ones are None.
         first: From `start` to the first token; None if none came.
         last: When the last token came.
+        end: When the answer was over, whatever became of it.
         gaps: Between events with tokens.
         error: What went wrong; empty when nothing did.
     """
@@ -44,6 +45,7 @@ class Outcome:
     cached_tokens: int | None = None
     first: float | None = None
     last: float = 0.0
+    end: float = 0.0
     gaps: list[float] = field(default_factory=list)
     text: str = ""
     error: str = ""
@@ -137,7 +139,8 @@ class StreamingClient:
                 else:
                     await self._read(answer, outcome)
         except (httpx.HTTPError, msgspec.DecodeError) as error:
-            outcome.error = f"{type(error).__name__}: {error}"
+            outcome.error = f"{type(error).__name__}: {error}".removesuffix(": ")
+        outcome.end = time.perf_counter()
         return outcome
 
     def _request(self, sample: Sample) -> dict[str, Any]:

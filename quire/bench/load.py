@@ -15,6 +15,8 @@ from itertools import accumulate
 from quire.bench.client import Outcome, StreamingClient
 from quire.bench.datasets import Sample
 
+PEAK_WINDOW_S = 1.0
+
 
 @dataclass(frozen=True)
 class Load:
@@ -42,19 +44,42 @@ class Load:
     def in_flight(self) -> list[tuple[float, int]]:
         """How many requests were open, from each second (since the beginning) on at which that changed."""
         starts = [(outcome.start - self.begin, 1) for outcome in self.outcomes]
-        ends = [(outcome.start - self.begin + outcome.whole, -1) for outcome in self.outcomes]
+        ends = [(outcome.end - self.begin, -1) for outcome in self.outcomes]
         changes = sorted(starts + ends)
         return list(zip((at for at, _ in changes), accumulate(step for _, step in changes), strict=True))
 
-    def tokens_by_second(self) -> list[int]:
-        """Output events in each second since the beginning."""
-        counts = [0] * (int(self.duration) + 1)
+    def token_rates(self, buckets: int) -> tuple[list[float], list[float]]:
+        """Output tokens a second in equal parts of the run: their edges (seconds), and the rate from each on."""
+        width = self.duration / buckets
+        counts = [0.0] * buckets
+        for at, tokens in self._token_times():
+            counts[min(int(at / width), buckets - 1)] += tokens
+        rates = [count / width for count in counts]
+        return [number * width for number in range(buckets + 1)], [*rates, rates[-1]]
+
+    def peak_token_rate(self) -> float:
+        """Most output tokens in any one second; of a shorter run its mean rate."""
+        times = sorted(self._token_times())
+        best = running = 0.0
+        first = 0
+        for at, tokens in times:
+            running += tokens
+            while times[first][0] <= at - PEAK_WINDOW_S:
+                running -= times[first][1]
+                first += 1
+            best = max(best, running)
+        return best / min(PEAK_WINDOW_S, self.duration)
+
+    def _token_times(self) -> list[tuple[float, float]]:
+        """When output came (seconds since the beginning) and how many tokens; an event may bring several, which the
+        server only sums up."""
+        found = []
         for outcome in self.completed:
-            at = outcome.start - self.begin + (outcome.first or 0.0)
-            for gap in [0.0, *outcome.gaps]:
+            at, tokens = outcome.start - self.begin + (outcome.first or 0.0), outcome.output_tokens
+            for gap in (0.0, *outcome.gaps):
                 at += gap
-                counts[min(int(at), len(counts) - 1)] += 1
-        return counts
+                found.append((at, tokens / (len(outcome.gaps) + 1)))
+        return found
 
 
 async def run_load(

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 820, 260
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 36, 46
+LEFT, RIGHT, TOP, BOTTOM = 84, 20, 36, 46
 COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2")
 TICKS = 6
+CHARACTER = 7.5
+"""Width of a letter of the legend, about."""
 FONT = "font-family='system-ui, sans-serif'"
 
 
@@ -79,11 +81,13 @@ def _panel(panel: Panel, top: int) -> str:
     parts.append(_text(LEFT + wide / 2, y_at(0) + 36, panel.x_label, "middle"))
     middle = top + TOP + high / 2
     parts.append(f"<g transform='rotate(-90 16 {middle:.1f})'>{_text(16, middle, panel.y_label, 'middle')}</g>")
+    legend = float(WIDTH - RIGHT)
     for number, line in enumerate(panel.lines):
         color = COLORS[number % len(COLORS)]
         points = [(x_at(x), y_at(y)) for x, y in zip(line.xs, line.ys, strict=True)]
         parts.append(f"<path d='{_path(points, line.steps)}' fill='none' stroke='{color}' stroke-width='1.8'/>")
-        parts.append(_text(WIDTH - RIGHT, top + 22 + 15 * number, line.name, "end", 12, "bold", color))
+        parts.append(_text(legend, top + 22, line.name, "end", 12, "bold", color))
+        legend -= CHARACTER * len(line.name) + 16
     return "\n".join(parts)
 
 

@@ -16,7 +16,8 @@ from quire.bench.datasets import DatasetOptions, Sample, draw_samples
 from quire.bench.load import Load, run_load
 from quire.bench.progress import progress
 from quire.bench.server_counters import read_counters
-from quire.bench.serving_report import Run, ServingReportOptions, check_report_options, publish
+from quire.bench.serving_figures import Run, ServingReportOptions, check_report_options
+from quire.bench.serving_report import publish
 from quire.bench.tokens import LocalTokens, ServedTokens, Tokens
 from quire.errors import ConfigError, QuireError, UnavailableError
 from quire.text.tokenizer import load_tokenizer
@@ -129,6 +130,8 @@ def _model(http: httpx.Client, options: ServeOptions) -> str:
     deadline = time.monotonic() + options.ready_check_timeout_sec
     while True:
         try:
+            if http.get("/health").status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                raise ValueError("it is starting or draining: --ready-check-timeout-sec waits for it")
             answer = http.get("/v1/models")
             answer.raise_for_status()
             return options.model or str(answer.json()["data"][0]["id"])
@@ -137,8 +140,8 @@ def _model(http: httpx.Client, options: ServeOptions) -> str:
                 raise QuireError(f"{options.root} asks for an API key: give --api-key.") from error
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"{options.root} does not answer as an OpenAI server ({error}): start one with 'quire serve', "
-                    "or give --base-url."
+                    f"{options.root} does not answer as an OpenAI server ({str(error).splitlines()[0]}). "
+                    "Start one with 'quire serve', or give --base-url."
                 ) from error
             time.sleep(RETRY_S)
 

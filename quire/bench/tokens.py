@@ -102,6 +102,6 @@ class ServedTokens:
             return found
         except (httpx.HTTPError, ValueError) as error:
             raise ConfigError(
-                f"The server does not {path.strip('/')} for this benchmark ({error}): "
+                f"The server does not {path.strip('/')} for this benchmark ({str(error).splitlines()[0]}): "
                 "give --tokenizer, or --vocab-size for random token ids."
             ) from error

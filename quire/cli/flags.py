@@ -168,12 +168,20 @@ def _unknown(rest: Sequence[str], options: type, program: str, *, foreign: bool)
     if flag is None:
         return ConfigError(f"'{rest[-1]}' was not expected: {program} takes flags ({program} --help).")
     flag = flag.partition("=")[0]
-    known = [f"--{name.replace('_', '-')}" for name in _names(options, foreign=False)]
-    close = difflib.get_close_matches(flag.replace("_", "-"), [*known, "--config", "--help"], n=1)
-    if not close and foreign:
-        close = difflib.get_close_matches(flag.replace("_", "-"), [f"--{n.replace('_', '-')}" for n in FOREIGN], n=1)
-    hint = f"Did you mean {close[0]}?" if close else f"'{program} --help' lists them."
+    own = _closest(flag, [*_names(options, foreign=False), "config", "help"])
+    close = own or (_closest(flag, list(FOREIGN)) if foreign else None)
+    hint = f"Did you mean {close}?" if close else f"'{program} --help' lists them."
     return ConfigError(f"{flag} is not a flag of {program}. {hint}")
+
+
+def _closest(flag: str, names: Sequence[str]) -> str | None:
+    """The flag that was probably meant: one spelled nearly so, or else one that begins so."""
+    flag = flag.replace("_", "-")
+    known = [f"--{name.replace('_', '-')}" for name in names]
+    close = difflib.get_close_matches(flag, known, n=1)
+    if not close and len(flag) > len("--x"):
+        close = [name for name in known if name.startswith(flag) or flag.startswith(f"{name}-")]
+    return close[0] if close else None
 
 
 def _names(options: type, foreign: bool) -> list[str]:
