@@ -38,6 +38,7 @@ class Add(_Message, frozen=True):
         priority: Lower goes first, under `--scheduling-policy priority`.
         cache_salt: Cached prefixes are shared only between requests of the same salt.
         fork_of: The sequence that has the same prompt and was added before: its blocks are shared.
+        bad_words: `sampling.bad_words` as tokens: where an output ends with all but the last, the last is not drawn.
     """
 
     id: int
@@ -50,6 +51,7 @@ class Add(_Message, frozen=True):
     priority: int = 0
     cache_salt: str = ""
     fork_of: int | None = None
+    bad_words: list[list[int]] = []
 
 
 class Abort(_Message, frozen=True):
@@ -92,7 +94,8 @@ class Ready(_Message, frozen=True):
 
 
 class TokenLogprobs(_Message, frozen=True):
-    """One drawn token's own log probability and rank (1 = likeliest), and the likeliest tokens' (best first)."""
+    """A token's own log probability and rank (1 = likeliest), and other tokens': the likeliest, best first, or those of
+    `logprob_token_ids`, in their order."""
 
     logprob: float
     rank: int
@@ -100,7 +103,7 @@ class TokenLogprobs(_Message, frozen=True):
     top_logprobs: list[float]
 
 
-EndReason = Literal["stop", "length", "abort", "error"]
+EndReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 class End(_Message, frozen=True):
@@ -108,7 +111,7 @@ class End(_Message, frozen=True):
 
     Attributes:
         id: The sequence.
-        reason: `stop` by a token of `Add.stop_ids`, `length`, `abort`, or `error`.
+        reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `abort`, or `error`.
         message: For `error`: what failed, safe to show to the client.
         queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
         preemptions: How often it was put back.
@@ -150,6 +153,10 @@ class Deltas(_Message, frozen=True):
 
     `counts[i]` tokens of the flat `tokens` belong to `ids[i]`; `logprobs`, when not empty, has one entry a token
     (None where it was not asked for). A sequence's End comes with or after its last tokens.
+
+    Attributes:
+        prompt_logprobs: Of the next tokens of a sequence's prompt, from its second one on; all come before its output.
+        cached_tokens: (sequence, tokens of its prompt that were found computed), with its first token.
     """
 
     ids: list[int]
@@ -158,6 +165,8 @@ class Deltas(_Message, frozen=True):
     logprobs: list[TokenLogprobs | None] = []
     ends: list[End] = []
     load: Load = Load()
+    prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
+    cached_tokens: list[tuple[int, int]] = []
 
 
 class Done(_Message, frozen=True):
@@ -200,6 +209,9 @@ class Admitted(_Message, frozen=True):
         drawn: How many tokens it has drawn before (after a preemption or replay): the random counter's start.
         sampling: As the user asked.
         stop_ids: Cannot be drawn before the counter reaches `sampling.min_tokens`; empty when that is 0.
+        bad_words: See Add.
+        history: All tokens so far, if what is drawn depends on them; else empty.
+        prompt_len: How many of them are the prompt.
     """
 
     slot: int
@@ -208,6 +220,25 @@ class Admitted(_Message, frozen=True):
     drawn: int
     sampling: SamplingParams
     stop_ids: list[int] = []
+    bad_words: list[list[int]] = []
+    history: list[int] = []
+    prompt_len: int = 0
+
+
+class ScoredRow(_Message, frozen=True):
+    """A row of which the prompt's log probabilities are wanted.
+
+    Attributes:
+        row: Its place in the plan; its tokens are given.
+        skip, count: Passed over the first `skip`, of `count` of its tokens the logits are looked at, each for the token
+            behind it.
+        next: The token behind the row's last one.
+    """
+
+    row: int
+    skip: int
+    count: int
+    next: int
 
 
 class Plan(_Message, frozen=True):
@@ -230,6 +261,7 @@ class Plan(_Message, frozen=True):
         swap_out: (device block, host block): contents to keep.
         copies: (from, to): device blocks, before a shared one is written.
         swap_in: (host block, device block).
+        scored: Rows whose prompt's log probabilities are wanted.
     """
 
     step: int
@@ -246,6 +278,7 @@ class Plan(_Message, frozen=True):
     swap_out: list[tuple[int, int]] = []
     copies: list[tuple[int, int]] = []
     swap_in: list[tuple[int, int]] = []
+    scored: list[ScoredRow] = []
 
 
 class Result(_Message, frozen=True):
@@ -258,6 +291,7 @@ class Result(_Message, frozen=True):
         logprobs: Empty, or one entry a token.
         errors: (read, message): that sequence failed (a row of NaN, say) and gained nothing.
         device_ms: How long the step took on the device.
+        prompt_logprobs: One list for each of `Plan.scored`, with an entry for each of its tokens.
     """
 
     step: int
@@ -266,6 +300,7 @@ class Result(_Message, frozen=True):
     logprobs: list[TokenLogprobs | None] = []
     errors: list[tuple[int, str]] = []
     device_ms: float = 0.0
+    prompt_logprobs: list[list[TokenLogprobs]] = []
 
 
 class Sizing(_Message, frozen=True):

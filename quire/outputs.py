@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,48 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """All sequences of one prompt."""
+    """All sequences of one prompt.
+
+    Attributes:
+        request_id: Counts up.
+        prompt: Its text, if that is known.
+        prompt_token_ids: What was computed; with `truncate_prompt_tokens` the end of the prompt.
+        outputs: The n sequences.
+        finished: Always True: outputs are returned whole.
+        prompt_logprobs: For each token of the prompt (None for the first): it and the likeliest tokens by id.
+        num_cached_tokens: Tokens of the prompt that were found computed.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """One sequence that beam search found.
+
+    Attributes:
+        tokens: Of the prompt and of the output.
+        cum_logprob: Sum of the output tokens' log probabilities.
+        text: Of `tokens`; None without a tokenizer.
+        finish_reason: `stop` by an end-of-sequence token, or `length`.
+        stop_reason: That token.
+    """
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The best sequences of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]

@@ -5,27 +5,67 @@ Knows nothing about HTTP, tokenizers or tensors. Field names, defaults and rules
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import msgspec
 
-from quire.errors import RequestError
+from quire.errors import RequestError, UnsupportedField
+from quire.ranges import integer, number, number_between, token_ids
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1_024
 MAX_N = 128
+MAX_BAD_WORDS = 1_024
+MAX_BAD_WORD_LENGTH = 256
+"""Characters of one."""
+MAX_LOGIT_BIAS = 16_384
+MAX_ALLOWED_TOKEN_IDS = 2**20
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_PATTERN = 1_024
 GREEDY_BELOW = 1e-5
 """A temperature under this means greedy decoding."""
 MIN_TEMPERATURE = 1e-2
 """Temperatures between GREEDY_BELOW and this are raised to it: logits / t would overflow."""
+WHOLE_VOCABULARY = -1
+"""As a number of log probabilities."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RequestOutputKind(Enum):
+    """What each output of a request holds. An offline call returns finished outputs, so DELTA is refused."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When an output that goes in circles is ended.
+
+    Attributes:
+        max_pattern_size, min_pattern_size: Tokens of a pattern that counts.
+        min_count: How often the pattern must stand at the output's end, one after the other.
+    """
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        integer("repetition_detection.max_pattern_size", self.max_pattern_size, 1, MAX_PATTERN)
+        integer("repetition_detection.min_pattern_size", self.min_pattern_size, 1, self.max_pattern_size)
+        integer("repetition_detection.min_count", self.min_count, 2)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How tokens are drawn and when a sequence ends.
 
     Attributes:
         n: Number of sequences for the prompt, each drawn on its own; 1 when greedy.
+        presence_penalty: Taken from the logit of every token that the output has, in [-2, 2].
+        frequency_penalty: The same, times how often the output has it, in [-2, 2].
+        repetition_penalty: Divides positive and multiplies negative logits of tokens that prompt or output have.
         temperature: Divides the logits; 0 means greedy.
         top_p: Smallest set of tokens whose probabilities reach this sum, in (0, 1].
         top_k: The k most likely tokens; 0 or -1 for all.
@@ -36,18 +76,33 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ignore_eos: Go on past the model's end-of-sequence tokens.
         max_tokens: Longest output in tokens; None for all that the context leaves.
         min_tokens: No end of sequence and no stop token before this many tokens.
-        logprobs: Return the log probabilities of this many most likely tokens and of the drawn one.
+        logprobs: Return the log probabilities of this many most likely tokens and of the drawn one; -1 for all.
+        prompt_logprobs: The same for each token of the prompt; its blocks are not taken from the prefix cache.
+        logprob_token_ids: Return the log probabilities of these tokens in place of the likeliest ones.
+        flat_logprobs: Another container for log probabilities; only False is supported.
+        logit_bias: Added to the logits of these tokens.
+        allowed_token_ids: No other token is drawn.
+        bad_words: Texts that the output never gets, alone or behind a space.
+        truncate_prompt_tokens: Only the last so many tokens of the prompt count; -1 for as many as fit.
         detokenize: Turn tokens into text; off for token-only use.
         skip_special_tokens: Leave special tokens out of the text.
         spaces_between_special_tokens: Separate adjacent special tokens by a space (slow tokenizers' habit);
             only True is supported.
         include_stop_str_in_output: Keep the stop string that ended the text.
+        output_kind: See RequestOutputKind.
+        repetition_detection: End an output that repeats itself.
+        thinking_token_budget: Not supported yet.
+        skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
+        extra_args: For logits processors.
 
     Raises:
         RequestError: A value is out of its range; `param` names the field.
     """
 
     n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -59,15 +114,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    repetition_detection: RepetitionDetectionParams | None = None
+    thinking_token_budget: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+    extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        self._check_supported()
         self._check_counts()
         self._check_shape_of_distribution()
-        self._check_stops()
+        self._check_single_tokens()
+        self._check_reports()
+        self._check_words()
 
     @property
     def greedy(self) -> bool:
@@ -81,63 +151,105 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def _check_counts(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
-        if self.n > 1 and _number("temperature", self.temperature) < GREEDY_BELOW:
-            raise RequestError("n must be 1 when temperature is 0: all sequences would be the same.", param="n")
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1)
-        _integer("min_tokens", self.min_tokens, 0)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
-            )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+    @property
+    def penalizes(self) -> bool:
+        """Whether what a sequence already has changes what comes next."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
 
-    def _check_shape_of_distribution(self) -> None:
-        temperature = _number("temperature", self.temperature)
-        if temperature < 0:
-            raise RequestError(f"temperature must be at least 0, got {temperature}.", param="temperature")
-        if not 0 < _number("top_p", self.top_p) <= 1:
-            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", param="top_p")
-        _integer("top_k", self.top_k, -1)
-        if not 0 <= _number("min_p", self.min_p) <= 1:
-            raise RequestError(f"min_p must be in [0, 1], got {self.min_p}.", param="min_p")
+    def named_token_ids(self) -> Iterator[tuple[str, int]]:
+        """Every token id that is named here, with the field that names it."""
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
+            for token in getattr(self, name) or ():
+                yield name, token
+
+    def _check_supported(self) -> None:
         if not self.spaces_between_special_tokens:
             raise RequestError(
                 "spaces_between_special_tokens=false is not supported: leave it out.",
                 param="spaces_between_special_tokens",
             )
+        if self.output_kind is RequestOutputKind.DELTA:
+            raise RequestError(
+                "output_kind DELTA is not supported: finished outputs are returned; the server streams.",
+                param="output_kind",
+            )
+        for name in ("flat_logprobs", "thinking_token_budget"):
+            if getattr(self, name) not in (None, False):
+                raise UnsupportedField(name)
 
-    def _check_stops(self) -> None:
-        stops = self.stop_strings
+    def _check_counts(self) -> None:
+        integer("n", self.n, 1, MAX_N)
+        if self.n > 1 and number("temperature", self.temperature) < GREEDY_BELOW:
+            raise RequestError("n must be 1 when temperature is 0: all sequences would be the same.", param="n")
+        if self.max_tokens is not None:
+            integer("max_tokens", self.max_tokens, 1)
+        integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
+            )
+        if self.seed is not None:
+            integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.truncate_prompt_tokens not in (None, -1):
+            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1)
+
+    def _check_shape_of_distribution(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            number_between(name, getattr(self, name), -2, 2)
+        if number("repetition_penalty", self.repetition_penalty) <= 0:
+            raise RequestError(
+                f"repetition_penalty must be greater than 0, got {self.repetition_penalty}.", param="repetition_penalty"
+            )
+        temperature = number("temperature", self.temperature)
+        if temperature < 0:
+            raise RequestError(f"temperature must be at least 0, got {temperature}.", param="temperature")
+        if not 0 < number("top_p", self.top_p) <= 1:
+            raise RequestError(f"top_p must be in (0, 1], got {self.top_p}.", param="top_p")
+        integer("top_k", self.top_k, -1)
+        number_between("min_p", self.min_p, 0, 1)
+
+    def _check_single_tokens(self) -> None:
+        token_ids("stop_token_ids", self.stop_token_ids or (), MAX_STOP_TOKEN_IDS)
+        if self.allowed_token_ids is not None:
+            token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids must not be empty: no token could be drawn.",
+                                   param="allowed_token_ids")  # fmt: skip
+        bias = self.logit_bias or {}
+        if len(bias) > MAX_LOGIT_BIAS:
+            raise RequestError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}.",
+                               param="logit_bias")  # fmt: skip
+        for token, value in bias.items():
+            integer("logit_bias", token, 0)
+            number("logit_bias", value)
+
+    def _check_reports(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), WHOLE_VOCABULARY)
+        named = self.logprob_token_ids
+        if named is not None:
+            token_ids("logprob_token_ids", named, MAX_LOGPROB_TOKEN_IDS)
+            if self.logprobs is not None and self.logprobs != len(named):
+                raise RequestError(
+                    f"logprobs ({self.logprobs}) must be left out or be the length of logprob_token_ids "
+                    f"({len(named)}).",
+                    param="logprobs",
+                )
+
+    def _check_words(self) -> None:
+        stops, bad = self.stop_strings, self.bad_words or []
         if len(stops) > MAX_STOP_STRINGS:
             raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(stops)}.", param="stop")
         if not all(isinstance(s, str) and s for s in stops):
             raise RequestError("stop strings must not be empty.", param="stop")
         if stops and not self.detokenize:
             raise RequestError("stop strings need detokenize=True.", param="stop")
-        ids = self.stop_token_ids or []
-        if len(ids) > MAX_STOP_TOKEN_IDS:
+        if len(bad) > MAX_BAD_WORDS:
+            raise RequestError(f"bad_words takes at most {MAX_BAD_WORDS} words, got {len(bad)}.", param="bad_words")
+        if not all(isinstance(word, str) and word.strip() for word in bad):
+            raise RequestError("bad_words must be texts that are not empty.", param="bad_words")
+        if any(len(word) > MAX_BAD_WORD_LENGTH for word in bad):
             raise RequestError(
-                f"stop_token_ids takes at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}.", param="stop_token_ids"
+                f"bad_words must be of at most {MAX_BAD_WORD_LENGTH} characters each.", param="bad_words"
             )
-        for token in ids:
-            _integer("stop_token_ids", token, 0)
-
-
-def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer, got {value!r}.", param=name)
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise RequestError(f"{name} must be {bound}, got {value}.", param=name)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError(f"{name} must be a finite number, got {value!r}.", param=name)
-    return float(value)

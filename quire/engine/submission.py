@@ -14,7 +14,7 @@ import msgspec
 from quire.clock import Clock
 from quire.errors import ContextLengthError, RequestError
 from quire.messages import CLIENT_SHIFT, Add, Ready
-from quire.sampling import SamplingParams
+from quire.sampling import WHOLE_VOCABULARY, SamplingParams
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -42,6 +42,7 @@ class Submission:
         policy: Who goes first on this engine.
         clock: For arrival times.
         draw_seed: A fresh seed for each request that brings none.
+        takes_extra_args: Whether there are logits processors that could read them.
     """
 
     def __init__(
@@ -53,6 +54,8 @@ class Submission:
         policy: Literal["fcfs", "priority"],
         clock: Clock,
         draw_seed: Callable[[], int],
+        *,
+        takes_extra_args: bool = False,
     ) -> None:
         self._ids = (number << CLIENT_SHIFT | i for i in itertools.count(1))
         self._ready = ready
@@ -61,6 +64,7 @@ class Submission:
         self._policy = policy
         self._clock = clock
         self._draw_seed = draw_seed
+        self._takes_extra_args = takes_extra_args
 
     @property
     def longest(self) -> int:
@@ -68,26 +72,40 @@ class Submission:
         return self._ready.capacity
 
     def adds(
-        self, tokens: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> list[Add]:
         """One Add for each of the `params.n` sequences of a prompt; all but the first fork from it.
 
         Args:
+            tokens: The prompt, of which `params.truncate_prompt_tokens` may keep the end only.
             priority: Lower goes first; only under `--scheduling-policy priority`.
             cache_salt: Cached prefixes are shared only between requests of the same salt.
+            bad_words: `params.bad_words` as tokens.
 
         Raises:
             RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
-                priority that would be ignored.
+                priority or arguments that would be ignored.
             ContextLengthError: Prompt and output do not fit; the message has the numbers.
         """
+        tokens = self._truncated(tokens, params)
         self._check_tokens(tokens, params)
+        if params.extra_args and not self._takes_extra_args:
+            raise RequestError(
+                "extra_args (vllm_xargs) needs a server with --logits-processors: nothing here reads them.",
+                param="extra_args",
+            )
         if priority and self._policy != "priority":
             raise RequestError(
                 "priority needs a server with --scheduling-policy priority; this one serves in the order of arrival.",
                 param="priority",
             )
-        params = self._resolve_length(len(tokens), params)
+        params = self._resolve_logprobs(self._resolve_length(len(tokens), params))
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
         seed = self._draw_seed() if params.seed is None else params.seed
         arrival = self._clock.now()
@@ -104,6 +122,7 @@ class Submission:
                 priority=priority,
                 cache_salt=cache_salt,
                 fork_of=ids[0] if index else None,
+                bad_words=[list(word) for word in bad_words],
             )
             for index, number in enumerate(ids)
         ]
@@ -115,14 +134,40 @@ class Submission:
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             wrong = next(token for token in tokens if not 0 <= token < vocab)
             raise RequestError(f"Token id {wrong} is outside the vocabulary of {vocab} tokens.", param="prompt")
-        for token in params.stop_token_ids or ():
+        for name, token in params.named_token_ids():
             if token >= vocab:
+                raise RequestError(f"{name}: {token} is outside the vocabulary of {vocab} tokens.", param=name)
+
+    def _truncated(self, tokens: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """The end of the prompt, if that is all that is asked for."""
+        keep = params.truncate_prompt_tokens
+        if keep is None:
+            return tokens
+        if keep > self.longest:
+            raise RequestError(
+                f"truncate_prompt_tokens must be at most {self.longest}, as many as a sequence here holds, got {keep}.",
+                param="truncate_prompt_tokens",
+            )
+        if keep < 0:
+            keep = max(1, self.longest - (params.max_tokens or 1))
+        return tokens[-keep:]
+
+    def _resolve_logprobs(self, params: SamplingParams) -> SamplingParams:
+        """-1 becomes the size of the vocabulary."""
+        vocab = self._ready.vocab_size
+        most = vocab if self._max_logprobs < 0 else self._max_logprobs
+        changes = {}
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            if asked == WHOLE_VOCABULARY:
+                asked = changes[name] = vocab
+            if name == "logprobs" and params.logprob_token_ids is not None:
+                continue  # as many as are named, which has a limit of its own
+            if asked is not None and asked > most:
                 raise RequestError(
-                    f"stop_token_ids: {token} is outside the vocabulary of {vocab} tokens.", param="stop_token_ids"
+                    f"{name} must be at most {most} on this server, got {getattr(params, name)}.", param=name
                 )
-        asked, most = params.logprobs or 0, vocab if self._max_logprobs < 0 else self._max_logprobs
-        if asked > most:
-            raise RequestError(f"logprobs must be at most {most} on this server, got {asked}.", param="logprobs")
+        return msgspec.structs.replace(params, **changes) if changes else params
 
     def _resolve_length(self, prompt_len: int, params: SamplingParams) -> SamplingParams:
         room = self.longest - prompt_len

@@ -1,0 +1,58 @@
+"""Is a value of a request what its field can hold? One RequestError that names the field says no.
+
+Knows nothing about which fields there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import RequestError
+
+
+def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """An integer, no boolean, between `low` and `high`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be an integer, got {_shown(value)}.", param=name)
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise RequestError(f"{name} must be {bound}, got {_shown(value)}.", param=name)
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
+        raise RequestError(f"{name} must be a finite number, got {_shown(value)}.", param=name)
+    return float(value)
+
+
+def number_between(name: str, value: Any, low: float, high: float) -> float:
+    """A number of a closed interval."""
+    if not low <= number(name, value) <= high:
+        raise RequestError(f"{name} must be in [{low:g}, {high:g}], got {_shown(value)}.", param=name)
+    return float(value)
+
+
+def token_ids(name: str, ids: Sequence[Any], most: int) -> None:
+    """At most `most` token ids; whether a model has them is asked later."""
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise RequestError(f"{name} must be a list of token ids.", param=name)
+    if len(ids) > most:
+        raise RequestError(f"{name} takes at most {most} ids, got {len(ids)}.", param=name)
+    for token in ids:
+        integer(name, token, 0)
+
+
+def _finite(value: int | float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
+
+
+def _shown(value: Any) -> str:
+    text = f"{value}" if isinstance(value, int | float) else repr(value)
+    return text if len(text) <= 64 else text[:64] + "…"
