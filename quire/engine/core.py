@@ -128,11 +128,10 @@ class EngineCore:
         if result is None:
             return
         now = self._clock.now()
-        for gain in self._scheduler.settle(result):
-            if gain.token is not None:
-                self._outbox.token(gain.request.id, gain.token, gain.logprobs)
-            if gain.request.ended is not None:
-                self._outbox.end(gain.request.last_message(now))
+        settled = self._scheduler.settle(result)
+        self._outbox.tokens(settled.ids, settled.tokens, settled.logprobs)
+        for request in settled.ended:
+            self._outbox.end(request.last_message(now))
         self._last_progress = now
         self._step_ms, self._step = result.device_ms, result.step
 

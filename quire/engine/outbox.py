@@ -15,11 +15,20 @@ from quire.messages import CLIENT_SHIFT, Deltas, End, Load, TokenLogprobs
 @dataclass
 class _Columns:
     ids: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     asked: bool = False
+
+    def add(self, ids: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
+        self.ids += ids
+        self.tokens += tokens
+        self.logprobs += logprobs if logprobs else [None] * len(ids)
+        self.asked |= bool(logprobs)
+
+    def deltas(self, load: Load) -> Deltas:
+        logprobs = self.logprobs if self.asked else []
+        return Deltas(self.ids, [1] * len(self.ids), self.tokens, logprobs, self.ends, load)
 
 
 class Outbox:
@@ -29,14 +38,16 @@ class Outbox:
         self._port = port
         self._by_client: dict[int, _Columns] = {}
 
-    def token(self, request_id: int, token: int, logprobs: TokenLogprobs | None) -> None:
-        """A sequence gained a token."""
-        columns = self._columns(request_id)
-        columns.ids.append(request_id)
-        columns.counts.append(1)
-        columns.tokens.append(token)
-        columns.logprobs.append(logprobs)
-        columns.asked |= logprobs is not None
+    def tokens(self, ids: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
+        """Sequences gained a token each; `logprobs` is empty when none of them asked."""
+        clients = {number >> CLIENT_SHIFT for number in ids}
+        if len(clients) == 1:
+            self._columns(ids[0]).add(ids, tokens, logprobs)
+            return
+        for client in clients:
+            own = [index for index, number in enumerate(ids) if number >> CLIENT_SHIFT == client]
+            entries = [logprobs[index] for index in own] if logprobs else []
+            self._columns(ids[own[0]]).add([ids[i] for i in own], [tokens[i] for i in own], entries)
 
     def end(self, end: End) -> None:
         """A sequence's last message."""
@@ -45,8 +56,7 @@ class Outbox:
     def flush(self, load: Callable[[], Load]) -> None:
         """One message to each client that is owed one."""
         for client, columns in self._by_client.items():
-            logprobs = columns.logprobs if columns.asked else []
-            self._port.send(client, Deltas(columns.ids, columns.counts, columns.tokens, logprobs, columns.ends, load()))
+            self._port.send(client, columns.deltas(load()))
         self._by_client.clear()
 
     def _columns(self, request_id: int) -> _Columns:

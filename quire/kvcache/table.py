@@ -49,6 +49,11 @@ class BlockTable:
         """Blocks held, over all groups."""
         return sum(block > DUMMY_BLOCK for row in self._rows for block in row)
 
+    @property
+    def room(self) -> int:
+        """Tokens that the blocks there are can hold."""
+        return len(self._rows[0]) * self._pool.block_size
+
     def missing(self, length: int, chunk: int) -> int:
         """Blocks it has yet to take until `length` tokens stand in it, moving by at most `chunk` tokens at a time."""
         size = self._pool.block_size

@@ -6,9 +6,12 @@ Knows nothing about blocks or slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
+from quire.scheduler.lengths import Column
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
 
@@ -49,39 +52,58 @@ class Budget:
         self.max_tokens = max_tokens
         self._threshold = long_prefill_threshold
         self._cost = cost
-        self._chunk_ms: float | None = None  # left for chunks in this step; None: nobody streams
+        self._predicted_ms = 0.0  # of what was granted in this step
+        self._limit_ms: float | None = None  # of the whole step; None: nobody streams
 
-    def open(self, running: Iterable[Request]) -> None:
-        """A new step begins beside these requests."""
-        self._chunk_ms = None
-        if self._cost is None:
-            return
-        streaming = [request for request in running if request.ahead == 1]
-        if streaming:
-            alone = self._cost.step_ms(len(streaming), sum(request.planned for request in streaming))
-            self._chunk_ms = max(STALL_FLOOR_MS, STALL_FACTOR * alone) - alone
+    def open(self, planned: Column, ahead: Column, requests: Sequence[Request]) -> Column:
+        """A new step begins: how many tokens each running request may move forward by.
+
+        Args:
+            planned, ahead: Of the running requests, in the order of rank.
+            requests: The same.
+        """
+        self._start_clock(planned, ahead)
+        counts = ahead.copy()
+        for index in np.flatnonzero(ahead > 1).tolist():
+            counts[index] = self._chunk(requests[index], int(ahead[index]))
+        if counts.sum() <= self.max_tokens:
+            return counts
+        left = np.maximum(0, self.max_tokens - (np.cumsum(counts) - counts))
+        granted: Column = np.minimum(counts, left)
+        return granted
 
     def grant(self, request: Request, used: int) -> int:
-        """How many tokens a request may move forward by, when `used` tokens are in the step already."""
-        count = min(request.ahead, self.max_tokens - used)
-        if count > 1 and self._threshold:
-            count = min(count, self._threshold)
-        if count > 1 and self._chunk_ms is not None:
-            count = self._within_time(request, count)
-        return count
+        """How many tokens a newly admitted request may move forward by, when `used` tokens are in the step already."""
+        return self._chunk(request, min(request.ahead, self.max_tokens - used))
+
+    def close(self, step: Step) -> None:
+        """Everything is in the step."""
+        step.predicted_ms = self._predicted_ms
 
     def learn(self, step: Step, measured_ms: float) -> None:
         """A step has run."""
-        if self._cost is not None and step.rows and measured_ms > 0:
-            context = sum(row.request.planned for row in step.rows)
-            singles = sum(row.n == 1 for row in step.rows)
-            predicted = self._cost.step_ms(max(1, singles), context)
-            predicted += sum(row.n * self._cost.token_ms(row.request.planned) for row in step.rows if row.n > 1)
-            self._cost.learn(predicted, measured_ms)
+        if self._cost is not None and step.predicted_ms > 0 and measured_ms > 0:
+            self._cost.learn(step.predicted_ms, measured_ms)
 
-    def _within_time(self, request: Request, count: int) -> int:
-        assert self._cost is not None and self._chunk_ms is not None
-        each = self._cost.token_ms(request.planned + count // 2)
-        count = min(count, max(SMALLEST_CHUNK, int(self._chunk_ms / each)))
-        self._chunk_ms = max(0.0, self._chunk_ms - count * each)
+    def _start_clock(self, planned: Column, ahead: Column) -> None:
+        self._limit_ms, self._predicted_ms = None, 0.0
+        if self._cost is None:
+            return
+        streaming = ahead == 1
+        count = int(streaming.sum())
+        self._predicted_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
+        if count:
+            self._limit_ms = max(STALL_FLOOR_MS, STALL_FACTOR * self._predicted_ms)
+
+    def _chunk(self, request: Request, count: int) -> int:
+        """`count`, or less where a limit says so."""
+        if count <= 1:
+            return count
+        if self._threshold:
+            count = min(count, self._threshold)
+        if self._cost is not None:
+            each = self._cost.token_ms(request.planned + count // 2)
+            if self._limit_ms is not None:
+                count = min(count, max(SMALLEST_CHUNK, int((self._limit_ms - self._predicted_ms) / each)))
+            self._predicted_ms += count * each
         return count

@@ -8,6 +8,7 @@ from __future__ import annotations
 from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
 from quire.messages import Add, End, EndReason
+from quire.scheduler.lengths import Lengths
 
 
 class Request:
@@ -15,46 +16,49 @@ class Request:
 
     The lengths, in tokens: `computed` (settled on the device) ≤ `planned` (also by plans in flight) ≤ `length` (known
     tokens and those that plans in flight will draw). A request moves forward whenever `planned < length`: prompts,
-    chunks and single tokens are only different values of the difference.
+    chunks and single tokens are only different values of the difference. They stand in its row of `Lengths`, where
+    `Step` moves all requests of a step at once.
 
     Attributes:
         tokens: Prompt and output, as far as the host knows them.
+        row: Its row of lengths.
         hashes: Of its full blocks.
-        drawing: Tokens that plans in flight will draw.
         slot: Its place in the device's slot table while running.
         parent: The request whose prompt blocks it waits to share.
         prompt_step: The step that reached its prompt's end; 0 before.
         swapped: Whether its blocks are on the host.
         cached: Prompt tokens that it found computed when it first ran.
-        epoch: Counts recomputations: rows planned in an earlier epoch no longer say what is computed.
         preemptions: How often it was put back, in either way.
         ended: Why it is over, or None.
     """
 
     __slots__ = (
-        "add", "admitted_at", "cached", "computed", "drawing", "ended", "epoch", "error", "first_token_at", "hashes",
-        "parent", "planned", "preemptions", "prompt_step", "rank", "slot", "swapped", "table", "tokens",
+        "_lengths", "add", "admitted_at", "cached", "ended", "error", "first_token_at", "hashes", "id", "parent",
+        "preemptions", "prompt_step", "rank", "row", "slot", "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
 
-    def __init__(self, add: Add, table: BlockTable, hashes: PrefixHashes, rank: tuple[float, int]) -> None:
+    def __init__(
+        self, add: Add, table: BlockTable, hashes: PrefixHashes, rank: tuple[float, int], lengths: Lengths
+    ) -> None:
         """
         Args:
             rank: Its place among all requests; the lowest goes first.
+            lengths: Where it takes a row.
         """
         self.add = add
+        self.id = add.id
         self.tokens = list(add.tokens)
+        self.stop_ids = frozenset(add.stop_ids)
         self.table = table
         self.hashes = hashes
         self.rank = rank
-        self.computed = 0
-        self.planned = 0
-        self.drawing = 0
+        self._lengths = lengths
+        self.row = lengths.take(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
         self.slot: int | None = None
         self.parent: Request | None = None
         self.prompt_step = 0
         self.swapped = False
         self.cached: int | None = None
-        self.epoch = 0
         self.preemptions = 0
         self.ended: EndReason | None = None
         self.error = ""
@@ -62,14 +66,19 @@ class Request:
         self.first_token_at: float | None = None
 
     @property
-    def id(self) -> int:
-        """As given by the client."""
-        return self.add.id
+    def planned(self) -> int:
+        """Tokens that plans, settled or in flight, have moved it forward by."""
+        return int(self._lengths.planned[self.row])
 
     @property
-    def length(self) -> int:
-        """Tokens when every plan in flight has settled without an early end."""
-        return len(self.tokens) + self.drawing
+    def computed(self) -> int:
+        """Tokens of these whose plans have settled."""
+        return int(self._lengths.computed[self.row])
+
+    @property
+    def drawing(self) -> int:
+        """Tokens that plans in flight will draw."""
+        return int(self._lengths.drawing[self.row])
 
     @property
     def output_len(self) -> int:
@@ -77,14 +86,10 @@ class Request:
         return len(self.tokens) - self.add.prompt_len
 
     @property
-    def limit(self) -> int:
-        """Length at which it ends by count."""
-        return self.add.prompt_len + (self.add.sampling.max_tokens or 0)
-
-    @property
     def ahead(self) -> int:
         """Tokens it could move forward by now; 0 when its end by count is already planned."""
-        return self.length - self.planned if self.length < self.limit else 0
+        length = len(self.tokens) + self.drawing
+        return length - self.planned if length < self._lengths.limit[self.row] else 0
 
     def full_hashes(self) -> list[bytes]:
         """Hashes of its blocks that are full of known, planned tokens."""
@@ -92,39 +97,19 @@ class Request:
 
     def start_at(self, length: int) -> None:
         """The first `length` tokens stand in its blocks already."""
-        self.computed = self.planned = length
+        self._lengths.computed[self.row] = self._lengths.planned[self.row] = length
         if self.cached is None:
             self.cached = min(length, self.add.prompt_len)
 
-    def move(self, count: int, step: int) -> bool:
-        """Plan `count` more tokens in a step; whether that reaches the end, so that a token is drawn."""
-        self.planned += count
-        assert count > 0 and self.computed <= self.planned <= self.length, self
-        if not self.prompt_step and self.planned >= self.add.prompt_len:
-            self.prompt_step = step
-        draws = self.planned == self.length
-        self.drawing += draws
-        return draws
-
     def restart(self) -> None:
         """Forget what is computed: it will be computed again, from its known tokens."""
-        self.computed = self.planned = 0
+        lengths, row = self._lengths, self.row
+        lengths.computed[row] = lengths.planned[row] = lengths.published[row] = lengths.room[row] = 0
+        lengths.epoch[row] += 1
         self.prompt_step = 0
-        self.epoch += 1
-
-    def settle(self, count: int, epoch: int, drew: bool, token: int | None) -> None:
-        """A plan's row has run: `count` tokens are computed, and maybe one was drawn (None: it failed)."""
-        if epoch == self.epoch:
-            self.computed += count
-        if drew:
-            self.drawing -= 1
-            if token is not None:
-                self.tokens.append(token)
-                self._end_by(token)
-        assert self.computed <= self.planned <= self.length, self
 
     def end(self, reason: EndReason, error: str = "") -> None:
-        """It is over; the caller takes its slot and blocks back."""
+        """It is over; the caller takes its slot, blocks and row back."""
         assert self.ended is None, f"request {self.id} ended twice"
         self.ended, self.error = reason, error
 
@@ -149,9 +134,3 @@ class Request:
             f"Request({self.id}, slot={self.slot}, computed={self.computed}, planned={self.planned}, "
             f"known={len(self.tokens)}, drawing={self.drawing}, swapped={self.swapped}, ended={self.ended})"
         )
-
-    def _end_by(self, token: int) -> None:
-        if token in self.add.stop_ids and self.output_len >= self.add.sampling.min_tokens:
-            self.end("stop")
-        elif len(self.tokens) >= self.limit:
-            self.end("length")

@@ -11,27 +11,33 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from quire.clock import Clock
 from quire.kvcache.groups import FULL, GroupReach
 from quire.kvcache.pool import BlockPool
 from quire.kvcache.prefix import PrefixHashes
-from quire.kvcache.table import BlockTable, Reservation
+from quire.kvcache.table import BlockTable
 from quire.messages import Add, Plan, Result, TokenLogprobs
 from quire.scheduler.budget import Budget
+from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.request import Request
-from quire.scheduler.step import Row, Step
+from quire.scheduler.step import Step
 from quire.scheduler.waiting import Policy, RankedRequests, rank_of
 
 
-class Gain(NamedTuple):
-    """What a settled step brought to one request: a token, or its end, or both."""
+@dataclass
+class Settled:
+    """What a settled step brought: a token for each of `ids`, and requests that are over now."""
 
-    request: Request
-    token: int | None
-    logprobs: TokenLogprobs | None
+    ids: list[int]
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+    """Empty when nobody asked."""
+    ended: list[Request]
 
 
 @dataclass
@@ -83,12 +89,14 @@ class Scheduler:
         self._groups = groups
         self._policy: Policy = policy
         self._prefix_caching = prefix_caching
+        self._lengths = Lengths()
         self._requests: dict[int, Request] = {}
         self._waiting = RankedRequests()
         self._running = RankedRequests()
         self._free_slots = list(range(max_num_seqs))  # a heap: low slots first keeps the device's reads dense
         self._flights: deque[Step] = deque()
         self._next_step = 1
+        self._stops: dict[int, int] = {}  # how many requests each token ends
         self.tally = Tally()
 
     # --- state, for the engine's loop, metrics and leak tests -------------------------------------------------------
@@ -132,9 +140,10 @@ class Scheduler:
         """A new request joins the queue."""
         table = BlockTable(self.pool, self._groups)
         hashes = PrefixHashes(self.pool.block_size, message.cache_salt)
-        request = Request(message, table, hashes, rank_of(message, self._policy))
+        request = Request(message, table, hashes, rank_of(message, self._policy), self._lengths)
         request.parent = None if message.fork_of is None else self._requests.get(message.fork_of)
         self._requests[request.id] = request
+        self._count_stops(request, 1)
         self._waiting.add(request)
 
     def abort(self, request_id: int) -> Request | None:
@@ -150,47 +159,63 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """The next step, or None when nobody can move."""
-        step = Step(self._next_step)
+        step = Step(self._next_step, self._lengths)
         self._yield_to_urgent(step)
-        self._budget.open(self._running)
         self._move_running(step)
         if not step.crowded:
             self._admit_waiting(step)
-        if not step.rows and not step.swap_out:
+        if not step.requests and not step.swap_out:
             return None
+        self._budget.close(step)
         self._next_step += 1
         self._flights.append(step)
         return step.plan()
 
     def _move_running(self, step: Step) -> None:
         """Every running request moves forward as far as the budget goes, in the order of rank."""
-        index = 0
-        while index < len(self._running):
-            request = self._running[index]
-            index += 1
-            count = self._budget.grant(request, step.tokens)
-            if count == 0:
-                continue
-            reservation = self._reserve(request, count, step)
-            if reservation is None:
-                return  # it was the last one running and put itself back
-            self._move(request, count, reservation, step)
+        lengths, rows, requests = self._lengths, self._running.rows, list(self._running)
+        planned, length = lengths.planned[rows], lengths.known[rows] + lengths.drawing[rows]
+        ahead = np.where(length < lengths.limit[rows], length - planned, 0)
+        counts = self._budget.open(planned, ahead, requests)
+        for index in np.flatnonzero((counts > 0) & (planned + counts > lengths.room[rows])).tolist():
+            request = requests[index]
+            if request.slot is None or not self._reserve(request, int(counts[index]), step):
+                break  # put back, by one before it in rank or by itself: and so is everybody behind it
+        if step.crowded:
+            counts *= np.fromiter((r.slot is not None for r in requests), dtype=np.int64, count=len(requests))
+        moving = np.flatnonzero(counts)
+        if len(moving) < len(requests):
+            requests, rows, counts = [requests[i] for i in moving.tolist()], rows[moving], counts[moving]
+        if requests:
+            self._move(requests, rows, counts, step)
 
-    def _reserve(self, request: Request, count: int, step: Step) -> Reservation | None:
-        """Room for `count` tokens, if need be from the last in rank; None when that is `request` itself."""
-        request.table.leave_behind(request.planned)
-        while (reservation := request.table.reserve(request.planned, request.planned + count)) is None:
+    def _reserve(self, request: Request, count: int, step: Step) -> bool:
+        """Room for `count` tokens, if need be from the last in rank; False when that is `request` itself."""
+        planned = request.planned
+        request.table.leave_behind(planned)
+        while (reservation := request.table.reserve(planned, planned + count)) is None:
             victim = self._running[-1]
             self._put_back(victim, step)
             step.crowded = True
             if victim is request:
-                return None
-        return reservation
+                return False
+        self._lengths.room[request.row] = request.table.room
+        step.reserve(request, reservation)
+        return True
 
-    def _move(self, request: Request, count: int, reservation: Reservation, step: Step) -> None:
-        step.move(request, count, reservation)
-        if self._prefix_caching:  # already now: a step's keys are written before they are read, also by its other rows
-            request.table.publish(request.full_hashes())
+    def _move(self, requests: Sequence[Request], rows: Column, counts: Column, step: Step) -> None:
+        for request in step.move(requests, rows, counts):
+            if not request.prompt_step and request.planned >= request.add.prompt_len:
+                request.prompt_step = step.number
+            # Already now: a step's keys are written before they are read, also by its other rows.
+            self._publish(request)
+
+    def _publish(self, request: Request) -> None:
+        """Its full blocks are found from now on."""
+        if self._prefix_caching:
+            hashes = request.full_hashes()
+            request.table.publish(hashes)
+            self._lengths.published[request.row] = len(hashes) * self.pool.block_size
 
     def _put_back(self, victim: Request, step: Step) -> None:
         """Take the victim's slot and blocks; it waits for its turn again."""
@@ -218,9 +243,9 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step) -> None:
         """Waiting requests get slots while rows, tokens and blocks last; the first that does not fit waits with all."""
-        promised = sum(
-            r.table.missing(len(r.tokens), self._budget.max_tokens) for r in self._running if r.planned < len(r.tokens)
-        )
+        if not self._waiting or not self._free_slots:
+            return
+        promised = self._promised()
         for request in list(self._waiting):
             if not self._free_slots or step.tokens >= self._budget.max_tokens:
                 return
@@ -231,6 +256,13 @@ class Scheduler:
             self._waiting.remove(request)
             self._admit(request, step)
             promised += request.table.missing(len(request.tokens), self._budget.max_tokens)
+
+    def _promised(self) -> int:
+        """Blocks that running requests still need for tokens they already have."""
+        lengths, rows = self._lengths, self._running.rows
+        behind = np.flatnonzero(lengths.planned[rows] < lengths.known[rows]).tolist()
+        requests = (self._running[index] for index in behind)
+        return sum(r.table.missing(len(r.tokens), self._budget.max_tokens) for r in requests)
 
     def _is_ready(self, request: Request, step: Step) -> bool:
         """Whether what it awaits is there: its own next token (it was put back while a plan in flight draws it), or the
@@ -261,6 +293,7 @@ class Scheduler:
         if parent is not None and parent.table.covers(prompt_len - 1):
             request.table.fork(parent.table, prompt_len)
             request.hashes = parent.hashes.branch(prompt_len)
+            self._lengths.room[parent.row] = 0  # its last block is shared now: it asks before it writes
             return prompt_len - 1, len(self._groups)
         if not self._prefix_caching:
             return 0, 0
@@ -275,52 +308,79 @@ class Scheduler:
         self._running.add(request)
         step.admit(request)
         count = self._budget.grant(request, step.tokens)
-        reservation = request.table.reserve(request.planned, request.planned + count)
-        assert reservation is not None, "blocks were counted before"
-        self._move(request, count, reservation, step)
+        reserved = self._reserve(request, count, step)
+        assert reserved and not step.crowded, "blocks were counted before"
+        self._move([request], np.array([request.row]), np.array([count]), step)
 
     # --- settle -----------------------------------------------------------------------------------------------------
 
-    def settle(self, result: Result) -> list[Gain]:
+    def settle(self, result: Result) -> Settled:
         """Take in the oldest plan's result: tokens are appended, ends found, slots and blocks of the ended freed."""
-        step = self._flights.popleft()
+        step, lengths = self._flights.popleft(), self._lengths
         assert result.step == step.number, f"result of step {result.step}, expected {step.number}"
         self._budget.learn(step, result.device_ms)
-        errors = dict(result.errors)
-        gains: list[Gain] = []
-        read = position = 0
-        for row in step.rows:
-            token, logprobs, error = None, None, None
-            if row.draws:
-                error = errors.get(read)
-                if result.counts[read]:
-                    token = result.tokens[position]
-                    logprobs = result.logprobs[position] if result.logprobs else None
-                    position += 1
-                read += 1
-            if row.request.ended is None:
-                self._settle_row(row, token, error)
-                if row.draws:
-                    gains.append(Gain(row.request, token, logprobs))
-        return gains
-
-    def _settle_row(self, row: Row, token: int | None, error: str | None) -> None:
-        request = row.request
-        if row.draws and request.first_token_at is None:
-            request.first_token_at = self._clock.now()
-        request.settle(row.n, row.epoch, row.draws, token)
-        if error is not None:
-            request.table.disown_contents()
-            request.end("error", error)
-        elif self._prefix_caching and request.slot is not None:
-            request.table.publish(request.full_hashes())
-        if request.ended is not None:
+        alive = lengths.serial[step.rows] == step.serials
+        current = alive & (lengths.epoch[step.rows] == step.epochs)
+        lengths.computed[step.rows[current]] += step.counts[current]
+        lengths.drawing[step.rows[alive & step.draws]] -= 1
+        gained = alive[step.draws] & (np.array(result.counts, dtype=np.int64) > 0)
+        rows = step.rows[step.draws][gained]
+        requests, tokens, logprobs = _columns_of_gains(step, result, gained)
+        for request, token in zip(requests, tokens, strict=True):
+            request.tokens.append(token)
+        lengths.known[rows] += 1
+        ended = self._find_ends(requests, rows, tokens)
+        ended += self._fail(step, alive, result.errors)
+        self._note_progress(requests, rows)
+        for request in ended:
             self._retire(request)
+        return Settled([request.id for request in requests], tokens, logprobs, ended)
+
+    def _find_ends(self, requests: Sequence[Request], rows: Column, tokens: Sequence[int]) -> list[Request]:
+        """Requests that end by the token they drew, or by count."""
+        ended = []
+        if not self._stops.keys().isdisjoint(tokens):
+            for request, token in zip(requests, tokens, strict=True):
+                if token in request.stop_ids and request.output_len >= request.add.sampling.min_tokens:
+                    request.end("stop")
+                    ended.append(request)
+        for index in np.flatnonzero(self._lengths.known[rows] >= self._lengths.limit[rows]).tolist():
+            if requests[index].ended is None:
+                requests[index].end("length")
+                ended.append(requests[index])
+        return ended
+
+    def _fail(self, step: Step, alive: npt.NDArray[np.bool_], errors: Sequence[tuple[int, str]]) -> list[Request]:
+        """Requests whose row went wrong; what stands in their blocks is found no more."""
+        failed = []
+        if errors:
+            readers = np.flatnonzero(step.draws)
+            for read, message in errors:
+                request = step.requests[int(readers[read])]
+                if alive[readers[read]]:
+                    request.table.disown_contents()
+                    request.end("error", message)
+                    failed.append(request)
+        return failed
+
+    def _note_progress(self, requests: Sequence[Request], rows: Column) -> None:
+        """First tokens, and blocks that the new tokens fill."""
+        lengths, size = self._lengths, self.pool.block_size
+        known = lengths.known[rows]
+        for index in np.flatnonzero(known == lengths.prompt[rows] + 1).tolist():
+            requests[index].first_token_at = self._clock.now()
+        if self._prefix_caching:
+            full = np.minimum(lengths.planned[rows], known) // size * size
+            for index in np.flatnonzero(full > lengths.published[rows]).tolist():
+                if requests[index].slot is not None:
+                    self._publish(requests[index])
 
     def _retire(self, request: Request) -> None:
         """Take back what an ended request holds."""
         del self._requests[request.id]
         request.parent = None
+        self._count_stops(request, -1)
+        self._lengths.give_back(request.row)
         if request.slot is None:
             self._waiting.remove(request)
         else:
@@ -334,3 +394,26 @@ class Scheduler:
         assert request.slot is not None
         heapq.heappush(self._free_slots, request.slot)
         request.slot = None
+
+    def _count_stops(self, request: Request, by: int) -> None:
+        """Keep the tokens that end anybody, so that a step without one is seen at a glance."""
+        for token in request.stop_ids:
+            self._stops[token] = self._stops.get(token, 0) + by
+            if not self._stops[token]:
+                del self._stops[token]
+
+
+def _columns_of_gains(
+    step: Step, result: Result, gained: npt.NDArray[np.bool_]
+) -> tuple[list[Request], list[int], list[TokenLogprobs | None]]:
+    """Requests that gained a token in a settled step, their tokens, and log probabilities if anybody asked."""
+    readers = step.requests
+    if len(gained) < len(step.requests):
+        readers = [step.requests[i] for i in np.flatnonzero(step.draws).tolist()]
+    if gained.all():
+        return readers, result.tokens, result.logprobs
+    # Tokens stand in the result for every read with a count, also of those that are over by now.
+    place = np.cumsum(result.counts) - 1
+    kept = np.flatnonzero(gained).tolist()
+    logprobs = [result.logprobs[int(place[i])] for i in kept] if result.logprobs else []
+    return [readers[i] for i in kept], [result.tokens[int(place[i])] for i in kept], logprobs

@@ -1,46 +1,50 @@
 """A step in the making, and what the host remembers of it while it runs.
 
-Owns the translation from requests to the columns of a Plan; decides nothing.
+Owns moving requests forward, all at once, and the translation to the columns of a Plan; decides nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import numpy as np
 
 from quire.kvcache.table import Reservation, TableChange
 from quire.messages import Admitted, Plan
+from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.request import Request
 
 
-class Row(NamedTuple):
-    """One request's share of a step. `epoch` tells a row of before a recomputation from one after it."""
-
-    request: Request
-    slot: int
-    n: int
-    draws: bool
-    epoch: int
-
-
-@dataclass
 class Step:
-    """Rows in batch order, with the differences that come before them."""
+    """Rows in batch order, with the differences that come before them.
 
-    number: int
-    rows: list[Row] = field(default_factory=list)
-    tokens: int = 0
-    crowded: bool = False
-    """Somebody was put back because blocks ran out: nobody new is admitted."""
-    swap_out: list[tuple[int, int]] = field(default_factory=list)
-    swap_in: list[tuple[int, int]] = field(default_factory=list)
-    _admitted: list[Admitted] = field(default_factory=list)
-    _block_slots: list[int] = field(default_factory=list)
-    _changes: list[TableChange] = field(default_factory=list)
-    _copies: list[tuple[int, int]] = field(default_factory=list)
-    _given: list[int] = field(default_factory=list)
-    _given_tokens: list[int] = field(default_factory=list)
+    Attributes:
+        number: Counts from 1.
+        requests: By row of the batch.
+        tokens: In sum over the rows.
+        crowded: Somebody was put back because blocks ran out: nobody new is admitted.
+        predicted_ms: How long it should take; 0 when nobody knows.
+        swap_out, swap_in: See Plan.
+    """
+
+    def __init__(self, number: int, lengths: Lengths) -> None:
+        self.number = number
+        self.requests: list[Request] = []
+        self.tokens = 0
+        self.crowded = False
+        self.predicted_ms = 0.0
+        self.swap_out: list[tuple[int, int]] = []
+        self.swap_in: list[tuple[int, int]] = []
+        self._lengths = lengths
+        self._rows: list[Column] = []
+        self._counts: list[Column] = []
+        self._draws: list[Column] = []
+        self._admitted: list[Admitted] = []
+        self._block_slots: list[int] = []
+        self._changes: list[TableChange] = []
+        self._copies: list[tuple[int, int]] = []
+        self._given: list[int] = []
+        self._given_tokens: list[int] = []
 
     def admit(self, request: Request) -> None:
         """Its slot is new in this step; what its table already holds is new to the slot."""
@@ -58,38 +62,66 @@ class Step:
         )
         self._enter(request.slot, request.table.entries())
 
-    def move(self, request: Request, count: int, reservation: Reservation) -> None:
-        """The request moves forward by `count` tokens, into what was reserved for it."""
+    def reserve(self, request: Request, reservation: Reservation) -> None:
+        """Blocks that a request is about to write were taken for it."""
         assert request.slot is not None
         self._enter(request.slot, reservation.changes)
         self._copies += reservation.copies
-        start = request.planned
-        if start < len(request.tokens):
+
+    def move(self, requests: Sequence[Request], rows: Column, counts: Column) -> list[Request]:
+        """Requests move forward by so many tokens each; those that reach their known end draw one.
+
+        Args:
+            requests: In batch order, with room for their tokens.
+            rows: Their rows of lengths.
+            counts: At least 1 each.
+
+        Returns:
+            Those whose input tokens the host knows: prompts and chunks, and single tokens that were settled before.
+        """
+        lengths, base = self._lengths, len(self.requests)
+        starts, known = lengths.planned[rows], lengths.known[rows]
+        given = np.flatnonzero(starts < known).tolist()
+        for index in given:
             # Rows whose input the host does not know are single tokens just drawn: the device has them in the slot.
-            assert start + count <= len(request.tokens)
-            self._given.append(len(self.rows))
-            self._given_tokens += request.tokens[start : start + count]
-        self.tokens += count
-        draws = request.move(count, self.number)
-        self.rows.append(Row(request, request.slot, count, draws, request.epoch))
+            start, count = int(starts[index]), int(counts[index])
+            self._given.append(base + index)
+            self._given_tokens += requests[index].tokens[start : start + count]
+        lengths.planned[rows] = ends = starts + counts
+        length = known + lengths.drawing[rows]
+        assert (ends <= length).all(), "a request moves beyond its tokens"
+        draws = ends == length
+        lengths.drawing[rows] += draws
+        self.requests += requests
+        self.tokens += int(counts.sum())
+        self._rows.append(rows)
+        self._counts.append(counts)
+        self._draws.append(draws)
+        return [requests[index] for index in given]
 
     def plan(self) -> Plan:
-        """The step as the workers get it."""
+        """The step as the workers get it; nothing moves any more."""
+        empty = np.zeros(0, dtype=np.int64)
+        self.rows = np.concatenate([empty, *self._rows])
+        self.counts = np.concatenate([empty, *self._counts])
+        self.draws = np.concatenate([empty, *self._draws]).astype(np.bool_)
+        self.epochs, self.serials = self._lengths.epoch[self.rows], self._lengths.serial[self.rows]
+        changes = self._changes
         return Plan(
             step=self.number,
             admitted=self._admitted,
             block_slots=self._block_slots,
-            block_groups=[change.group for change in self._changes],
-            block_indices=[change.entry for change in self._changes],
-            block_ids=[change.block for change in self._changes],
+            block_groups=[change.group for change in changes],
+            block_indices=[change.entry for change in changes],
+            block_ids=[change.block for change in changes],
+            slots=[request.slot for request in self.requests],  # type: ignore[misc]  # rows have slots
+            counts=self.counts.tolist(),
+            given=self._given,
+            tokens=self._given_tokens,
+            reads=np.flatnonzero(self.draws).tolist(),
             swap_out=self.swap_out,
             copies=self._copies,
             swap_in=self.swap_in,
-            slots=[row.slot for row in self.rows],
-            counts=[row.n for row in self.rows],
-            given=self._given,
-            tokens=self._given_tokens,
-            reads=[index for index, row in enumerate(self.rows) if row.draws],
         )
 
     def _enter(self, slot: int, changes: Sequence[TableChange]) -> None:

@@ -9,7 +9,10 @@ import bisect
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
+
 from quire.messages import Add
+from quire.scheduler.lengths import Column
 from quire.scheduler.request import Request
 
 Policy = Literal["fcfs", "priority"]
@@ -28,6 +31,7 @@ class RankedRequests:
 
     def __init__(self) -> None:
         self._sorted: list[Request] = []
+        self._rows: Column | None = None
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -38,12 +42,21 @@ class RankedRequests:
     def __getitem__(self, index: int) -> Request:
         return self._sorted[index]
 
+    @property
+    def rows(self) -> Column:
+        """Their rows of lengths, in the same order."""
+        if self._rows is None:
+            self._rows = np.fromiter((r.row for r in self._sorted), dtype=np.int64, count=len(self._sorted))
+        return self._rows
+
     def add(self, request: Request) -> None:
         """Takes its place by rank."""
         bisect.insort(self._sorted, request, key=lambda r: r.rank)
+        self._rows = None
 
     def remove(self, request: Request) -> None:
         """Leaves; it must be there."""
         index = bisect.bisect_left(self._sorted, request.rank, key=lambda r: r.rank)
         assert self._sorted[index] is request
         del self._sorted[index]
+        self._rows = None

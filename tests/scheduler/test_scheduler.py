@@ -168,13 +168,13 @@ class Lives(RuleBasedStateMachine):
             return
         result = self.executor.collect(None)
         assert result is not None
-        for gain in self.scheduler.settle(result):
-            number = gain.request.id
+        settled = self.scheduler.settle(result)
+        for number, token in zip(settled.ids, settled.tokens, strict=True):
             assert number not in self.ended, "a token after the end"
-            assert gain.token is not None
-            self.got[number].append(gain.token)
-            if gain.request.ended is not None:
-                self.ended[number] = gain.request.ended
+            self.got[number].append(token)
+        for request in settled.ended:
+            assert request.ended is not None
+            self.ended[request.id] = request.ended
 
     @invariant()
     def blocks_are_conserved(self) -> None:
