@@ -35,6 +35,12 @@ FLAGS = {
     "--tensor-parallel-size 1 --pipeline-parallel-size 1": "--tensor-parallel-size has no effect",
     "--max-num-seqs 32 --max-model-len 8192 --num-scheduler-steps 1": "--num-scheduler-steps has no effect",
     "--max-num-seqs 16 --max-model-len 131072 --max-num-batched-tokens 4096": "max_num_seqs=16",
+    "--gpu-memory-utilization 0.95 --max-num-seqs 512 --max-model-len 4096 --enable-prefix-caching"
+    " --enable-chunked-prefill": "max_num_seqs=512",
+    "--gpu-memory-utilization 0.80 --max-model-len 4096 --max-num-seqs 64": "max_num_seqs=64",
+    "--enable-prefix-caching": "enable_prefix_caching=True",
+    "--swap-space 16": "swap_space=16.0",
+    "--preemption-mode recompute": "preemption_mode='recompute'",
     "--block-size 16": "block_size=16",
     "--enforce-eager": "--enforce-eager has no effect",
     "--load-format auto": "load_format='auto'",
