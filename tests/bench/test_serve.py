@@ -40,7 +40,7 @@ def test_figures_are_those_of_the_load(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["output_throughput"] == pytest.approx(32 / found["duration"])
     assert found["total_token_throughput"] == pytest.approx(80 / found["duration"])
     assert found["max_concurrent_requests"] == 8
-    assert 20 <= found["median_itl_ms"] < 100
+    assert 10 < found["median_itl_ms"] < 200
     assert found["mean_ttft_ms"] + 3 * found["mean_tpot_ms"] == pytest.approx(found["mean_e2el_ms"])
     assert found["p99.9_e2el_ms"] >= found["p50_e2el_ms"] == pytest.approx(found["median_e2el_ms"])
     assert found["generated_texts"] == ["xxxx"] * 8
