@@ -4,7 +4,7 @@
 
 Engine: drain the inbox, plan, settle, gather and encode the Deltas. Worker: apply the plan to the slot table and fill
 the batch on persistent buffers; forward, sampling and attention are stubs. Every sequence draws one token a step; one in
-16 fills a block, which is hashed for the prefix cache, and takes a new one. Prints milliseconds of this thread's processor time, so neighbours on the machine do not count: the median step by part.
+16 takes a new block. (Blocks that an output fills are hashed for the prefix cache when it ends.) Prints milliseconds of this thread's processor time, so neighbours on the machine do not count: the median step by part.
 """
 
 from __future__ import annotations

@@ -44,12 +44,15 @@ class BlockPool:
 
     def take(self, count: int) -> list[int] | None:
         """`count` free blocks with one reference each, or None (and nothing taken) when there are fewer."""
-        if count > len(self._free):
+        free, blocks = self._free, []
+        if count > len(free):
             return None
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
+        for _ in range(count):
+            block, _ = free.popitem(last=False)
             self._references[block] = 1
-            self.forget(block)
+            if block in self._key_of:
+                self.forget(block)
+            blocks.append(block)
         return blocks
 
     def share(self, block: int) -> None:

@@ -31,7 +31,7 @@ class PrefixHashes:
         return other
 
     def upto(self, tokens: Sequence[int], length: int) -> list[bytes]:
-        """Hashes of the full blocks among the first `length` tokens.
+        """The chain, hashed at least as far as the full blocks among the first `length` tokens. Not to be changed.
 
         Args:
             tokens: The sequence; what was hashed before must not have changed.
@@ -42,4 +42,4 @@ class PrefixHashes:
             block = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
             parent = self._hashes[-1] if self._hashes else self._root
             self._hashes.append(hashlib.sha256(parent + block.tobytes()).digest())
-        return self._hashes[:count]
+        return self._hashes

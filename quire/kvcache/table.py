@@ -7,7 +7,6 @@ nothing about requests or plans.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.kvcache.groups import GroupReach
@@ -22,12 +21,11 @@ class TableChange(NamedTuple):
     block: int
 
 
-@dataclass
-class Reservation:
+class Reservation(NamedTuple):
     """What has to happen before a row is written: table entries that are new, and blocks to copy, (from, to)."""
 
-    changes: list[TableChange] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    changes: list[TableChange]
+    copies: list[tuple[int, int]]
 
 
 class BlockTable:
@@ -62,23 +60,24 @@ class BlockTable:
 
     def reserve(self, start: int, end: int) -> Reservation | None:
         """Room for tokens `start` to `end` that nobody else reads; None (and nothing taken) when blocks are too few."""
-        first, stop = len(self._rows[0]), self._pool.blocks_for(end)
-        shared = self._shared_entries(start, min(first, stop))
+        size = self._pool.block_size
+        first, stop, written = len(self._rows[0]), -(-end // size), start // size
+        shared = self._shared_entries(written, min(first, stop)) if written < first else []
         blocks = self._pool.take(max(0, stop - first) * len(self._rows) + len(shared))
         if blocks is None:
             return None
-        reservation = Reservation()
+        changes, copies = [], []
         for group, entry in shared:
             block, old = blocks.pop(), self._rows[group][entry]
-            reservation.copies.append((old, block))
-            reservation.changes.append(TableChange(group, entry, block))
+            copies.append((old, block))
+            changes.append(TableChange(group, entry, block))
             self._rows[group][entry] = block
             self._pool.give_back([old])
         for group, row in enumerate(self._rows):
             for entry in range(first, stop):
                 row.append(blocks.pop())
-                reservation.changes.append(TableChange(group, entry, row[-1]))
-        return reservation
+                changes.append(TableChange(group, entry, row[-1]))
+        return Reservation(changes, copies)
 
     def leave_behind(self, position: int) -> None:
         """Give back what tokens from `position` on no longer see."""
@@ -129,14 +128,19 @@ class BlockTable:
                     self._pool.share(block)
         self._published = min(parent._published, length // self._pool.block_size)
 
-    def adopt(self, hashes: Sequence[bytes]) -> int:
+    def adopt(self, hashes: Sequence[bytes], length: int) -> int:
         """Hold the blocks of the longest prefix that all groups still have; its length in tokens. The table must be
         empty.
 
         A group with a window needs only the blocks that the next token sees.
+
+        Args:
+            hashes: The chain of the sequence.
+            length: Tokens that may be found at most.
         """
         assert not self._rows[0], "only an empty table can adopt"
-        found = [[self._pool.find((group, digest)) for digest in hashes] for group in range(len(self._groups))]
+        wanted = hashes[: length // self._pool.block_size]
+        found = [[self._pool.find((group, digest)) for digest in wanted] for group in range(len(self._groups))]
         count = self._longest_hit(found)
         for group, row, blocks in zip(self._groups, self._rows, found, strict=True):
             needed = group.first_needed(count * self._pool.block_size) // self._pool.block_size
@@ -148,13 +152,14 @@ class BlockTable:
         self._published = count
         return count * self._pool.block_size
 
-    def publish(self, hashes: Sequence[bytes]) -> None:
-        """The first full blocks hold what `hashes` say; from now on they are found."""
-        for entry in range(self._published, len(hashes)):
+    def publish(self, hashes: Sequence[bytes], length: int) -> None:
+        """The full blocks among the first `length` tokens hold what `hashes` say and are found from now on."""
+        count = length // self._pool.block_size
+        for entry in range(self._published, count):
             for group, row in enumerate(self._rows):
                 if row[entry] != DUMMY_BLOCK:
                     self._pool.publish(row[entry], (group, hashes[entry]))
-        self._published = max(self._published, len(hashes))
+        self._published = max(self._published, count)
 
     def disown_contents(self) -> None:
         """What stands in its blocks is broken: nobody may find it."""
@@ -202,11 +207,11 @@ class BlockTable:
     # --- below ------------------------------------------------------------------------------------------------------
 
     def _shared_entries(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(group, entry) of existing entries that are about to be written and that somebody else holds too."""
+        """(group, entry) of the entries from `start` to `stop` that somebody else holds too."""
         return [
             (group, entry)
             for group, row in enumerate(self._rows)
-            for entry in range(start // self._pool.block_size, stop)
+            for entry in range(start, stop)
             if row[entry] != DUMMY_BLOCK and self._pool.is_shared(row[entry])
         ]
 

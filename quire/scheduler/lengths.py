@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.int64]
-COLUMNS = ("planned", "computed", "known", "drawing", "prompt", "limit", "room", "published", "epoch", "serial")
+COLUMNS = ("planned", "computed", "known", "drawing", "prompt", "limit", "room", "epoch", "serial")
 
 
 class Lengths:
@@ -22,7 +22,6 @@ class Lengths:
         prompt: Length of the prompt.
         limit: Length at which a request ends by count.
         room: Tokens that fit into its blocks as they are; from there on `BlockTable.reserve` is asked.
-        published: Tokens whose full blocks the prefix cache knows.
         epoch: Counts recomputations.
         serial: Tells a row's owner from an earlier one.
     """
@@ -34,7 +33,6 @@ class Lengths:
     prompt: Column
     limit: Column
     room: Column
-    published: Column
     epoch: Column
     serial: Column
 

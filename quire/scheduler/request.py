@@ -91,10 +91,6 @@ class Request:
         length = len(self.tokens) + self.drawing
         return length - self.planned if length < self._lengths.limit[self.row] else 0
 
-    def full_hashes(self) -> list[bytes]:
-        """Hashes of its blocks that are full of known, planned tokens."""
-        return self.hashes.upto(self.tokens, min(self.planned, len(self.tokens)))
-
     def start_at(self, length: int) -> None:
         """The first `length` tokens stand in its blocks already."""
         self._lengths.computed[self.row] = self._lengths.planned[self.row] = length
@@ -104,7 +100,7 @@ class Request:
     def restart(self) -> None:
         """Forget what is computed: it will be computed again, from its known tokens."""
         lengths, row = self._lengths, self.row
-        lengths.computed[row] = lengths.planned[row] = lengths.published[row] = lengths.room[row] = 0
+        lengths.computed[row] = lengths.planned[row] = lengths.room[row] = 0
         lengths.epoch[row] += 1
         self.prompt_step = 0
 

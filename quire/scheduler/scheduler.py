@@ -87,6 +87,7 @@ class Scheduler:
         self._preemption = preemption
         self._clock = clock
         self._groups = groups
+        self._windowed = any(group.window is not None for group in groups)
         self._policy: Policy = policy
         self._prefix_caching = prefix_caching
         self._lengths = Lengths()
@@ -192,7 +193,8 @@ class Scheduler:
     def _reserve(self, request: Request, count: int, step: Step) -> bool:
         """Room for `count` tokens, if need be from the last in rank; False when that is `request` itself."""
         planned = request.planned
-        request.table.leave_behind(planned)
+        if self._windowed:
+            request.table.leave_behind(planned)
         while (reservation := request.table.reserve(planned, planned + count)) is None:
             victim = self._running[-1]
             self._put_back(victim, step)
@@ -213,12 +215,13 @@ class Scheduler:
     def _publish(self, request: Request) -> None:
         """Its full blocks are found from now on."""
         if self._prefix_caching:
-            hashes = request.full_hashes()
-            request.table.publish(hashes)
-            self._lengths.published[request.row] = len(hashes) * self.pool.block_size
+            filled = min(request.planned, len(request.tokens))
+            hashes = request.hashes.upto(request.tokens, filled)
+            request.table.publish(hashes, filled)
 
     def _put_back(self, victim: Request, step: Step) -> None:
         """Take the victim's slot and blocks; it waits for its turn again."""
+        self._publish(victim)
         self._running.remove(victim)
         self._free_slot(victim)
         self._preemption.put_back(victim, step)
@@ -297,7 +300,8 @@ class Scheduler:
             return prompt_len - 1, len(self._groups)
         if not self._prefix_caching:
             return 0, 0
-        return request.table.adopt(request.hashes.upto(request.tokens, len(request.tokens) - 1)), 0
+        most = len(request.tokens) - 1
+        return request.table.adopt(request.hashes.upto(request.tokens, most), most), 0
 
     def _admit(self, request: Request, step: Step) -> None:
         request.slot = heapq.heappop(self._free_slots)
@@ -323,7 +327,9 @@ class Scheduler:
         current = alive & (lengths.epoch[step.rows] == step.epochs)
         lengths.computed[step.rows[current]] += step.counts[current]
         lengths.drawing[step.rows[alive & step.draws]] -= 1
-        gained = alive[step.draws] & (np.array(result.counts, dtype=np.int64) > 0)
+        gained = alive[step.draws]
+        if result.errors:
+            gained &= np.array(result.counts, dtype=np.int64) > 0
         rows = step.rows[step.draws][gained]
         requests, tokens, logprobs = _columns_of_gains(step, result, gained)
         for request, token in zip(requests, tokens, strict=True):
@@ -331,7 +337,7 @@ class Scheduler:
         lengths.known[rows] += 1
         ended = self._find_ends(requests, rows, tokens)
         ended += self._fail(step, alive, result.errors)
-        self._note_progress(requests, rows)
+        self._note_first_tokens(requests, rows)
         for request in ended:
             self._retire(request)
         return Settled([request.id for request in requests], tokens, logprobs, ended)
@@ -363,32 +369,28 @@ class Scheduler:
                     failed.append(request)
         return failed
 
-    def _note_progress(self, requests: Sequence[Request], rows: Column) -> None:
-        """First tokens, and blocks that the new tokens fill."""
-        lengths, size = self._lengths, self.pool.block_size
-        known = lengths.known[rows]
-        for index in np.flatnonzero(known == lengths.prompt[rows] + 1).tolist():
+    def _note_first_tokens(self, requests: Sequence[Request], rows: Column) -> None:
+        """First tokens. Blocks that an output fills are published when it is over or put back, not one by one."""
+        first = self._lengths.known[rows] == self._lengths.prompt[rows] + 1
+        for index in np.flatnonzero(first).tolist():
             requests[index].first_token_at = self._clock.now()
-        if self._prefix_caching:
-            full = np.minimum(lengths.planned[rows], known) // size * size
-            for index in np.flatnonzero(full > lengths.published[rows]).tolist():
-                if requests[index].slot is not None:
-                    self._publish(requests[index])
 
     def _retire(self, request: Request) -> None:
         """Take back what an ended request holds."""
         del self._requests[request.id]
         request.parent = None
         self._count_stops(request, -1)
-        self._lengths.give_back(request.row)
         if request.slot is None:
             self._waiting.remove(request)
         else:
+            if request.ended != "error":
+                self._publish(request)
             self._running.remove(request)
             self._free_slot(request)
         if request.swapped:
             self._preemption.drop(request)
         request.table.release()
+        self._lengths.give_back(request.row)
 
     def _free_slot(self, request: Request) -> None:
         assert request.slot is not None

@@ -74,12 +74,12 @@ def test_a_prefix_is_found_by_tokens_and_salt() -> None:
     tokens = list(range(11))
     first = BlockTable(pool, FULL)
     first.reserve(0, 11)
-    first.publish(hashes_of(tokens))
+    first.publish(hashes_of(tokens), 11)
     first.release()
-    assert BlockTable(pool, FULL).adopt(hashes_of(tokens, "other")) == 0
-    assert BlockTable(pool, FULL).adopt(hashes_of([99, *tokens[1:]])) == 0
+    assert BlockTable(pool, FULL).adopt(hashes_of(tokens, "other"), 11) == 0
+    assert BlockTable(pool, FULL).adopt(hashes_of([99, *tokens[1:]]), 11) == 0
     again = BlockTable(pool, FULL)
-    assert again.adopt(hashes_of([*tokens[:8], 77, 78, 79, 80])) == 8
+    assert again.adopt(hashes_of([*tokens[:8], 77, 78, 79, 80]), 11) == 8
     assert pool.num_free == 6
     again.release()
     assert pool.num_free == 8
@@ -91,14 +91,14 @@ def test_what_a_window_left_behind_is_free_and_a_hit_needs_only_what_is_seen() -
     tokens = list(range(16))
     table = BlockTable(pool, groups)
     table.reserve(0, 16)
-    table.publish(hashes_of(tokens))
+    table.publish(hashes_of(tokens), 16)
     table.leave_behind(16)
     assert table.num_blocks == 4 + 1  # the next token sees 12 to 15 and itself
     table.leave_behind(17)
     assert table.num_blocks == 5
     table.release()
     again = BlockTable(pool, groups)
-    assert again.adopt(hashes_of(tokens)) == 16
+    assert again.adopt(hashes_of(tokens), 16) == 16
     assert again.num_blocks == 5
     assert again.covers(16)
     assert not again.covers(14)
@@ -109,11 +109,11 @@ def test_a_hit_ends_where_a_group_has_lost_its_blocks() -> None:
     tokens = list(range(16))
     table = BlockTable(pool, (GroupReach(4),))
     table.reserve(0, 16)
-    table.publish(hashes_of(tokens))
+    table.publish(hashes_of(tokens), 16)
     lost = table.entries()[3].block
     table.release()
     pool.forget(lost)
-    assert BlockTable(pool, (GroupReach(4),)).adopt(hashes_of(tokens)) == 12
+    assert BlockTable(pool, (GroupReach(4),)).adopt(hashes_of(tokens), 16) == 12
 
 
 def test_swapping_keeps_the_order_of_blocks() -> None:
@@ -146,7 +146,7 @@ def test_capacity_counts_what_all_groups_hold_at_once() -> None:
 def test_hashes_are_a_chain_over_all_tokens_before() -> None:
     chain = PrefixHashes(SIZE)
     tokens = list(range(12))
-    assert chain.upto(tokens, 7) == hashes_of(tokens)[:1]
+    assert chain.upto(tokens, 7)[:1] == hashes_of(tokens)[:1]
     assert chain.upto(tokens, 12) == hashes_of(tokens)
     assert hashes_of([1, *tokens[1:]])[2] != hashes_of(tokens)[2]
     branch = chain.branch(9)
