@@ -3,8 +3,9 @@
     python benchmarks/host_step.py [--sequences 256,1024] [--steps 400] [--json]
 
 Engine: drain the inbox, plan, settle, gather and encode the Deltas. Worker: apply the plan to the slot table and fill
-the batch on persistent buffers; forward, sampling and attention are stubs. Every sequence draws one token a step; one in
-16 takes a new block. (Blocks that an output fills are hashed for the prefix cache when it ends.) Prints milliseconds of this thread's processor time, so neighbours on the machine do not count: the median step by part.
+the batch on persistent buffers; forward, sampling and attention are stubs. Every sequence draws one token a step; one
+in 16 takes a new block. (Blocks that an output fills are hashed for the prefix cache when it ends.) Prints the median
+milliseconds of a step by part, in processor time of this thread, so that neighbours on the machine do not count.
 """
 
 from __future__ import annotations

@@ -1,0 +1,168 @@
+"""Who goes first, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire.executor.fake import FakeExecutor
+from quire.kvcache.host import HostPool
+from quire.kvcache.pool import BlockPool
+from quire.scheduler.budget import SMALLEST_CHUNK, STALL_FLOOR_MS, Budget
+from quire.scheduler.preempt import Preemption
+from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.waiting import PRIORITY_S, Policy
+from tests.engine.harness import add
+from tests.engine.test_liveness import ManualClock
+
+
+class Stage:
+    """A scheduler on a fake executor, a step at a time."""
+
+    def __init__(
+        self, *, blocks: int = 64, seqs: int = 4, tokens: int = 32, policy: Policy = "fcfs", host: int = 0, **more: Any
+    ) -> None:
+        self.clock = ManualClock()
+        self.executor = FakeExecutor(blocks, 8, num_host_blocks=host, max_in_flight=1)
+        preemption = Preemption(HostPool(host), more.pop("mode", None), more.pop("preemption_cost", None))
+        budget = Budget(tokens, more.pop("threshold", 0), more.pop("cost", None))
+        self.scheduler = Scheduler(BlockPool(blocks, 8), seqs, budget, preemption, self.clock, policy=policy)
+        self.ended: list[int] = []
+        self.counts: list[dict[int, int]] = []
+
+    def step(self) -> None:
+        """Plan and settle once; remembers how far each request moved."""
+        plan = self.scheduler.plan()
+        if plan is None:
+            return
+        by_slot = {request.slot: request.id for request in self.scheduler.requests() if request.slot is not None}
+        self.counts.append({by_slot[slot]: n for slot, n in zip(plan.slots, plan.counts, strict=True)})
+        self.executor.submit(plan)
+        result = self.executor.collect(None)
+        assert result is not None
+        self.ended += [request.id for request in self.scheduler.settle(result).ended]
+
+    def steps(self, until: int, most: int = 2_000) -> Iterator[int]:
+        """Steps until a request has ended."""
+        for number in range(most):
+            if until in self.ended:
+                return
+            yield number
+            self.step()
+        raise AssertionError(f"request {until} did not end in {most} steps")
+
+
+def test_an_urgent_arrival_takes_the_place_of_a_running_request_that_then_finishes() -> None:
+    stage = Stage(seqs=1, policy="priority")
+    stage.scheduler.add(add(0, [1] * 20, 30, priority=5))
+    for _ in range(5):
+        stage.step()
+    stage.scheduler.add(add(1, [2] * 20, 3, arrival=1.0, priority=0))
+    for _ in stage.steps(until=0):
+        pass
+    assert stage.ended == [1, 0]
+    assert stage.scheduler.tally.preemptions == 1
+
+
+def test_by_arrival_a_priority_means_nothing() -> None:
+    stage = Stage(seqs=1)
+    stage.scheduler.add(add(0, [1] * 20, 10, priority=5))
+    stage.step()
+    stage.scheduler.add(add(1, [2] * 20, 3, arrival=1.0, priority=-5))
+    for _ in stage.steps(until=1):
+        pass
+    assert stage.ended == [0, 1]
+    assert stage.scheduler.tally.preemptions == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_nobody_starves_under_a_flood(policy: Policy) -> None:
+    stage = Stage(seqs=2, blocks=16, policy=policy)
+    stage.scheduler.add(add(0, [7] * 30, 40, priority=1))
+    for number in stage.steps(until=0):
+        stage.clock.time += 1.0
+        now = float(number)
+        stage.scheduler.add(add(1_000 + number, [number % 512] * 20, 8, arrival=now, priority=0))
+    # Ahead of it go only those that arrive within the minute that a level of priority is worth; one ends in 4 steps.
+    assert len(stage.counts) < PRIORITY_S * 4 + 40 + 30
+
+
+def test_a_long_prompt_does_not_hold_up_those_behind_it_for_ever() -> None:
+    stage = Stage(tokens=16)
+    stage.scheduler.add(add(0, [1] * 200, 2))
+    stage.scheduler.add(add(1, [2] * 4, 2, arrival=1.0))
+    for _ in stage.steps(until=1):
+        pass
+    assert stage.ended == [0, 1] or stage.ended == [1]
+
+
+def test_the_long_prefill_threshold_leaves_room_beside_a_long_prompt() -> None:
+    stage = Stage(tokens=32, threshold=8)
+    stage.scheduler.add(add(0, [1] * 100, 2))
+    stage.scheduler.add(add(1, [2] * 5, 2, arrival=1.0))
+    stage.step()
+    assert stage.counts == [{0: 8, 1: 5}]
+
+
+class LinearCost:
+    """A millisecond a token in a chunk, five for a step of streaming rows."""
+
+    learned: tuple[float, float] | None = None
+
+    def step_ms(self, tokens: int, context: int) -> float:
+        return 5.0
+
+    def token_ms(self, context: int) -> float:
+        return 1.0 if context < 100 else 4.0
+
+    def learn(self, predicted_ms: float, measured_ms: float) -> None:
+        self.learned = (predicted_ms, measured_ms)
+
+
+def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() -> None:
+    stage = Stage(tokens=512, cost=LinearCost())
+    stage.scheduler.add(add(0, [1] * 8, 60))
+    stage.step()
+    stage.scheduler.add(add(1, [2] * 300, 2, arrival=1.0))
+    for _ in range(12):
+        stage.step()
+    chunks = [counts[1] for counts in stage.counts if 1 in counts]
+    assert chunks[0] == max(SMALLEST_CHUNK, int(STALL_FLOOR_MS - 5))
+    assert all(counts[0] == 1 for counts in stage.counts[1:])
+    assert min(chunks[:-1]) >= SMALLEST_CHUNK
+
+
+def test_alone_a_prompt_takes_the_whole_step() -> None:
+    stage = Stage(tokens=512, cost=LinearCost())
+    stage.scheduler.add(add(1, [2] * 300, 2))
+    stage.step()
+    assert stage.counts == [{1: 300}]
+
+
+class FixedPreemptionCost:
+    def __init__(self, recompute: float, swap: float) -> None:
+        self._recompute, self._swap = recompute, swap
+
+    def recompute_ms(self, tokens: int) -> float:
+        return self._recompute
+
+    def swap_ms(self, blocks: int) -> float:
+        return self._swap
+
+
+@pytest.mark.parametrize(("swap_ms", "swaps"), [(1.0, True), (3.0, False)])
+def test_the_cheaper_way_to_put_back_is_taken(swap_ms: float, swaps: bool) -> None:
+    stage = Stage(seqs=1, policy="priority", host=20, preemption_cost=FixedPreemptionCost(2.0, swap_ms))
+    stage.scheduler.add(add(0, [1] * 20, 30, priority=5))
+    for _ in range(5):
+        stage.step()
+    stage.scheduler.add(add(1, [2] * 20, 3, arrival=1.0))
+    stage.step()
+    (victim,) = [request for request in stage.scheduler.requests() if request.id == 0]
+    assert victim.swapped is swaps
+    assert (stage.scheduler.host.num_free < 20) is swaps
+    for _ in stage.steps(until=0):
+        pass
+    assert stage.scheduler.host.num_free == 20
