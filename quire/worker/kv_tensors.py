@@ -81,7 +81,8 @@ def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, 
     try:
         if device.type != "cpu":
             return torch.zeros(shape, dtype=dtype, device=device)
-        return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+        plain = torch.from_numpy(np.zeros(max(size, dtype.itemsize), dtype=np.uint8)).view(dtype)
+        return plain[: math.prod(shape)].view(shape)
     except (RuntimeError, MemoryError, ValueError):
         raise MemoryBudgetError(
             f"{what} needs {size / _GIB:.1f} GiB, which this machine cannot give: {advice}."

@@ -25,6 +25,7 @@ from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker.batch import BatchBuffers
+from quire.worker.freed_memory import give_back_freed
 from quire.worker.kv_tensors import allocate_kv, block_transfer, number_of_blocks, number_of_host_blocks
 from quire.worker.runner import Runner
 from quire.worker.slots import SlotTable
@@ -58,6 +59,7 @@ class Worker:
         factory = LayerFactory(Place(self._device, dtype))
         model = build_model(spec, factory)
         self._read_weights(spec, factory)
+        give_back_freed()
         read = self._clock.now()
         blocks = number_of_blocks(config.cache, spec, config.model.dtype)
         kv = allocate_kv(spec, blocks, config.cache.block_size, dtype, self._device)

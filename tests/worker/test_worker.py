@@ -29,6 +29,10 @@ def test_sizing_from_bytes_and_from_blocks(tiny: Path) -> None:
     assert Worker(config_for(tiny), SystemClock()).load().num_blocks == 128
 
 
+def test_no_swap_space_is_no_error(tiny: Path) -> None:
+    assert Worker(config_for(tiny, swap_space=0), SystemClock()).load().num_host_blocks == 0
+
+
 @pytest.mark.parametrize(
     ("values", "flag"),
     [
