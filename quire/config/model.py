@@ -33,6 +33,12 @@ class ModelConfig:
     """Seed of what Quire itself draws (dummy weights, seeds of requests that bring none when used offline)."""
     max_logprobs: int = 20
     """Most likely tokens a request may ask log probabilities of; -1 for no limit."""
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
+    """What is reported of drawn tokens: `raw` is what the model says, `processed` what tokens are drawn from (after
+    penalties, temperature and top-p); `logits` are not normalized. Of prompts it is always raw_logprobs."""
+    logits_processors: tuple[str, ...] = ()
+    """Classes, as package.module:Class, that may change the logits of requests that pass them `vllm_xargs`. Their code
+    runs inside the engine."""
     generation_config: str = "auto"
     """Source of default sampling values. auto: the model's generation_config.json; vllm: none; else a directory."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)

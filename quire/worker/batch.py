@@ -26,12 +26,14 @@ class Batch:
     Attributes:
         rows: What attention needs.
         tokens: [tokens] int64.
+        firsts: [rows] int64 on the host: the place in `tokens` of each row's first one.
         read_tokens: [reads] int64 on the host: the place in `tokens` of each read's last position.
         read_slots: [reads] int64 on the host.
     """
 
     rows: Rows
     tokens: Tensor
+    firsts: Ints
     read_tokens: Ints
     read_slots: Ints
 
@@ -72,7 +74,7 @@ class BatchBuffers:
         )
         reads = np.array(plan.reads, dtype=np.int64)
         tokens = self._inputs(plan, slots, row_of_token, total)
-        return Batch(rows, tokens, ends[reads] - 1, host_slots[reads])
+        return Batch(rows, tokens, ends - counts, ends[reads] - 1, host_slots[reads])
 
     def _place(self, starts: Tensor, row_of_token: Ints, firsts: Ints, total: int) -> Tensor:
         """[tokens] positions: each row counts on from its start."""

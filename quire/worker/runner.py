@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,12 +11,11 @@ from quire.attention.backend import AttentionBackend
 from quire.messages import Plan, Result, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch, BatchBuffers
-from quire.worker.logprobs import RawLogprobs
-from quire.worker.sampler import sample
-from quire.worker.slots import NO_LOGPROBS, SlotTable
+from quire.worker.logprobs import LogprobsMode
+from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.sampler import Drawn, sample
+from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer
-
-UNSOUND = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
 
 
 class Runner:
@@ -30,12 +28,15 @@ class Runner:
         transfer: BlockTransfer,
         slots: SlotTable,
         batches: BatchBuffers,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         self._model = model
         self._transfer = transfer
         self._attention = attention
         self._slots = slots
         self._batches = batches
+        self._logprobs_mode: LogprobsMode = logprobs_mode
+        self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
 
     def execute(self, plan: Plan) -> Result:
         """Apply the plan's differences, move its rows forward, draw its reads."""
@@ -48,35 +49,50 @@ class Runner:
             batch = self._batches.fill(plan)
             self._attention.prepare(batch.rows)
             hidden = self._model.hidden(batch.tokens, batch.rows.positions, self._attention)
+            of_prompts = self._look_at_prompts(plan, batch, hidden) if plan.scored else []
             if not plan.reads:
-                return Result(plan.step, [], [], device_ms=_ms_since(began))
-            tokens, sound, logprobs = self._read(batch, hidden)
-            return _result(plan.step, tokens, sound, logprobs, _ms_since(began))
+                return Result(plan.step, [], [], device_ms=_ms_since(began), prompt_logprobs=of_prompts)
+            drawn, logprobs = self._read(batch, hidden)
+            return _result(plan.step, drawn, logprobs, began, of_prompts)
 
-    def _read(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor, list[TokenLogprobs | None]]:
+    def _read(self, batch: Batch, hidden: Tensor) -> tuple[Drawn, list[TokenLogprobs | None]]:
         """Draw a token for each read; its slot keeps it as the next step's input."""
         if len(batch.read_tokens) < len(hidden):
             hidden = hidden.index_select(0, torch.from_numpy(batch.read_tokens).to(hidden.device))
         logits = self._model.logits(hidden)
-        wanted = self._slots.host.logprobs[batch.read_slots]
-        raw = RawLogprobs(logits, wanted) if (wanted != NO_LOGPROBS).any() else None
-        tokens, sound = sample(logits, batch.read_slots, self._slots)
+        reports = self._slots.host.reports(batch.read_slots, self._logprobs_mode)
+        if reports and not reports.processed:
+            reports.see(logits)
+        drawn = sample(logits, batch.read_slots, self._slots, keep_scores=bool(reports) and reports.processed)
+        if drawn.scores is not None:
+            reports.see(drawn.scores)
         where = torch.from_numpy(batch.read_slots).to(hidden.device)
-        self._slots.last.index_copy_(0, where, tokens)
+        self._slots.last.index_copy_(0, where, drawn.tokens)
         self._slots.drawn.index_add_(0, where, torch.ones_like(where))
-        return tokens, sound, [] if raw is None else raw.of(tokens)
+        return drawn, reports.of(drawn.tokens) if reports else []
+
+    def _look_at_prompts(self, plan: Plan, batch: Batch, hidden: Tensor) -> list[list[TokenLogprobs]]:
+        wanted = [self._slots.host.prompt_logprobs[plan.slots[scored.row]] for scored in plan.scored]
+        return self._prompt_logprobs.of(plan, batch, hidden, wanted)
 
 
-def _result(step: int, tokens: Tensor, sound: Tensor, logprobs: list[TokenLogprobs | None], device_ms: float) -> Result:
-    """The step's columns; reads without sound logits are errors and gain nothing."""
-    drawn: list[int] = tokens.tolist()
-    if bool(sound.all()):
-        return Result(step, [1] * len(drawn), drawn, logprobs, [], device_ms)
-    good = np.flatnonzero(sound.cpu().numpy()).tolist()
-    errors = [(read, UNSOUND) for read in np.flatnonzero(~sound.cpu().numpy()).tolist()]
-    counts = sound.to(torch.int64).tolist()
-    kept = [logprobs[read] for read in good] if logprobs else []
-    return Result(step, counts, [drawn[read] for read in good], kept, errors, device_ms)
+def _result(
+    step: int,
+    drawn: Drawn,
+    logprobs: list[TokenLogprobs | None],
+    began: float,
+    of_prompts: list[list[TokenLogprobs]],
+) -> Result:
+    """The step's columns; reads that failed are errors and gain nothing."""
+    tokens: list[int] = drawn.tokens.tolist()
+    counts = [1] * len(tokens)
+    errors = drawn.errors()
+    if errors:
+        good = [read for read in range(len(tokens)) if read not in errors]
+        counts = [int(read not in errors) for read in range(len(tokens))]
+        tokens = [tokens[read] for read in good]
+        logprobs = [logprobs[read] for read in good] if logprobs else []
+    return Result(step, counts, tokens, logprobs, list(errors.items()), _ms_since(began), of_prompts)
 
 
 def _ms_since(began: float) -> float:

@@ -1,11 +1,12 @@
 """Logits to tokens for a whole batch of reads at once.
 
-The order is vLLM's: stop tokens that are not allowed yet are cut; then greedy, or temperature, min_p, top_k, top_p and
-one draw.
+The order is vLLM's: the rules of the slots that have any; then greedy, or temperature, min_p, top_k, top_p, one draw.
 Knows nothing about rows, plans or models.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,35 +16,69 @@ from torch import Tensor
 from quire.sampling import MIN_TEMPERATURE
 from quire.worker.filters import cut_min_p, cut_top
 from quire.worker.philox import uniform
-from quire.worker.slots import HostMirror, SlotTable
+from quire.worker.slots import SlotTable
 
 Ints = npt.NDArray[np.int64]
-_MINUS_INFINITY = float("-inf")
+
+UNSOUND = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
+NOTHING_LEFT = "No token is left to draw: allowed_token_ids, bad_words, logit_bias and min_tokens forbid all of them."
+_FINE, _UNSOUND, _NOTHING_LEFT = range(3)
 
 
-def sample(logits: Tensor, read_slots: Ints, slots: SlotTable) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Drawn:
+    """What a batch of reads drew.
+
+    Attributes:
+        tokens: [reads] int64; the token of a read that failed means nothing.
+        faults: [reads] int8, _FINE or what is wrong.
+        broken: What went wrong in logits processors, by read.
+        scores: [reads, vocab] what the tokens were drawn from; None unless asked for.
+    """
+
+    tokens: Tensor
+    faults: Tensor
+    broken: dict[int, str]
+    scores: Tensor | None
+
+    def errors(self) -> dict[int, str]:
+        """The reads that failed, and why."""
+        if not self.broken and not bool(self.faults.any()):
+            return {}
+        texts = {_UNSOUND: UNSOUND, _NOTHING_LEFT: NOTHING_LEFT}
+        faults = {read: texts[fault] for read, fault in enumerate(self.faults.tolist()) if fault}
+        return dict(sorted((faults | self.broken).items()))
+
+
+def sample(logits: Tensor, read_slots: Ints, slots: SlotTable, *, keep_scores: bool = False) -> Drawn:
     """Draw a token for each read.
 
     Args:
-        logits: [reads, vocab]; changed in place where stop tokens are not allowed yet.
+        logits: [reads, vocab]; may be changed in place.
         read_slots: [reads] the slot of each read.
-        slots: Sampling parameters, seeds and counters.
-
-    Returns:
-        [reads] int64 tokens, and [reads] bool: whether the logits were sound (no NaN, no +inf, not all -inf). The
-        token of an unsound read means nothing.
+        slots: Sampling parameters, rules, seeds and counters.
+        keep_scores: Return the scores as well.
     """
     best, tokens = logits.max(dim=-1)
-    sound = best.isfinite()
-    if slots.host.forbidden and _forbid_early_stops(logits, read_slots, slots.host):
-        tokens = logits.argmax(dim=-1)
+    faults = (~best.isfinite()).to(torch.int8)  # NaN, +inf, or -inf everywhere
+    broken: dict[int, str] = {}
+    if asking := slots.rules.asking(read_slots):
+        logits = logits.float()
+        broken = slots.rules.apply(logits, asking)
+        best, tokens = logits.max(dim=-1)
+        faults = torch.where(faults == _FINE, _faults_of(best), faults)
+    scores = logits
     at_random = np.flatnonzero(slots.host.random[read_slots])
     if len(at_random):
-        everyone = len(at_random) == len(read_slots)
         rows = torch.from_numpy(at_random).to(logits.device)
-        scores = logits if everyone else logits.index_select(0, rows)
-        tokens.index_copy_(0, rows, _draw(scores.float(), read_slots[at_random], slots))
-    return tokens, sound
+        everyone = len(at_random) == len(read_slots)
+        cut = _cut(logits if everyone else logits.index_select(0, rows), read_slots[at_random], slots)
+        tokens.index_copy_(0, rows, _draw(cut, read_slots[at_random], slots))
+        if keep_scores:
+            scores = cut if everyone else logits.float().index_copy(0, rows, cut)
+    if asking:
+        slots.rules.drew(tokens, asking)
+    return Drawn(tokens, faults, broken, scores if keep_scores else None)
 
 
 def choose(scores: Tensor, number: Tensor) -> Tensor:
@@ -59,11 +94,17 @@ def choose(scores: Tensor, number: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=scores.shape[-1] - 1)
 
 
-def _draw(scores: Tensor, read_slots: Ints, slots: SlotTable) -> Tensor:
-    """[n, vocab] fp32 logits → [n] tokens."""
-    where = torch.from_numpy(read_slots).to(scores.device)
+def _faults_of(best: Tensor) -> Tensor:
+    """[reads] by the highest logit that the rules have left."""
+    unsound = (~best.isfinite()).to(torch.int8)
+    return torch.where(best == float("-inf"), _NOTHING_LEFT, unsound).to(torch.int8)
+
+
+def _cut(logits: Tensor, read_slots: Ints, slots: SlotTable) -> Tensor:
+    """[n, vocab] logits → [n, vocab] fp32 scores, divided by the temperature and without what is cut off."""
+    where = torch.from_numpy(read_slots).to(logits.device)
     temperature = slots.temperature.index_select(0, where).clamp_(min=MIN_TEMPERATURE)
-    scores = scores / temperature.unsqueeze(1)
+    scores = logits.float() / temperature.unsqueeze(1)
     if slots.host.cut_min_p[read_slots].any():
         scores = cut_min_p(scores, slots.min_p.index_select(0, where))
     cut = np.flatnonzero(slots.host.cut_top[read_slots])
@@ -72,19 +113,10 @@ def _draw(scores: Tensor, read_slots: Ints, slots: SlotTable) -> Tensor:
         their = where.index_select(0, rows)
         some = cut_top(scores.index_select(0, rows), slots.top_k[their], slots.top_p[their])
         scores.index_copy_(0, rows, some)
+    return scores
+
+
+def _draw(scores: Tensor, read_slots: Ints, slots: SlotTable) -> Tensor:
+    """[n, vocab] scores → [n] tokens."""
+    where = torch.from_numpy(read_slots).to(scores.device)
     return choose(scores, uniform(slots.seed.index_select(0, where), slots.drawn.index_select(0, where)))
-
-
-def _forbid_early_stops(logits: Tensor, read_slots: Ints, host: HostMirror) -> bool:
-    """Set the stop tokens of sequences below their min_tokens to -inf; whether there were any such reads."""
-    found = False
-    for read, slot in enumerate(read_slots.tolist()):
-        rule = host.forbidden.get(slot)
-        if rule is None:
-            continue
-        found = True
-        logits[read, rule.token_ids.to(logits.device)] = _MINUS_INFINITY
-        rule.reads -= 1
-        if rule.reads == 0:
-            del host.forbidden[slot]
-    return found

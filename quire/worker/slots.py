@@ -8,23 +8,16 @@ the dummy: it belongs to no sequence, and batches are padded with it where shape
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
-
-NO_LOGPROBS = -1
-
-
-@dataclass
-class Forbidden:
-    """Tokens that a slot cannot draw yet: for that many more reads."""
-
-    token_ids: Tensor
-    reads: int
+from quire.worker.logprobs import NO_LOGPROBS, LogprobsMode, Reports
+from quire.worker.rules import Rules
 
 
 class HostMirror:
@@ -35,7 +28,8 @@ class HostMirror:
         self.cut_min_p = np.zeros(slots, dtype=np.bool_)
         self.cut_top = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
-        self.forbidden: dict[int, Forbidden] = {}
+        self.prompt_logprobs: dict[int, int] = {}
+        self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
     def admit(self, owner: Admitted, vocab_size: int) -> None:
         """A slot's new owner."""
@@ -44,9 +38,17 @@ class HostMirror:
         self.cut_min_p[slot] = sampling.min_p > 0
         self.cut_top[slot] = sampling.top_p < 1 or 0 < sampling.top_k < vocab_size
         self.logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
-        self.forbidden.pop(slot, None)
-        if owner.drawn < sampling.min_tokens and owner.stop_ids:
-            self.forbidden[slot] = Forbidden(torch.tensor(owner.stop_ids), sampling.min_tokens - owner.drawn)
+        self._named.pop(slot, None)
+        if sampling.logprob_token_ids is not None:
+            self.logprobs[slot], self._named[slot] = 0, sampling.logprob_token_ids
+        self.prompt_logprobs[slot] = sampling.prompt_logprobs or 0
+
+    def reports(self, read_slots: npt.NDArray[np.int64], mode: LogprobsMode) -> Reports:
+        """What the reads of these slots report."""
+        named = {}
+        if self._named:
+            named = {i: self._named[slot] for i, slot in enumerate(read_slots.tolist()) if slot in self._named}
+        return Reports(self.logprobs[read_slots], named, mode)
 
 
 class SlotTable:
@@ -58,9 +60,18 @@ class SlotTable:
         groups: Number of KV groups.
         vocab_size: A top_k from here on cuts nothing.
         device: Where the table lives.
+        processors: Logits processors.
     """
 
-    def __init__(self, sequences: int, blocks: int, groups: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        sequences: int,
+        blocks: int,
+        groups: int,
+        vocab_size: int,
+        device: torch.device,
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> None:
         slots = sequences + 1
         self.dummy = sequences
         self.vocab_size = vocab_size
@@ -71,6 +82,7 @@ class SlotTable:
         self.temperature, self.top_p, self.min_p = (torch.zeros(slots, device=device) for _ in range(3))
         self.tables = tuple(torch.zeros((slots, blocks), dtype=torch.int64, device=device) for _ in range(groups))
         self.host = HostMirror(slots)
+        self.rules = Rules(slots, vocab_size, device, processors)
 
     def apply(self, plan: Plan) -> None:
         """New owners, then block table differences."""
@@ -82,6 +94,7 @@ class SlotTable:
     def _admit(self, owners: Sequence[Admitted]) -> None:
         for owner in owners:
             self.host.admit(owner, self.vocab_size)
+            self.rules.admit(owner)
         slots = self._ints([o.slot for o in owners])
         self.length[slots] = self._ints([o.length for o in owners])
         self.last[slots] = 0

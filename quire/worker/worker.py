@@ -17,6 +17,7 @@ from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
+from quire.logits_processors import load_processors
 from quire.messages import Plan, Result, Sizing
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
@@ -103,8 +104,10 @@ class Worker:
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         if length is None or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
-        slots = SlotTable(rows, -(-length // size), len(spec.kv_groups()), spec.vocab_size, self._device)
-        return Runner(model, attention, transfer, slots, BatchBuffers(slots, rows, tokens))
+        processors = load_processors(config.model.logits_processors)
+        slots = SlotTable(rows, -(-length // size), len(spec.kv_groups()), spec.vocab_size, self._device, processors)
+        batches = BatchBuffers(slots, rows, tokens)
+        return Runner(model, attention, transfer, slots, batches, config.model.logprobs_mode)
 
 
 def _dtype(config: Config) -> torch.dtype:

@@ -6,13 +6,23 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from quire.worker.logprobs import RawLogprobs
+from quire.messages import TokenLogprobs
+from quire.worker.logprobs import LogprobsMode, Reports
+
+
+def reports(
+    logits: Tensor, wanted: list[int], named: dict[int, list[int]] | None = None, mode: LogprobsMode = "raw_logprobs"
+) -> Reports:
+    made = Reports(np.array(wanted), named or {}, mode)
+    made.see(logits)
+    return made
 
 
 def test_values_ranks_and_order() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [5.0, 1.0, 1.0, 1.0]])
-    entries = RawLogprobs(logits, np.array([2, -1, 0])).of(torch.tensor([2, 3, 3]))
+    entries = reports(logits, [2, -1, 0]).of(torch.tensor([2, 3, 3]))
     first, none, last = entries
     assert first is not None
     assert last is not None
@@ -27,7 +37,7 @@ def test_values_ranks_and_order() -> None:
 
 def test_they_are_taken_before_the_logits_change() -> None:
     logits = torch.tensor([[1.0, 3.0]])
-    raw = RawLogprobs(logits, np.array([1]))
+    raw = reports(logits, [1])
     expected = logits.log_softmax(-1)[0].tolist()
     logits[0, 1] = -float("inf")
     entry = raw.of(torch.tensor([0]))[0]
@@ -37,6 +47,22 @@ def test_they_are_taken_before_the_logits_change() -> None:
 
 
 def test_no_more_than_the_vocabulary() -> None:
-    entry = RawLogprobs(torch.zeros(1, 3), np.array([20])).of(torch.tensor([1]))[0]
+    entry = reports(torch.zeros(1, 3), [20]).of(torch.tensor([1]))[0]
     assert entry is not None
     assert len(entry.top_ids) == 3
+
+
+def test_named_tokens_stand_in_their_own_order() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [1.0, 3.0, 2.0, 0.0]])
+    entries = reports(logits, [0, 1], {0: [3, 1]}).of(torch.tensor([2, 2]))
+    expected = logits.log_softmax(-1)[0]
+    assert entries[0] is not None
+    assert entries[1] is not None
+    assert (entries[0].rank, entries[0].top_ids) == (2, [3, 1])
+    assert np.allclose(entries[0].top_logprobs, expected[[3, 1]])
+    assert entries[1].top_ids == [1]
+
+
+def test_logits_are_reported_as_they_are() -> None:
+    entry = reports(torch.tensor([[1.0, 3.0, 2.0]]), [2], mode="raw_logits").of(torch.tensor([0]))[0]
+    assert entry == TokenLogprobs(1.0, 3, [1, 2], [3.0, 2.0])

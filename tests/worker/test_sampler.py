@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.worker.filters import cut_min_p, cut_top
-from quire.worker.sampler import choose, sample
+from quire.worker.sampler import UNSOUND, choose, sample
 from quire.worker.slots import SlotTable
 from tests.worker.driver import admitted
 
@@ -29,9 +29,9 @@ def table(owners: list[dict[str, Any]], vocab_size: int) -> SlotTable:
 def draw(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
     """One token for each owner; logits [owners, vocab]."""
     slots = table(owners, logits.shape[-1])
-    tokens, sound = sample(logits.clone(), np.arange(len(owners)), slots)
-    assert sound.all()
-    return tokens.tolist()
+    drawn = sample(logits.clone(), np.arange(len(owners)), slots)
+    assert not drawn.errors()
+    return drawn.tokens.tolist()
 
 
 def frequencies(logits: Tensor, **owner: Any) -> Tensor:
@@ -41,7 +41,7 @@ def frequencies(logits: Tensor, **owner: Any) -> Tensor:
     counts = torch.zeros(len(logits))
     for first in range(0, DRAWS, rows):
         many = table([{"seed": 11, "drawn": first + i} | owner for i in range(rows)], slots.vocab_size)
-        tokens, _ = sample(logits.repeat(rows, 1), np.arange(rows), many)
+        tokens = sample(logits.repeat(rows, 1), np.arange(rows), many).tokens
         counts += torch.bincount(tokens, minlength=len(logits))
     return counts
 
@@ -185,17 +185,17 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     logits = torch.tensor([0.0, 9.0, 8.0, 1.0]).repeat(3, 1)
     ban = {"min_tokens": 3, "stop_ids": [1, 2], "drawn": 1}
     slots = table([{"temperature": 0.0} | ban, {"temperature": 1.0, "top_k": 1} | ban, {"temperature": 0.0}], 4)
-    drawn = [sample(logits.clone(), np.arange(3), slots)[0].tolist() for _ in range(3)]
+    drawn = [sample(logits.clone(), np.arange(3), slots).tokens.tolist() for _ in range(3)]
     assert drawn == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
-    assert slots.host.forbidden == {}
+    assert slots.rules._bias._forbidden == {}
 
 
 def test_a_ban_ends_with_its_owner() -> None:
     logits = torch.tensor([[0.0, 9.0]])
     slots = table([{"temperature": 0.0, "min_tokens": 3, "stop_ids": [1]}], 2)
-    assert sample(logits.clone(), np.arange(1), slots)[0].tolist() == [0]
+    assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [0]
     slots._admit([admitted(0, seed=0, drawn=0, temperature=0.0)])
-    assert sample(logits.clone(), np.arange(1), slots)[0].tolist() == [1]
+    assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [1]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -205,6 +205,6 @@ def test_unsound_rows_are_told(bad: float) -> None:
     logits[1, 7] = bad
     logits[2] = -float("inf")
     slots = table([{"seed": 1, "top_p": 0.9}] * 4, 50)
-    tokens, sound = sample(logits, np.arange(4), slots)
-    assert sound.tolist() == [True, False, False, True]
-    assert [tokens[0].item(), tokens[3].item()] == [expected[0], expected[3]]
+    drawn = sample(logits, np.arange(4), slots)
+    assert drawn.errors() == {1: UNSOUND, 2: UNSOUND}
+    assert [drawn.tokens[0].item(), drawn.tokens[3].item()] == [expected[0], expected[3]]

@@ -1,0 +1,83 @@
+"""Logits of single tokens, changed for the slots that ask: only some allowed, some forbidden for a while, some biased.
+
+All asking reads of a step are changed by a handful of operations, however many there are. Knows nothing about what was
+drawn before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.messages import Admitted
+
+_MINUS_INFINITY = float("-inf")
+
+
+@dataclass
+class Forbidden:
+    """Tokens that a slot cannot draw yet: for that many more reads."""
+
+    token_ids: Tensor
+    reads: int
+
+
+class TokenBias:
+    """By slot, for those that ask: `allowed_token_ids`, `logit_bias`, and stop tokens before `min_tokens`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._allowed: dict[int, Tensor] = {}
+        self._forbidden: dict[int, Forbidden] = {}
+        self._bias: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def admit(self, owner: Admitted) -> bool:
+        """A slot's new owner; whether it asks for any of this."""
+        slot, sampling = owner.slot, owner.sampling
+        for rules in (self._allowed, self._forbidden, self._bias):
+            rules.pop(slot, None)
+        if sampling.allowed_token_ids:
+            self._allowed[slot] = self._ids(sorted(set(sampling.allowed_token_ids)))
+        if owner.drawn < sampling.min_tokens and owner.stop_ids:
+            self._forbidden[slot] = Forbidden(self._ids(owner.stop_ids), sampling.min_tokens - owner.drawn)
+        if sampling.logit_bias:
+            values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=self._device)
+            self._bias[slot] = self._ids(list(sampling.logit_bias)), values
+        return slot in self._allowed or slot in self._forbidden or slot in self._bias
+
+    def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
+        """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
+        self._allow(logits, [(read, self._allowed[slot]) for read, slot in asking if slot in self._allowed])
+        forbidding = [(read, slot, self._forbidden[slot]) for read, slot in asking if slot in self._forbidden]
+        if forbidding:
+            where = flat_index(logits, [(read, rule.token_ids) for read, _, rule in forbidding])
+            logits.view(-1).index_fill_(0, where, _MINUS_INFINITY)
+        biased = [(read, *self._bias[slot]) for read, slot in asking if slot in self._bias]
+        if biased:
+            where = flat_index(logits, [(read, ids) for read, ids, _ in biased])
+            logits.view(-1).index_add_(0, where, torch.cat([values for _, _, values in biased]))
+        for _, slot, rule in forbidding:
+            rule.reads -= 1
+            if rule.reads == 0:
+                del self._forbidden[slot]
+
+    def _allow(self, logits: Tensor, allowing: Sequence[tuple[int, Tensor]]) -> None:
+        if not allowing:
+            return
+        flat, where = logits.view(-1), flat_index(logits, allowing)
+        kept = flat.index_select(0, where)
+        logits.index_fill_(0, torch.tensor([read for read, _ in allowing], device=logits.device), _MINUS_INFINITY)
+        flat.index_copy_(0, where, kept)
+
+    def _ids(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def flat_index(logits: Tensor, tokens: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """Places in the flattened logits [reads · vocab] of (read, token ids [n]), one after the other."""
+    counts = torch.tensor([len(ids) for _, ids in tokens])
+    starts = torch.tensor([read * logits.shape[-1] for read, _ in tokens]).repeat_interleave(counts)
+    return torch.cat([ids for _, ids in tokens]).add_(starts.to(logits.device))

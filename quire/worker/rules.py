@@ -1,0 +1,70 @@
+"""All that changes logits before a token is drawn, for the slots that ask for it; the others pay one look at a column.
+
+The order is vLLM's: allowed tokens, bad words, stop tokens before min_tokens, logit_bias, logits processors, penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.logits_processors import LogitsProcessor
+from quire.messages import Admitted
+from quire.worker.bad_words import BadWords
+from quire.worker.bias import TokenBias
+from quire.worker.penalties import Penalties
+from quire.worker.processors import SlotProcessors
+
+Asking = Sequence[tuple[int, int]]
+"""(read, slot) of the reads whose slots have any rule."""
+
+
+class Rules:
+    """By slot.
+
+    Args:
+        slots: How many there are.
+        vocab_size: Of the logits.
+        device: Of the logits.
+        processors: The operator's.
+    """
+
+    def __init__(
+        self, slots: int, vocab_size: int, device: torch.device, processors: Sequence[LogitsProcessor] = ()
+    ) -> None:
+        self._asks = np.zeros(slots, dtype=np.bool_)
+        self._bias = TokenBias(device)
+        self._bad_words = BadWords(device)
+        self._processors = SlotProcessors(processors)
+        self._penalties = Penalties(vocab_size, device)
+
+    def admit(self, owner: Admitted) -> None:
+        """A slot's new owner."""
+        parts = (self._bias, self._bad_words, self._processors, self._penalties)
+        self._asks[owner.slot] = sum(part.admit(owner) for part in parts)  # each must hear of it
+
+    def asking(self, read_slots: npt.NDArray[np.int64]) -> Asking:
+        """Which of the reads are changed."""
+        asks = self._asks[read_slots]
+        if not asks.any():
+            return ()
+        reads = np.flatnonzero(asks)
+        return list(zip(reads.tolist(), read_slots[reads].tolist(), strict=True))
+
+    def apply(self, logits: Tensor, asking: Asking) -> dict[int, str]:
+        """Change logits [reads, vocab] fp32 in place. Returns what went wrong, by read."""
+        self._bad_words.apply(logits, asking)
+        self._bias.apply(logits, asking)
+        errors = self._processors.apply(logits, asking)
+        self._penalties.apply(logits, asking)
+        return errors
+
+    def drew(self, tokens: Tensor, asking: Asking) -> None:
+        """What each read drew; `tokens` [reads] int64."""
+        self._bad_words.drew(tokens, asking)
+        self._processors.drew(tokens, asking)
+        self._penalties.drew(tokens, asking)
