@@ -6,6 +6,7 @@ Owns uvicorn's life: it serves an inherited socket and drains at SIGTERM. Never 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -66,6 +67,7 @@ async def _serve(
     try:
         while not http.started and not serving.done():
             await asyncio.sleep(0.005)
+        gc.freeze()  # what is loaded now stays: collections, which stop the loop, need not look at it again
         report(child.Report("ready"))
         await _until_end(session, stopping, serving)
         if stopping.is_set() and not await session.drain(shutdown_timeout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
         traits = traits_of(launch.config, read_spec(launch.config.model.model))
         core = EngineCore(launch.config, sizing, traits, executor, port, clock)
         signal.signal(signal.SIGTERM, stop)
+        gc.freeze()  # what is loaded now stays: collections, which stop the loop, need not look at it again
         report(child.Report("ready", startup=sizing.startup))
         while not stopping:
             core.turn(wait=BEAT_S)
