@@ -54,6 +54,7 @@ class Budget:
         self._cost = cost
         self._predicted_ms = 0.0  # of what was granted in this step
         self._limit_ms: float | None = None  # of the whole step; None: nobody streams
+        self._has_chunk = False
 
     def open(self, planned: Column, ahead: Column, requests: Sequence[Request]) -> Column:
         """A new step begins: how many tokens each running request may move forward by.
@@ -65,15 +66,19 @@ class Budget:
         self._start_clock(planned, ahead)
         counts = ahead.copy()
         for index in np.flatnonzero(ahead > 1).tolist():
-            counts[index] = self._chunk(requests[index], int(ahead[index]))
+            counts[index] = 0 if self._time_is_up else self._chunk(requests[index], int(ahead[index]))
         if counts.sum() <= self.max_tokens:
             return counts
         left = np.maximum(0, self.max_tokens - (np.cumsum(counts) - counts))
         granted: Column = np.minimum(counts, left)
         return granted
 
+    def has_room(self, used: int) -> bool:
+        """Whether a request could be admitted, when `used` tokens are in the step already."""
+        return used < self.max_tokens and not self._time_is_up
+
     def grant(self, request: Request, used: int) -> int:
-        """How many tokens a newly admitted request may move forward by, when `used` tokens are in the step already."""
+        """How many tokens a newly admitted request may move forward by: at least 1 while there is room."""
         return self._chunk(request, min(request.ahead, self.max_tokens - used))
 
     def close(self, step: Step) -> None:
@@ -85,8 +90,13 @@ class Budget:
         if self._cost is not None and step.predicted_ms > 0 and measured_ms > 0:
             self._cost.learn(step.predicted_ms, measured_ms)
 
+    @property
+    def _time_is_up(self) -> bool:
+        """Whether chunks have taken all the time that rows beside them leave. The first always gets its smallest."""
+        return self._limit_ms is not None and self._has_chunk and self._predicted_ms >= self._limit_ms
+
     def _start_clock(self, planned: Column, ahead: Column) -> None:
-        self._limit_ms, self._predicted_ms = None, 0.0
+        self._limit_ms, self._predicted_ms, self._has_chunk = None, 0.0, False
         if self._cost is None:
             return
         streaming = ahead == 1
@@ -104,6 +114,8 @@ class Budget:
         if self._cost is not None:
             each = self._cost.token_ms(request.planned + count // 2)
             if self._limit_ms is not None:
-                count = min(count, max(SMALLEST_CHUNK, int((self._limit_ms - self._predicted_ms) / each)))
+                left = int((self._limit_ms - self._predicted_ms) / each)
+                count = min(count, max(SMALLEST_CHUNK, left))
             self._predicted_ms += count * each
+            self._has_chunk = True
         return count

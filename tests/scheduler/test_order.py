@@ -134,6 +134,19 @@ def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() ->
     assert min(chunks[:-1]) >= SMALLEST_CHUNK
 
 
+def test_many_prompts_beside_a_stream_share_its_time_and_all_get_through() -> None:
+    stage = Stage(tokens=512, seqs=40, blocks=400, cost=LinearCost())
+    stage.scheduler.add(add(0, [1] * 8, 200))
+    stage.step()
+    for number in range(1, 30):
+        stage.scheduler.add(add(number, [number] * 60, 1, arrival=1.0 + number))
+    for _ in stage.steps(until=29):
+        pass
+    beside = [sum(n for i, n in counts.items() if n > 1) for counts in stage.counts[1:] if 0 in counts]
+    assert max(beside) <= STALL_FLOOR_MS - 5 + SMALLEST_CHUNK
+    assert stage.ended[:29] == list(range(1, 30))
+
+
 def test_alone_a_prompt_takes_the_whole_step() -> None:
     stage = Stage(tokens=512, cost=LinearCost())
     stage.scheduler.add(add(1, [2] * 300, 2))
