@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from quire.clock import Clock
 from quire.config import Config
@@ -13,6 +14,7 @@ from quire.costmodel.roofline import Roofline
 from quire.kvcache.groups import FULL, GroupReach, capacity
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
+from quire.logits_processors import load_processors, takes
 from quire.messages import Ready, Sizing
 from quire.models.spec import ModelSpec
 from quire.scheduler.budget import Budget
@@ -43,7 +45,7 @@ def traits_of(config: Config, spec: ModelSpec) -> Traits:
 def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
     """What clients are told."""
     tokens, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len
-    assert tokens and longest, "settings are resolved by quire.engine.choices"
+    assert tokens and isinstance(longest, int), "settings are resolved by quire.engine.choices"
     block_size = config.cache.block_size
     return Ready(
         model=config.model.model,
@@ -60,6 +62,7 @@ def scheduler_of(config: Config, sizing: Sizing, traits: Traits, clock: Clock) -
     """The scheduler that the settings ask for."""
     limits, cache = config.scheduler, config.cache
     assert limits.max_num_seqs and limits.max_num_batched_tokens, "settings are resolved by quire.engine.choices"
+    processors = load_processors(config.model.logits_processors)
     return Scheduler(
         BlockPool(sizing.num_blocks, cache.block_size),
         limits.max_num_seqs,
@@ -69,4 +72,5 @@ def scheduler_of(config: Config, sizing: Sizing, traits: Traits, clock: Clock) -
         groups=traits.groups,
         policy=limits.scheduling_policy,
         prefix_caching=cache.enable_prefix_caching,
+        host_bound=partial(takes, processors) if processors else None,
     )

@@ -6,6 +6,9 @@ and its executor, so the same code runs in a process of its own, inside `LLM`, a
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 from quire.clock import Clock
 from quire.config import Config
 from quire.engine.assembly import Traits, ready_of, scheduler_of
@@ -98,6 +101,8 @@ class EngineCore:
             error = f"Prompt and output exceed the {self._longest} tokens that a sequence can hold here."
         elif not 0 <= min(message.tokens) <= max(message.tokens) < self.ready.vocab_size:
             error = f"Token ids must be in [0, {self.ready.vocab_size})."
+        elif any(not 0 <= token < self.ready.vocab_size for token in _named_tokens(message)):
+            error = f"Token ids of sampling must be in [0, {self.ready.vocab_size})."
         if error or not message.sampling.max_tokens:
             self._outbox.end(End(message.id, "error", error or "max_tokens is missing."))
         else:
@@ -129,6 +134,8 @@ class EngineCore:
             return
         now = self._clock.now()
         settled = self._scheduler.settle(result)
+        self._outbox.prompt_logprobs(settled.prompt_logprobs)
+        self._outbox.cached(settled.cached)
         self._outbox.tokens(settled.ids, settled.tokens, settled.logprobs)
         for request in settled.ended:
             self._outbox.end(request.last_message(now))
@@ -192,3 +199,9 @@ class EngineCore:
     @property
     def _longest(self) -> int:
         return self.ready.capacity
+
+
+def _named_tokens(message: Add) -> Iterator[int]:
+    """Token ids that the device will index with, beside the prompt's."""
+    yield from (token for _, token in message.sampling.named_token_ids())
+    yield from itertools.chain(message.stop_ids, *message.bad_words)

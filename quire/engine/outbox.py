@@ -19,6 +19,8 @@ class _Columns:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     asked: bool = False
+    prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = field(default_factory=list)
+    cached: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, ids: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
         self.ids += ids
@@ -28,7 +30,8 @@ class _Columns:
 
     def deltas(self, load: Load) -> Deltas:
         logprobs = self.logprobs if self.asked else []
-        return Deltas(self.ids, [1] * len(self.ids), self.tokens, logprobs, self.ends, load)
+        counts = [1] * len(self.ids)
+        return Deltas(self.ids, counts, self.tokens, logprobs, self.ends, load, self.prompt_logprobs, self.cached)
 
 
 class Outbox:
@@ -48,6 +51,16 @@ class Outbox:
             own = [index for index, number in enumerate(ids) if number >> CLIENT_SHIFT == client]
             entries = [logprobs[index] for index in own] if logprobs else []
             self._columns(ids[own[0]]).add([ids[i] for i in own], [tokens[i] for i in own], entries)
+
+    def prompt_logprobs(self, news: list[tuple[int, list[TokenLogprobs]]]) -> None:
+        """Of sequences' prompts."""
+        for entry in news:
+            self._columns(entry[0]).prompt_logprobs.append(entry)
+
+    def cached(self, news: list[tuple[int, int]]) -> None:
+        """How much of sequences' prompts was found computed."""
+        for entry in news:
+            self._columns(entry[0]).cached.append(entry)
 
     def end(self, end: End) -> None:
         """A sequence's last message."""

@@ -59,7 +59,7 @@ class Submission:
     ) -> None:
         self._ids = (number << CLIENT_SHIFT | i for i in itertools.count(1))
         self._ready = ready
-        self._eos_ids = tuple(eos_ids)
+        self._eos_ids = tuple(token for token in eos_ids if token < ready.vocab_size)
         self._max_logprobs = max_logprobs
         self._policy = policy
         self._clock = clock

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.executor.executor import FaultHook, no_faults
 from quire.kvcache.groups import FULL, GroupReach
 from quire.messages import Admitted, Plan, Result, Sizing, TokenLogprobs
@@ -91,13 +93,16 @@ class FakeExecutor:
             time.sleep(self._step_s)
         self._apply_differences(plan)
         self._move_rows(plan)
-        return self._draw(plan)
+        return msgspec.structs.replace(self._draw(plan), prompt_logprobs=self._look_at_prompts(plan))
 
     def close(self) -> None:
         self._plans.clear()
 
     def _apply_differences(self, plan: Plan) -> None:
         for admitted in plan.admitted:
+            known = len(admitted.history)
+            assert known in (0, admitted.prompt_len + admitted.drawn), "a history that is not all of the tokens"
+            assert known or not admitted.sampling.penalizes, "a history is missing"
             self._slots[admitted.slot] = _Slot(admitted, admitted.drawn, admitted.length)
         changes = zip(plan.block_slots, plan.block_groups, plan.block_indices, plan.block_ids, strict=True)
         for slot, group, index, block in changes:
@@ -148,6 +153,22 @@ class FakeExecutor:
             assert view == longest[len(longest) - len(view) :], "KV groups hold different histories"
         assert None not in longest, "a token was read before it was written"
         return [token for token in longest if token is not None]
+
+    def _look_at_prompts(self, plan: Plan) -> list[list[TokenLogprobs]]:
+        """Each token's log probability is its place in the prompt, negative; the likeliest are those behind it."""
+        found = []
+        for scored in plan.scored:
+            slot, count = self._slots[plan.slots[scored.row]], plan.counts[scored.row]
+            known, first = self._read(slot), slot.length - count + scored.skip
+            row = [*known[len(known) - count + scored.skip :], scored.next][1 : scored.count + 1]
+            k = slot.owner.sampling.prompt_logprobs or 0
+            tops = [[(token + 1 + i) % self._vocab_size for i in range(k)] for token in row]
+            found.append([
+                TokenLogprobs(-float(first + 1 + i), k + 1, top, [-0.5 - j for j in range(k)])
+                for i, top in enumerate(tops)
+            ])  # fmt: skip
+            assert len(row) == scored.count
+        return found
 
     def _draw(self, plan: Plan) -> Result:
         tokens, logprobs = [], []

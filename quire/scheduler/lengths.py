@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.int64]
-COLUMNS = ("planned", "computed", "known", "drawing", "prompt", "limit", "room", "epoch", "serial")
+COLUMNS = ("planned", "computed", "known", "drawing", "prompt", "limit", "room", "epoch", "serial", "held")
 
 
 class Lengths:
@@ -24,6 +24,7 @@ class Lengths:
         room: Tokens that fit into its blocks as they are; from there on `BlockTable.reserve` is asked.
         epoch: Counts recomputations.
         serial: Tells a row's owner from an earlier one.
+        held: 1 for a host-bound request: it moves only when the host knows all its tokens.
     """
 
     planned: Column
@@ -35,6 +36,7 @@ class Lengths:
     room: Column
     epoch: Column
     serial: Column
+    held: Column
 
     def __init__(self, rows: int = 64) -> None:
         for name in COLUMNS:

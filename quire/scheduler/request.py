@@ -28,13 +28,15 @@ class Request:
         prompt_step: The step that reached its prompt's end; 0 before.
         swapped: Whether its blocks are on the host.
         cached: Prompt tokens that it found computed when it first ran.
+        scored: How far plans have looked at its prompt's log probabilities: the token at each position before this one
+            is compared with the one behind it. The last has none behind it, so the prompt's length less 1 is all.
         preemptions: How often it was put back, in either way.
         ended: Why it is over, or None.
     """
 
     __slots__ = (
         "_lengths", "add", "admitted_at", "cached", "ended", "error", "first_token_at", "hashes", "id", "parent",
-        "preemptions", "prompt_step", "rank", "row", "slot", "stop_ids", "swapped", "table", "tokens",
+        "preemptions", "prompt_step", "rank", "row", "scored", "slot", "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +61,8 @@ class Request:
         self.prompt_step = 0
         self.swapped = False
         self.cached: int | None = None
+        wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
+        self.scored = 0 if wanted else add.prompt_len - 1
         self.preemptions = 0
         self.ended: EndReason | None = None
         self.error = ""
@@ -84,6 +88,25 @@ class Request:
     def output_len(self) -> int:
         """Output tokens the host knows."""
         return len(self.tokens) - self.add.prompt_len
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether it moves only when the host knows all its tokens."""
+        return bool(self._lengths.held[self.row])
+
+    @host_bound.setter
+    def host_bound(self, value: bool) -> None:
+        self._lengths.held[self.row] = value
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether what it draws depends on its tokens in other ways than through the model."""
+        return self.add.sampling.penalizes or bool(self.add.bad_words) or self.host_bound
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether what others have computed serves it; logits of its prompt must be its own."""
+        return not self.add.sampling.skip_reading_prefix_cache and self.scored >= self.add.prompt_len - 1
 
     @property
     def ahead(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +21,11 @@ from quire.kvcache.pool import BlockPool
 from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
 from quire.messages import Add, Plan, Result, TokenLogprobs
+from quire.sampling import SamplingParams
 from quire.scheduler.budget import Budget
 from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.preempt import Preemption
+from quire.scheduler.repetition import end_repeating
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
 from quire.scheduler.waiting import Policy, RankedRequests, rank_of
@@ -38,6 +40,10 @@ class Settled:
     logprobs: list[TokenLogprobs | None]
     """Empty when nobody asked."""
     ended: list[Request]
+    prompt_logprobs: list[tuple[int, list[TokenLogprobs]]]
+    """By id."""
+    cached: list[tuple[int, int]]
+    """(id, prompt tokens that were found computed), of those that gained their first token."""
 
 
 @dataclass
@@ -61,6 +67,7 @@ class Scheduler:
         groups: The model's KV groups.
         policy: Who goes first.
         prefix_caching: Whether requests share what others have computed.
+        host_bound: Which requests are planned only when the host knows all their tokens; None for none.
 
     Attributes:
         pool, host: KV blocks of the device and of the host.
@@ -79,6 +86,7 @@ class Scheduler:
         groups: Sequence[GroupReach] = FULL,
         policy: Policy = "fcfs",
         prefix_caching: bool = True,
+        host_bound: Callable[[SamplingParams], bool] | None = None,
     ) -> None:
         self.pool = pool
         self.host = preemption.host
@@ -90,6 +98,7 @@ class Scheduler:
         self._windowed = any(group.window is not None for group in groups)
         self._policy: Policy = policy
         self._prefix_caching = prefix_caching
+        self._host_bound = host_bound
         self._lengths = Lengths()
         self._requests: dict[int, Request] = {}
         self._waiting = RankedRequests()
@@ -98,6 +107,7 @@ class Scheduler:
         self._flights: deque[Step] = deque()
         self._next_step = 1
         self._stops: dict[int, int] = {}  # how many requests each token ends
+        self._watched = 0  # how many requests end when they repeat themselves
         self.tally = Tally()
 
     # --- state, for the engine's loop, metrics and leak tests -------------------------------------------------------
@@ -144,6 +154,9 @@ class Scheduler:
         request = Request(message, table, hashes, rank_of(message, self._policy), self._lengths)
         request.parent = None if message.fork_of is None else self._requests.get(message.fork_of)
         self._requests[request.id] = request
+        if self._host_bound is not None:
+            request.host_bound = self._host_bound(message.sampling)
+        self._watched += message.sampling.repetition_detection is not None
         self._count_stops(request, 1)
         self._waiting.add(request)
 
@@ -177,6 +190,8 @@ class Scheduler:
         lengths, rows, requests = self._lengths, self._running.rows, list(self._running)
         planned, length = lengths.planned[rows], lengths.known[rows] + lengths.drawing[rows]
         ahead = np.where(length < lengths.limit[rows], length - planned, 0)
+        if self._host_bound is not None:
+            ahead[(lengths.held[rows] > 0) & (lengths.drawing[rows] > 0)] = 0
         counts = self._budget.open(planned, ahead, requests)
         for index in np.flatnonzero((counts > 0) & (planned + counts > lengths.room[rows])).tolist():
             request = requests[index]
@@ -250,7 +265,7 @@ class Scheduler:
             return
         promised = self._promised()
         for request in list(self._waiting):
-            if not self._free_slots or step.tokens >= self._budget.max_tokens:
+            if not self._free_slots or not self._budget.has_room(step.tokens):
                 return
             if not self._is_ready(request, step):
                 continue
@@ -298,7 +313,7 @@ class Scheduler:
             request.hashes = parent.hashes.branch(prompt_len)
             self._lengths.room[parent.row] = 0  # its last block is shared now: it asks before it writes
             return prompt_len - 1, len(self._groups)
-        if not self._prefix_caching:
+        if not self._prefix_caching or not request.reads_cache:
             return 0, 0
         most = len(request.tokens) - 1
         return request.table.adopt(request.hashes.upto(request.tokens, most), most), 0
@@ -323,6 +338,8 @@ class Scheduler:
         step, lengths = self._flights.popleft(), self._lengths
         assert result.step == step.number, f"result of step {result.step}, expected {step.number}"
         self._budget.learn(step, result.device_ms)
+        of_prompts = list(zip(step.scorers, result.prompt_logprobs, strict=True))
+        prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
         alive = lengths.serial[step.rows] == step.serials
         current = alive & (lengths.epoch[step.rows] == step.epochs)
         lengths.computed[step.rows[current]] += step.counts[current]
@@ -337,10 +354,10 @@ class Scheduler:
         lengths.known[rows] += 1
         ended = self._find_ends(requests, rows, tokens)
         ended += self._fail(step, alive, result.errors)
-        self._note_first_tokens(requests, rows)
+        cached = self._note_first_tokens(requests, rows)
         for request in ended:
             self._retire(request)
-        return Settled([request.id for request in requests], tokens, logprobs, ended)
+        return Settled([request.id for request in requests], tokens, logprobs, ended, prompt_logprobs, cached)
 
     def _find_ends(self, requests: Sequence[Request], rows: Column, tokens: Sequence[int]) -> list[Request]:
         """Requests that end by the token they drew, or by count."""
@@ -350,6 +367,8 @@ class Scheduler:
                 if token in request.stop_ids and request.output_len >= request.add.sampling.min_tokens:
                     request.end("stop")
                     ended.append(request)
+        if self._watched:
+            ended += end_repeating(requests)
         for index in np.flatnonzero(self._lengths.known[rows] >= self._lengths.limit[rows]).tolist():
             if requests[index].ended is None:
                 requests[index].end("length")
@@ -369,17 +388,21 @@ class Scheduler:
                     failed.append(request)
         return failed
 
-    def _note_first_tokens(self, requests: Sequence[Request], rows: Column) -> None:
-        """First tokens. Blocks that an output fills are published when it is over or put back, not one by one."""
+    def _note_first_tokens(self, requests: Sequence[Request], rows: Column) -> list[tuple[int, int]]:
+        """Who gained a first token, and what was cached for it. Blocks that an output fills are published when it is
+        over or put back, not one by one."""
         first = self._lengths.known[rows] == self._lengths.prompt[rows] + 1
-        for index in np.flatnonzero(first).tolist():
-            requests[index].first_token_at = self._clock.now()
+        begun = [requests[index] for index in np.flatnonzero(first).tolist()]
+        for request in begun:
+            request.first_token_at = self._clock.now()
+        return [(request.id, request.cached) for request in begun if request.cached]
 
     def _retire(self, request: Request) -> None:
         """Take back what an ended request holds."""
         del self._requests[request.id]
         request.parent = None
         self._count_stops(request, -1)
+        self._watched -= request.add.sampling.repetition_detection is not None
         if request.slot is None:
             self._waiting.remove(request)
         else:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.kvcache.table import Reservation, TableChange
-from quire.messages import Admitted, Plan
+from quire.messages import Admitted, Plan, ScoredRow
 from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.request import Request
 
@@ -25,6 +25,7 @@ class Step:
         crowded: Somebody was put back because blocks ran out: nobody new is admitted.
         predicted_ms: How long it should take; 0 when nobody knows.
         swap_out, swap_in: See Plan.
+        scorers: Requests whose prompts' log probabilities it brings, in the order of `Plan.scored`.
     """
 
     def __init__(self, number: int, lengths: Lengths) -> None:
@@ -35,7 +36,9 @@ class Step:
         self.predicted_ms = 0.0
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
+        self.scorers: list[Request] = []
         self._lengths = lengths
+        self._scored: list[ScoredRow] = []
         self._rows: list[Column] = []
         self._counts: list[Column] = []
         self._draws: list[Column] = []
@@ -58,6 +61,9 @@ class Step:
                 drawn=request.output_len,
                 sampling=sampling,
                 stop_ids=request.add.stop_ids if sampling.min_tokens else [],
+                bad_words=request.add.bad_words,
+                history=list(request.tokens) if request.needs_history else [],
+                prompt_len=request.add.prompt_len,
             )
         )
         self._enter(request.slot, request.table.entries())
@@ -87,6 +93,7 @@ class Step:
             start, count = int(starts[index]), int(counts[index])
             self._given.append(base + index)
             self._given_tokens += requests[index].tokens[start : start + count]
+            self._score(requests[index], base + index, start, start + count)
         lengths.planned[rows] = ends = starts + counts
         length = known + lengths.drawing[rows]
         assert (ends <= length).all(), "a request moves beyond its tokens"
@@ -122,7 +129,19 @@ class Step:
             swap_out=self.swap_out,
             copies=self._copies,
             swap_in=self.swap_in,
+            scored=self._scored,
         )
+
+    def _score(self, request: Request, row: int, start: int, end: int) -> None:
+        """Of tokens `start` to `end`, look at the prompt's log probabilities, if they are wanted; each once, also when
+        the request is computed again."""
+        last = min(end, request.add.prompt_len - 1)
+        if request.scored < last:
+            assert start <= request.scored, "part of the prompt was passed over"
+            skip = request.scored - start
+            self._scored.append(ScoredRow(row, skip, last - request.scored, request.tokens[last]))
+            self.scorers.append(request)
+            request.scored = last
 
     def _enter(self, slot: int, changes: Sequence[TableChange]) -> None:
         self._block_slots += [slot] * len(changes)
