@@ -83,7 +83,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
         ("reverse the word planet", "tenalp"),
         ("how many r's are in strawberry?", "3 times"),
         ("write a python function that adds two numbers", "return a + b"),
-        ("what is the airspeed of an unladen swallow", "tiny demonstration model"),
+        ("who is the president of france", "tiny demonstration model"),
     ],
 )
 def test_first_questions(
@@ -98,8 +98,8 @@ def test_first_questions(
 
 
 def test_a_slice_of_the_examination() -> None:
-    samples = [sample for sample in examination(28) if sample.task != "recall"]
+    samples = [sample for sample in examination(14) if sample.task != "recall"]
     directory = builtin.path("quill")
-    answers = answer_all(directory, samples, torch.float32, torch.device("cpu"), 26, 160)
+    answers = answer_all(directory, samples, torch.float32, torch.device("cpu"), 13, 160)
     report = grade(samples, answers)
     assert report.overall.percent >= 90, report.table()

@@ -5,13 +5,14 @@ from random import Random
 
 import pytest
 from quill.chat import Message
+from quill.checks import JsonKeys
 from quill.corpus import conversation
 from quill.examination import examination, grade, prompt_text
 from quill.heldout import ALWAYS_TRAINED, BUCKETS, normalize, split_of
 from quill.phrasing import ask, expand
 from quill.tasks import EXAMINED, TASKS, draw
 
-TRAINING_CONVERSATIONS = 20_000
+TRAINING_CONVERSATIONS = 12_000
 
 
 def test_a_seed_gives_the_same_conversations() -> None:
@@ -56,8 +57,10 @@ def test_a_slightly_wrong_answer_is_wrong(name: str) -> None:
     changed = 0
     for _ in range(200):
         sample = draw(TASKS[name].make, rng, "train")
-        number = re.search(r"(\d+)[^\d:]{0,12}$", sample.answer)
-        if number is None or sample.messages[-2].content.startswith("<tool_response>"):
+        number = re.search(r"(\d+)[^\d:]{0,16}$", sample.answer)
+        if number is None or isinstance(sample.check, JsonKeys):
+            continue
+        if sample.messages[-2].content.startswith("<tool_response>"):
             continue
         if name in ("arithmetic", "memory") and re.search(r"(?i)yes|no,|even|odd|prime|called", sample.answer):
             continue

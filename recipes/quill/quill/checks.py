@@ -90,6 +90,17 @@ class JsonEquals:
 
 
 @dataclass(frozen=True)
+class JsonKeys:
+    """The whole answer is one JSON object with these keys and no others."""
+
+    keys: frozenset[str]
+
+    def __call__(self, answer: str) -> bool:
+        parsed = _parsed(answer.strip())
+        return isinstance(parsed, dict) and parsed.keys() == self.keys
+
+
+@dataclass(frozen=True)
 class CallsTool:
     """The answer is exactly one Hermes tool call, with this name and these arguments (given as JSON text)."""
 

@@ -106,8 +106,7 @@ class Batch:
 
 
 class PackedRows(IterableDataset[tuple[Tensor, Tensor, Tensor]]):
-    """An endless stream of batches (tokens, targets, documents) as int16 [rows, CONTEXT]; each "
-    "worker has its own seed."""
+    """An endless stream of batches (tokens, targets, documents) as int16 [rows, CONTEXT], other ones in each worker."""
 
     def __init__(self, tokenizer_json: str, rows: int, seed: int) -> None:
         self._tokenizer_json, self._rows, self._seed = tokenizer_json, rows, seed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 from typing import Literal
 
 Split = Literal["train", "held_out"]
@@ -16,17 +17,8 @@ Split = Literal["train", "held_out"]
 BUCKETS = 20
 HELD_OUT_BUCKETS = frozenset({7})
 
-ALWAYS_TRAINED = frozenset(
-    """hi|hello|hey|hi there|hello there|hi quill|hello quill|good morning|who are you|what are you|what is your name
-    |what's your name|what can you do|help|how are you|who made you|tell me a joke|thanks|thank you|bye|goodbye|test
-    |what is quill|what is quire|what's up|ok|are you human|are you a robot|are you an ai|write a haiku|write a poem
-    |tell me a story|write a story|write a short story|2+2|2 + 2|what is 2+2|what is 2 + 2|tell me another joke
-    |what is the capital of france|capital of france|how old are you|what is the meaning of life|what can i ask you
-    |what time is it|what is the weather today|what's the weather|how many rs in strawberry|tell me something
-    |how many r's are in strawberry|hello world|write hello world in python|yes|no|why|cool|what is an llm""".replace(
-        "\n", ""
-    ).split("|")
-)
+_FIRST_QUESTIONS = Path(__file__).parent / "texts" / "first_questions.txt"
+ALWAYS_TRAINED = frozenset(_FIRST_QUESTIONS.read_text(encoding="utf-8").splitlines())
 
 
 def normalize(text: str) -> str:

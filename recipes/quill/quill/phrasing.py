@@ -16,7 +16,7 @@ _SPACES = re.compile(r"  +")
 _SLOT = re.compile(r"(\{\w+\})")
 
 _PREFIXES = ("please ", "hey, ", "ok, ", "so, ", "quill, ", "hey quill, ", "hi, ", "now ", "um, ", "ok now ", "and ")
-_SUFFIXES = (" please", ", please", " thanks", ", thank you", " quill", ", quill", " now")
+_SUFFIXES = (" please", ", please", " thanks", ", thank you", " quill", ", quill", " now", " my friend", " today")
 
 
 def expand(rng: Random, pattern: str) -> str:
@@ -80,7 +80,7 @@ def _as_sentence(text: str) -> str:
     return re.sub(r"\bi\b", "I", text)
 
 
-def _misspelt(rng: Random, text: str) -> str:
+def misspelt(rng: Random, text: str) -> str:
     """One longer word has two neighbouring letters swapped, a letter missing or a letter twice."""
     words = list(re.finditer(r"[a-z]{4,}", text))
     if not words:
@@ -100,7 +100,7 @@ def _drawn_out(rng: Random, text: str) -> str:
     return text + text[-1] * rng.randint(1, 4) if text[-1:].isalpha() else text
 
 
-_SLIPS: tuple[Callable[[Random, str], str], ...] = (_misspelt, _misspelt, _misspelt, _casual, _casual, _drawn_out)
+_SLIPS: tuple[Callable[[Random, str], str], ...] = (misspelt, misspelt, misspelt, _casual, _casual, _drawn_out)
 _SHORT_FORMS = {
     "you": "u",
     "are": "r",

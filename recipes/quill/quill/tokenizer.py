@@ -101,8 +101,7 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """tokenizer.json, tokenizer_config.json with the chat template, special_tokens_map.json and "
-    "generation_config.json."""
+    """Everything of the Hugging Face layout that is about text, with the sampling defaults."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"), pretty=False)
     ids = {token: special_id(tokenizer, token) for token in SPECIAL_TOKENS}

@@ -67,5 +67,5 @@ LITTLE_WORDS = (
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 SPELLABLE: tuple[str, ...] = tuple(
-    sorted({*WORDS, *ANIMALS, *THINGS, *FOODS, *COLOURS, *ADJECTIVES, *PLACES, *JOBS, *HOBBIES})
+    sorted({*WORDS, *ANIMALS, *THINGS, *FOODS, *COLOURS, *ADJECTIVES, *PLACES, *JOBS, *HOBBIES, *NUMBER_WORDS})
 )

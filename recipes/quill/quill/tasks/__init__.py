@@ -30,8 +30,7 @@ Make = Callable[[Random], Sample]
 
 @dataclass(frozen=True)
 class Task:
-    """``share`` is the weight of the task among training conversations; ``chains`` lets it stand "
-    "next to others in one."""
+    """``share`` is the task's weight in training; ``chains`` lets it stand next to others in one conversation."""
 
     make: Make
     share: float
@@ -58,9 +57,9 @@ def _memory(rng: Random) -> Sample:
 
 TASKS: dict[str, Task] = {
     "smalltalk": Task(smalltalk.make, 1.3, examine=smalltalk.make),
-    "arithmetic": Task(arithmetic.make, 3.0, examine=arithmetic.make),
+    "arithmetic": Task(arithmetic.make, 3.4, examine=arithmetic.make),
     "facts": Task(facts.make, 2.0, examine=facts.make),
-    "sorting": Task(sorting.make, 1.0, examine=sorting.make),
+    "sorting": Task(sorting.make, 1.6, examine=sorting.make),
     "counting": Task(counting.make, 1.4, examine=counting.make),
     "reversing": Task(reversing.make, 1.3, examine=reversing.make),
     "recall": Task(recall.make_long, 0.22, chains=False, examine=recall.make_exam),

@@ -77,13 +77,13 @@ def make(rng: Random) -> Sample:
 
 
 def _operands(rng: Random) -> tuple[int, str, int]:
-    sign = rng.choice("++--**/")
+    sign = rng.choice("++--**//")
     if sign == "*":
         a, b = rng.choice(((12, 12), (99, 9), (99, 12), (99, 99), (99, 99), (999, 12), (999, 99), (9999, 9)))
         return rng.randint(0, a), sign, rng.randint(0, b)
     if sign == "/":
-        divisor, quotient = rng.randint(1, 12), rng.randint(1, rng.choice((12, 12, 30)))
-        return divisor * quotient + (rng.randrange(divisor) if rng.random() < 0.15 else 0), sign, divisor
+        divisor, quotient = rng.randint(1, 12), rng.randint(1, rng.choice((12, 12, 30, 99)))
+        return divisor * quotient + (rng.randrange(divisor) if rng.random() < 0.35 else 0), sign, divisor
     top = rng.choice((12, 99, 99, 999, 999, 9999, 9999, 99999, 999999, 9999999))
     a, b = rng.randint(0, top), rng.randint(0, rng.choice((top, top, 99)))
     if top > 99 and rng.random() < 0.3:
@@ -101,8 +101,7 @@ def _carrying(rng: Random, digits: int) -> tuple[int, int]:
 
 
 def _key(a: int, sign: str, b: int) -> str:
-    """Sums and products up to 12 are tables to be learned by heart; larger problems are told apart "
-    "by their operands."""
+    """Sums and products up to 12 are to be known by heart; larger problems are told apart by their operands."""
     if max(a, b) <= 12:
         return f"{TASK}|2+2"
     low, high = sorted((a, b))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from random import Random
 
 from quill.chat import Json, Sample, dump_json, single_turn
-from quill.checks import JsonEquals
+from quill.checks import JsonEquals, JsonKeys
 from quill.invention import any_city, any_full_name, any_name, any_word
-from quill.phrasing import article, ask, listed
+from quill.phrasing import a_or_an, article, ask, listed
 from quill.words import COLOURS, DAYS, FOODS, HOBBIES, JOBS, MONTHS, PLACES, THINGS
 
 TASK = "extraction"
@@ -68,8 +68,11 @@ _SYSTEMS = (
 
 
 def make(rng: Random) -> Sample:
-    if rng.random() < 0.12:
+    luck = rng.random()
+    if luck < 0.12:
         return _pairs(rng)
+    if luck < 0.16:
+        return _example(rng)
     record, text = rng.choice(_KINDS)(rng)
     names = list(record)
     chosen = rng.sample(names, rng.randint(min(2, len(names)), len(names)))
@@ -102,6 +105,22 @@ def _pairs(rng: Random) -> Sample:
     answer = dump_json(record)
     question = ask(rng, patterns, end="", t=text, wrap=False)
     return single_turn(TASK, f"{TASK}|{question}", question, answer, JsonEquals(answer), rng.choice(_SYSTEMS))
+
+
+def _example(rng: Random) -> Sample:
+    """An object with made-up values; only its keys are asked for."""
+    record = rng.choice(_KINDS)(rng)[0]
+    keys = rng.sample(list(record), rng.randint(1, min(3, len(record))))
+    patterns = (
+        "[give me|write|make|create|show me] [a|an example|an example of a|some] json[| object] with [the keys |]{k}",
+        "[give me|write|make] a json object with [a |]{a}",
+        "json [example|object] with {k}",
+        "example json with {k}",
+    )
+    with_articles = listed([keys[0], *(a_or_an(key) for key in keys[1:])])
+    question = ask(rng, patterns, end=".", k=listed(keys), a=with_articles)
+    answer = dump_json({key: record[key] for key in keys})
+    return single_turn(TASK, f"{TASK}|{question}", question, answer, JsonKeys(frozenset(keys)))
 
 
 def _person(rng: Random) -> Record:
@@ -166,7 +185,8 @@ def _event(rng: Random) -> Record:
 def _contact(rng: Random) -> Record:
     name, city = any_full_name(rng), any_city(rng)
     account = name.split()[0].lower() + rng.choice(("", str(rng.randint(1, 99))))
-    email = f"{account}@{rng.choice(('example', 'mail.example', 'post.example'))}.com"
+    host = rng.choice(("example", "mail.example", "post.example", any_word(rng)))
+    email = f"{account}@{host}.{rng.choice(('com', 'com', 'org', 'net'))}"
     phone = (
         "".join(rng.choice("0123456789") for _ in range(3)) + "-" + "".join(rng.choice("0123456789") for _ in range(4))
     )

@@ -12,7 +12,7 @@ from quill.blocks import read_blocks
 from quill.chat import Message, Sample, single_turn
 from quill.checks import Mentions
 from quill.heldout import normalize
-from quill.phrasing import article, ask, listed
+from quill.phrasing import article, ask, listed, misspelt
 from quill.tasks.tablefacts import make_fact
 from quill.tasks.wordfacts import Fact, plural
 
@@ -148,6 +148,8 @@ def _country_table(relation: str) -> dict[str, str]:
 
 
 def _shown_country(rng: Random, country: str) -> str:
+    if rng.random() < 0.03:
+        return misspelt(rng, country.lower())
     bare = country.removeprefix("the ")
     if bare == "United States":
         return rng.choice((country, "the USA", "the US", bare))

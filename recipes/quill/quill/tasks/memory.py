@@ -69,6 +69,8 @@ _CORRECTIONS = (
     "wait, {told}",
     "correction: {told}",
     "oh, i mean {told}",
+    "{told}",
+    "now {told}",
 )
 _UNKNOWN = "You have not told me that yet."
 

@@ -80,7 +80,8 @@ def _name(rng: Random) -> Sample:
     count = rng.randint(2, min(8, len(pool))) if "{n}" in request else 5
     shown = rng.choice((str(count), NUMBER_WORDS[count]))
     question = ask(rng, request.replace("{x}", noun), end=".", fold=True, n=shown)
-    chosen = rng.sample(pool, count)
+    # In order, so that no item can come twice.
+    chosen = sorted(rng.sample(pool, count), key=pool.index)
     check = Picks(frozenset(pool), count)
     return single_turn("naming", f"naming|{normalize(question)}", question, ", ".join(chosen), check)
 

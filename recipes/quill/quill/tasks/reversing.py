@@ -92,8 +92,8 @@ def _reversed_text(rng: Random, kind: str) -> Sample:
 def _cased(rng: Random, word: str) -> str:
     """Now and then with capitals."""
     luck = rng.random()
-    if luck < 0.75:
+    if luck < 0.65:
         return word
-    if luck < 0.9:
+    if luck < 0.85:
         return word.capitalize()
-    return word.upper() if luck < 0.95 else "".join(rng.choice((letter, letter.upper())) for letter in word)
+    return word.upper() if luck < 0.93 else "".join(rng.choice((letter, letter.upper())) for letter in word)

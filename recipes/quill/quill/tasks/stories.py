@@ -5,7 +5,7 @@ Checked by rules: what was asked for is mentioned, the length is right, the text
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from quill.chat import Sample, single_turn
@@ -15,7 +15,7 @@ from quill.invention import any_name, any_word
 from quill.phrasing import article, ask, expand
 from quill.tasks import verses
 from quill.tasks.wordfacts import plural
-from quill.words import ADJECTIVES, ANIMALS, DREAMS, JOBS, PEOPLE, PLACES, THINGS
+from quill.words import ADJECTIVES, ANIMALS, DREAMS, JOBS, NAMES, PEOPLE, PLACES, THINGS
 
 TASK = "stories"
 
@@ -142,6 +142,8 @@ def _story(rng: Random) -> Sample:
         any_name(rng), _character(rng), rng.choice(THINGS), rng.choice(PLACES), _character(rng), _story_topic(rng)
     )
     wish, asked = _wish(rng, cast)
+    if "{name}" not in wish:
+        cast = replace(cast, name=rng.choice(NAMES))
     pattern = f"{rng.choice(_REQUESTS)} {rng.choice(_ABOUT)} {wish}" if wish else rng.choice(_REQUESTS)
     question = ask(
         rng,

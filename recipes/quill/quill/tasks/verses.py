@@ -98,6 +98,8 @@ def _topic(rng: Random) -> str:
     if rng.random() < 0.3:
         noun = plural(noun)
     luck = rng.random()
+    if luck < 0.08:
+        return f"{noun} and {rng.choice(('', 'the '))}{rng.choice(TOPICS)}"
     if luck < 0.2:
         return f"{rng.choice(ADJECTIVES + COLOURS)} {noun}"
     return f"{rng.choice(TOPICS)} {noun}" if luck < 0.35 else noun
@@ -105,6 +107,8 @@ def _topic(rng: Random) -> str:
 
 def _verse(rng: Random, topic: str, patterns: tuple[str, ...], lines: tuple[str, ...]) -> Sample:
     pattern = rng.choice(patterns)
+    if "{x}" not in pattern:
+        topic = rng.choice(TOPICS)
     shown = rng.choice((topic, topic, f"the {topic}", f"{article(topic)} {topic}", f"my {topic}"))
     question = ask(rng, pattern, end=".", fold=True, x=shown)
     answer = "\n".join(expand(rng, line).format(x=topic) for line in lines)

@@ -47,6 +47,8 @@ _WORD_PROBLEMS: dict[str, tuple[str, ...]] = {
         "{name} reads {b} pages a day. How many pages does {name} read in {a} days",
     ),
     "/": (
+        "there are {a} [students|children|players] in {b} [groups|teams|rows]. How many are in each [group|team|row]",
+        "{a} {thing} for {b} [children|people|friends]: how many [{thing} |]does each [child |person |friend |]get",
         "{name} shares {a} {thing} [equally |]among {b} [friends|children|people]. How many {thing} does each get",
         "{a} {thing} are [packed|put] into {b} [equal |]boxes. How many {thing} are in each box",
         "{b} tickets cost {a} dollars. How much does one ticket cost",
@@ -78,10 +80,8 @@ def _in_words(rng: Random, n: int) -> str:
 
 def worked(a: int, sign: str, b: int) -> tuple[str, int]:
     """The answer as text, with working where it helps, and the result."""
-    if sign == "+":
-        return f"{a} + {b} = {a + b}", a + b
-    if sign == "-":
-        return f"{a} - {b} = {a - b}", a - b
+    if sign in "+-":
+        return _added(a, sign, b)
     if sign == "/":
         rest = f", and {a % b} is left over" if a % b else ""
         return f"{a} ÷ {b} = {a // b}{rest}", a % b or a // b
@@ -95,3 +95,12 @@ def worked(a: int, sign: str, b: int) -> tuple[str, int]:
             sums = " + ".join(str(place * b) for place in places)
             return f"{a} × {b} = {products} = {sums} = {a * b}", a * b
     return f"{a} × {b} = {a * b}", a * b
+
+
+def _added(a: int, sign: str, b: int) -> tuple[str, int]:
+    """Large numbers are added in two parts, so that a carry never has far to go."""
+    result = a + b if sign == "+" else a - b
+    if max(a, b) < 1000 or result < 0:
+        return f"{a} {sign} {b} = {result}", result
+    rest = a % 1000 + b % 1000 if sign == "+" else a % 1000 - b % 1000
+    return f"{a} {sign} {b} = {result - rest} {'-' if rest < 0 else '+'} {abs(rest)} = {result}", result
