@@ -15,18 +15,37 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class AttentionLayer:
+    """What is a layer's own in attention.
+
+    Attributes:
+        number: Among the model's layers.
+        scale: What the products of queries and keys are multiplied with.
+        cap: A bound c of the scores: c · tanh(score / c), before the softmax.
+    """
+
+    number: int
+    scale: float
+    cap: float | None = None
+
+
+@dataclass(frozen=True)
 class KVView:
     """The paged KV cache.
 
     Attributes:
         keys, values: By layer, [blocks, block_size, kv_heads, head_dim]. Block 0 is the dummy: it belongs to nobody.
+            Layers of different groups share tensors: a block belongs to one group at a time.
         groups: By layer, the KV group whose tables it uses.
+        windows: By KV group, how many tokens a token sees, itself included; None: all before it. Table entries that
+            no token sees any more name blocks of others, or nothing.
         block_size: Tokens a block.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     groups: tuple[int, ...]
+    windows: tuple[int | None, ...]
     block_size: int
 
 
@@ -58,7 +77,7 @@ class AttentionBackend(Protocol):
         """Take in a step: whatever its layers share is computed here, once."""
         ...
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         """Store this step's keys and values, then attend, causally within each row.
 
         Args:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.attention.backend import KVView, Rows
+from quire.attention.backend import AttentionLayer, KVView, Rows
 from quire.kernels.table import kernel
 
 Ints = npt.NDArray[np.int64]
@@ -21,7 +21,10 @@ _MINUS_INFINITY = float("-inf")
 
 @dataclass(frozen=True)
 class _Singles:
-    """All rows of one token; `tokens` are their places in the batch, None if they are the whole of it."""
+    """All rows of one token; `tokens` are their places in the batch, None if they are the whole of it.
+
+    `blocks` [rows, n] begin with the first that a row sees, and `length` tokens of them are read.
+    """
 
     tokens: Tensor | None
     blocks: Tensor
@@ -31,7 +34,7 @@ class _Singles:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One longer row, its tokens from `first` to `end` in the batch."""
+    """One longer row, its tokens from `first` to `end` in the batch; `blocks` begin with the first that they see."""
 
     first: int
     end: int
@@ -67,32 +70,35 @@ class CpuAttention:
     def prepare(self, rows: Rows) -> None:
         """See AttentionBackend."""
         lengths = rows.starts.numpy() + rows.counts
-        self._steps = [self._prepare_group(rows, table, lengths) for table in rows.tables]
+        groups = zip(rows.tables, self._kv.windows, strict=True)
+        self._steps = [self._prepare_group(rows, table, lengths, window) for table, window in groups]
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         """See AttentionBackend."""
-        keys, values = self._kv.keys[layer], self._kv.values[layer]
-        step = self._steps[self._kv.groups[layer]]
+        keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
+        step = self._steps[self._kv.groups[layer.number]]
         if step.fresh.numel():
             keys.index_fill_(0, step.fresh, 0)
             values.index_fill_(0, step.fresh, 0)
         self._kv_write(k, v, keys, values, step.places)
         if step.singles is not None:
-            self._run_singles(step.singles, q, keys, values, out)
+            self._run_singles(step.singles, layer, q, keys, values, out)
         for chunk in step.chunks:
             span = slice(chunk.first, chunk.end)
-            self._attend_chunk(q[span], keys, values, chunk.blocks, chunk.mask, out[span])
+            self._attend_chunk(q[span], keys, values, chunk.blocks, chunk.mask, out[span], layer.scale, layer.cap)
 
-    def _run_singles(self, singles: _Singles, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+    def _run_singles(
+        self, singles: _Singles, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
+    ) -> None:
         rest = (keys, values, singles.blocks, singles.length, singles.mask)
         if singles.tokens is None:
-            self._attend_tokens(q, *rest, out)
+            self._attend_tokens(q, *rest, out, layer.scale, layer.cap)
             return
         some = torch.empty((len(singles.tokens), *out.shape[1:]), dtype=out.dtype, device=out.device)
-        self._attend_tokens(q.index_select(0, singles.tokens), *rest, some)
+        self._attend_tokens(q.index_select(0, singles.tokens), *rest, some, layer.scale, layer.cap)
         out.index_copy_(0, singles.tokens, some)
 
-    def _prepare_group(self, rows: Rows, table: Tensor, lengths: npt.NDArray[np.int64]) -> _GroupStep:
+    def _prepare_group(self, rows: Rows, table: Tensor, lengths: Ints, window: int | None) -> _GroupStep:
         size = self._kv.block_size
         slot_of_token = rows.slots.index_select(0, torch.from_numpy(rows.row_of_token))
         block_of_token = table[slot_of_token, rows.positions // size]
@@ -102,15 +108,17 @@ class CpuAttention:
         return _GroupStep(
             places=block_of_token * size + offset,
             fresh=block_of_token[offset == 0],
-            singles=self._singles(rows, table, lengths, single) if len(single) else None,
-            chunks=tuple(self._chunk(rows, table, lengths, row) for row in longer),
+            singles=self._singles(rows, table, lengths, single, window) if len(single) else None,
+            chunks=tuple(self._chunk(rows, table, lengths, row, window) for row in longer),
         )
 
-    def _singles(self, rows: Rows, table: Tensor, lengths: Ints, single: Ints) -> _Singles:
+    def _singles(self, rows: Rows, table: Tensor, lengths: Ints, single: Ints, window: int | None) -> _Singles:
         size, slots, tokens = self._kv.block_size, rows.slots, None
         if len(single) < len(lengths):
             tokens = torch.from_numpy(rows.counts.cumsum()[single] - 1)
             slots, lengths = slots.index_select(0, torch.from_numpy(single)), lengths[single]
+        if window is not None and int(lengths.max()) > window:
+            return self._windowed_singles(tokens, table, slots, lengths, window)
         longest = int(lengths.max())
         width = -(-longest // size)
         blocks = table[slots, :width]
@@ -118,15 +126,38 @@ class CpuAttention:
         if int(lengths.min()) < longest:
             own = torch.from_numpy(lengths).unsqueeze(1)
             blocks = blocks.masked_fill(torch.arange(width) * size >= own, 0)
-            mask = torch.zeros(len(lengths), longest, dtype=self._dtype)
-            mask = mask.masked_fill_(torch.arange(longest) >= own, _MINUS_INFINITY).view(-1, 1, 1, longest)
+            mask = self._mask(torch.arange(longest) >= own)
         return _Singles(tokens, blocks, longest, mask)
 
-    def _chunk(self, rows: Rows, table: Tensor, lengths: Ints, row: int) -> _Chunk:
+    def _windowed_singles(
+        self, tokens: Tensor | None, table: Tensor, slots: Tensor, lengths: Ints, window: int
+    ) -> _Singles:
+        """Rows that see their last `window` tokens, each from the block where these begin."""
+        size = self._kv.block_size
+        first = np.maximum(lengths - window, 0)  # the first position that is seen
+        entry = first // size
+        longest = int((lengths - entry * size).max())
+        entries = torch.from_numpy(entry).unsqueeze(1) + torch.arange(-(-longest // size))  # [rows, n]
+        own, begin = torch.from_numpy(lengths).unsqueeze(1), torch.from_numpy(first).unsqueeze(1)
+        blocks = table[slots.unsqueeze(1), entries.clamp(max=table.shape[1] - 1)].masked_fill_(entries * size >= own, 0)
+        positions = torch.from_numpy(entry).unsqueeze(1) * size + torch.arange(longest)
+        return _Singles(tokens, blocks, longest, self._mask((positions >= own) | (positions < begin)))
+
+    def _chunk(self, rows: Rows, table: Tensor, lengths: Ints, row: int, window: int | None) -> _Chunk:
+        size = self._kv.block_size
         count, length, end = int(rows.counts[row]), int(lengths[row]), int(rows.counts[: row + 1].sum())
-        blocks = table[rows.slots[row], : -(-length // self._kv.block_size)]
+        entry = 0 if window is None else max(0, length - count - window + 1) // size
+        blocks = table[rows.slots[row], entry : -(-length // size)]
         mask = None
-        if count < length:
-            later = torch.ones(count, length, dtype=torch.bool).triu_(length - count + 1)
-            mask = torch.zeros(count, length, dtype=self._dtype).masked_fill_(later, _MINUS_INFINITY)
+        if count < length or (window is not None and window < length):
+            seen = length - entry * size
+            hidden = torch.ones(count, seen, dtype=torch.bool).triu_(seen - count + 1)
+            if window is not None:
+                hidden |= torch.ones(count, seen, dtype=torch.bool).tril_(seen - count - window)
+            mask = torch.zeros(count, seen, dtype=self._dtype).masked_fill_(hidden, _MINUS_INFINITY)
         return _Chunk(end - count, end, blocks, mask)
+
+    def _mask(self, hidden: Tensor) -> Tensor:
+        """[rows, n] bool → [rows, 1, 1, n], what is added to scores."""
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, _MINUS_INFINITY)
+        return mask[:, None, None]

@@ -31,7 +31,7 @@ class Roofline:
         kv_bytes = spec.kv_bytes_per_token(dtype)
         self._kv_read_ms = 1e3 * kv_bytes / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.layers * spec.heads * spec.head_dim / hardware.flops
-        self._swap_ms = 2 * 1e3 * block_size * kv_bytes / hardware.host_bandwidth
+        self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(dtype, block_size) / hardware.host_bandwidth
         self._correction = 1.0
 
     def step_ms(self, tokens: int, context: int) -> float:

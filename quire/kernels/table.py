@@ -11,10 +11,16 @@ from typing import Any
 
 KERNELS: dict[tuple[str, str], str] = {
     ("rms_norm", "cpu"): "quire.kernels.reference.norm:rms_norm",
+    ("layer_norm", "cpu"): "quire.kernels.reference.norm:layer_norm",
     ("rotary", "cpu"): "quire.kernels.reference.rotary:rotary",
     ("silu_and_mul", "cpu"): "quire.kernels.reference.activation:silu_and_mul",
+    ("gelu_and_mul", "cpu"): "quire.kernels.reference.activation:gelu_and_mul",
+    ("gelu", "cpu"): "quire.kernels.reference.activation:gelu",
+    ("soft_cap", "cpu"): "quire.kernels.reference.activation:soft_cap",
     ("pack_linear", "cpu"): "quire.kernels.cpu.linear:pack_linear",
     ("linear", "cpu"): "quire.kernels.cpu.linear:linear",
+    ("route", "cpu"): "quire.kernels.reference.experts:route",
+    ("experts", "cpu"): "quire.kernels.reference.experts:experts",
     ("kv_write", "cpu"): "quire.kernels.reference.paged:kv_write",
     ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",
     ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",

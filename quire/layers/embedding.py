@@ -13,11 +13,12 @@ from quire.weights.checkpoint import Checkpoint, Need
 
 
 class Embedding:
-    """A row of the weight for each token."""
+    """A row of the weight for each token, times `scale` in the weight's dtype."""
 
-    def __init__(self, name: str, vocab_size: int, width: int, place: Place) -> None:
+    def __init__(self, name: str, vocab_size: int, width: int, place: Place, scale: float | None = None) -> None:
         self._need = Need(f"{name}.weight", (vocab_size, width))
         self._place = place
+        self._scale = None if scale is None else torch.tensor(scale, dtype=place.dtype, device=place.device)
         self.weight: Tensor
 
     def needs(self) -> Iterator[Need]:
@@ -31,7 +32,8 @@ class Embedding:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[tokens] int64 → [tokens, width]."""
-        return F.embedding(tokens, self.weight)
+        x = F.embedding(tokens, self.weight)
+        return x if self._scale is None else x.mul_(self._scale)
 
 
 class TiedHead:

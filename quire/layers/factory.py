@@ -8,38 +8,54 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from quire.attention.backend import AttentionLayer
 from quire.layers.attention import Attention, Heads
 from quire.layers.embedding import Embedding, TiedHead
 from quire.layers.layer import Layer, Place
 from quire.layers.linear import Linear
-from quire.layers.mlp import MLP
-from quire.layers.norm import RMSNorm
+from quire.layers.mlp import GATED, MLP, PLAIN
+from quire.layers.moe import ExpertNames, Experts, MixtureOfExperts, Routing
+from quire.layers.norm import RMS, LayerNorm, RMSNorm
 
 L = TypeVar("L", bound=Layer)
 
 
 class LayerFactory:
-    """Builds layers whose weights live at `place`; `layers` lists all that have any, in the order they were built."""
+    """Builds layers whose weights live at `place`; `layers` lists all that have any, in the order they were built.
+
+    A `transposed` projection is stored as [in, out].
+    """
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.layers: list[Layer] = []
 
-    def column(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool) -> Linear:
+    def column(
+        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
+    ) -> Linear:
         """Projections out of the stream, merged: their outputs can be split over devices."""
-        return self._remember(Linear(names, rows, columns, bias, self.place))
+        return self._remember(Linear(names, rows, columns, bias, self.place, transposed))
 
-    def row(self, name: str, rows: int, columns: int, bias: bool) -> Linear:
+    def row(self, name: str, rows: int, columns: int, bias: bool, transposed: bool = False) -> Linear:
         """A projection back into the stream: its input can be split over devices, its output is their sum."""
-        return self._remember(Linear((name,), (rows,), columns, bias, self.place))
+        return self._remember(Linear((name,), (rows,), columns, bias, self.place, transposed))
 
-    def norm(self, name: str, width: int, eps: float) -> RMSNorm:
-        """A root mean square norm."""
-        return self._remember(RMSNorm(name, width, eps, self.place))
+    def norm(self, name: str, width: int, kind: RMS) -> RMSNorm:
+        """A root mean square norm of the stream."""
+        return self._remember(RMSNorm(((name, 0),), width, kind, self.place))
 
-    def embedding(self, name: str, vocab_size: int, width: int) -> Embedding:
-        """Token embeddings."""
-        return self._remember(Embedding(name, vocab_size, width, self.place))
+    def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
+        """Root mean square norms of queries and keys, head by head."""
+        names = ((f"{name}.q_norm", heads.query), (f"{name}.k_norm", heads.kv))
+        return self._remember(RMSNorm(names, heads.width, kind, self.place))
+
+    def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
+        """A layer norm with a bias."""
+        return self._remember(LayerNorm(name, width, eps, self.place))
+
+    def embedding(self, name: str, count: int, width: int, scale: float | None = None) -> Embedding:
+        """Embeddings of tokens or positions."""
+        return self._remember(Embedding(name, count, width, self.place, scale))
 
     def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Linear | TiedHead:
         """The projection to logits; from `embedding`'s weight where one is given."""
@@ -47,18 +63,25 @@ class LayerFactory:
             return TiedHead(embedding)
         return self._remember(Linear((name,), (vocab_size,), width, False, self.place))
 
-    def attention(self, name: str, layer: int, hidden: int, heads: Heads, qkv_bias: bool, out_bias: bool) -> Attention:
-        """Layer number `layer`'s attention with its projections."""
-        q, kv = heads.query * heads.width, heads.kv * heads.width
-        names = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
-        qkv = self.column(names, (q, kv, kv), hidden, qkv_bias)
-        return Attention(layer, heads, qkv, self.row(f"{name}.o_proj", hidden, q, out_bias), self.place)
+    def attention(
+        self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None = None
+    ) -> Attention:
+        """A layer's attention between its projections: queries, keys and values side by side, and back."""
+        return Attention(layer, heads, qkv, out, norm, self.place)
 
-    def mlp(self, name: str, hidden: int, width: int, activation: str, bias: bool) -> MLP:
-        """A gated MLP with its projections."""
-        gate_up = self.column((f"{name}.gate_proj", f"{name}.up_proj"), (width, width), hidden, bias)
-        down = self.row(f"{name}.down_proj", hidden, width, bias)
-        return MLP(gate_up, down, width, activation, self.place)
+    def gated_mlp(self, gate_up: Linear, down: Linear, width: int, activation: str) -> MLP:
+        """An MLP whose first projection gives the gate and, beside it, what it gates."""
+        return MLP(gate_up, down, width, GATED[activation], self.place)
+
+    def plain_mlp(self, up: Linear, down: Linear, width: int, activation: str) -> MLP:
+        """An MLP without a gate."""
+        return MLP(up, down, width, PLAIN[activation], self.place)
+
+    def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
+        """Experts and their router; experts are silu-gated MLPs `width` wide."""
+        router = self._remember(Linear((f"{name}.gate",), (routing.count,), hidden, False, self.place))
+        experts = self._remember(Experts(f"{name}.experts", names, routing.count, hidden, width, self.place))
+        return MixtureOfExperts(router, experts, routing, self.place)
 
     def _remember(self, layer: L) -> L:
         self.layers.append(layer)

@@ -21,14 +21,24 @@ class Linear:
         columns: Input features.
         bias: Whether they have biases.
         place: Where the weights live.
+        transposed: The checkpoint has each weight as [columns, rows].
     """
 
-    def __init__(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, place: Place) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        rows: tuple[int, ...],
+        columns: int,
+        bias: bool,
+        place: Place,
+        transposed: bool = False,
+    ) -> None:
         self._names = names
         self._rows = rows
         self._columns = columns
         self._has_bias = bias
         self._place = place
+        self._transposed = transposed
         self._pack = kernel("pack_linear", place.device.type)
         self._linear = kernel("linear", place.device.type)
         self._weight: Tensor
@@ -37,7 +47,8 @@ class Linear:
     def needs(self) -> Iterator[Need]:
         """See Layer."""
         for name, rows in zip(self._names, self._rows, strict=True):
-            yield Need(f"{name}.weight", (rows, self._columns))
+            shape = (rows, self._columns)
+            yield Need(f"{name}.weight", shape[::-1] if self._transposed else shape)
             if self._has_bias:
                 yield Need(f"{name}.bias", (rows,))
 
@@ -55,5 +66,10 @@ class Linear:
     def _stacked(self, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> Tensor:
         whole = torch.empty(shape, dtype=self._place.dtype, device=self._place.device)
         for name, part in zip(self._names, torch.split(whole, list(self._rows)), strict=True):
-            checkpoint.read(f"{name}.{kind}", part)
+            if self._transposed and part.dim() == 2:
+                stored = torch.empty(part.shape[::-1], dtype=part.dtype, device=part.device)
+                checkpoint.read(f"{name}.{kind}", stored)
+                part.copy_(stored.T)
+            else:
+                checkpoint.read(f"{name}.{kind}", part)
         return whole

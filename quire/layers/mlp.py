@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""Feed-forward layers, with and without a gate."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ from quire.kernels.table import kernel
 from quire.layers.layer import Place
 from quire.layers.linear import Linear
 
-ACTIVATIONS: dict[str, str] = {
+GATED: dict[str, str] = {
     "silu": "silu_and_mul",
+    "gelu_pytorch_tanh": "gelu_and_mul",
 }
 """config.json's `hidden_act` → the op that applies it to the gate and multiplies."""
+PLAIN: dict[str, str] = {
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+}
+"""The same without a gate."""
 
 
 class MLP:
-    """down(act(gate(x)) · up(x))."""
+    """down(act(gate(x)) · up(x)), or down(act(up(x))): `up` is the projection out of the stream, with the gate or not,
+    and `activation` the op between.
+    """
 
-    def __init__(self, gate_up: Linear, down: Linear, width: int, activation: str, place: Place) -> None:
-        self._gate_up = gate_up
+    def __init__(self, up: Linear, down: Linear, width: int, activation: str, place: Place) -> None:
+        self._up = up
         self._down = down
         self._width = width
-        self._activate = kernel(ACTIVATIONS[activation], place.device.type)
+        self._activate = kernel(activation, place.device.type)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         hidden = torch.empty((len(x), self._width), dtype=x.dtype, device=x.device)
-        self._activate(self._gate_up(x), hidden)
+        self._activate(self._up(x), hidden)
         return self._down(hidden)

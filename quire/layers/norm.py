@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,27 +13,86 @@ from quire.layers.layer import Place
 from quire.weights.checkpoint import Checkpoint, Need
 
 
-class RMSNorm:
-    """Root mean square norm, with the residual addition before it."""
+@dataclass(frozen=True)
+class RMS:
+    """A kind of root mean square norm.
 
-    def __init__(self, name: str, width: int, eps: float, place: Place) -> None:
-        self._need = Need(f"{name}.weight", (width,))
-        self._eps = eps
+    Attributes:
+        eps: Added to the mean square.
+        unit_offset: Weights are stored less one, and applied in fp32.
+    """
+
+    eps: float
+    unit_offset: bool = False
+
+
+class RMSNorm:
+    """Root mean square norm, with the residual addition before it.
+
+    Args:
+        names: Of the checkpoint's modules, and how many heads each one's weight is for; one that is for no heads but
+            for the stream stands alone, with 0.
+        width: What is normed.
+        kind: See RMS.
+        place: Where the weights live.
+    """
+
+    def __init__(self, names: tuple[tuple[str, int], ...], width: int, kind: RMS, place: Place) -> None:
+        self._names = names
+        self._width = width
+        self._kind = kind
         self._place = place
         self._rms_norm = kernel("rms_norm", place.device.type)
         self._weight: Tensor
 
     def needs(self) -> Iterator[Need]:
         """See Layer."""
-        yield self._need
+        for name, _ in self._names:
+            yield Need(f"{name}.weight", (self._width,))
 
     def pull(self, checkpoint: Checkpoint) -> None:
         """See Layer."""
-        self._weight = torch.empty(self._need.shape, dtype=self._place.dtype, device=self._place.device)
-        checkpoint.read(self._need.name, self._weight)
+        dtype = torch.float32 if self._kind.unit_offset else self._place.dtype
+        parts = []
+        for name, heads in self._names:
+            weight = torch.empty(self._width, dtype=self._place.dtype, device=self._place.device)
+            checkpoint.read(f"{name}.weight", weight)
+            weight = weight.to(dtype) + 1 if self._kind.unit_offset else weight
+            parts.append(weight.expand(heads, -1) if heads else weight)
+        self._weight = torch.cat(parts)  # [width], or [heads, width]
+
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """The norm of x, after `delta` is added to x in place; both [tokens, width] or [tokens, heads, width]."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self._rms_norm(x, self._weight, self._kind.eps, out, delta)
+        return out
+
+
+class LayerNorm:
+    """Layer norm with a bias, with the residual addition before it."""
+
+    def __init__(self, name: str, width: int, eps: float, place: Place) -> None:
+        self._needs = (Need(f"{name}.weight", (width,)), Need(f"{name}.bias", (width,)))
+        self._eps = eps
+        self._place = place
+        self._layer_norm = kernel("layer_norm", place.device.type)
+        self._weight: Tensor
+        self._bias: Tensor
+
+    def needs(self) -> Iterator[Need]:
+        """See Layer."""
+        yield from self._needs
+
+    def pull(self, checkpoint: Checkpoint) -> None:
+        """See Layer."""
+        self._weight, self._bias = (
+            torch.empty(need.shape, dtype=self._place.dtype, device=self._place.device) for need in self._needs
+        )
+        for need, part in zip(self._needs, (self._weight, self._bias), strict=True):
+            checkpoint.read(need.name, part)
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """The norm of x, after `delta` is added to x in place; both [tokens, width]."""
         out = torch.empty_like(x)
-        self._rms_norm(x, self._weight, self._eps, out, delta)
+        self._layer_norm(x, self._weight, self._bias, self._eps, out, delta)
         return out

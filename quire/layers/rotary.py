@@ -12,20 +12,32 @@ from quire.layers.layer import Place
 
 @dataclass(frozen=True)
 class Angles:
-    """Cosine and sine of each token's position times each frequency, [tokens, head_dim / 2]."""
+    """Cosine and sine of each token's position times each frequency, [tokens, width / 2]; `width` of a head's
+    dimensions turn.
+    """
 
     cos: Tensor
     sin: Tensor
 
 
 class Rotary:
-    """Positions to angles; `frequencies` [head_dim / 2] fp32 say how fast each pair of dimensions turns."""
+    """Positions to angles.
 
-    def __init__(self, frequencies: Tensor, place: Place) -> None:
+    Args:
+        frequencies: [width / 2] fp32, how fast each pair of dimensions turns.
+        scale: What cosine and sine are multiplied with.
+        place: Where the angles are wanted.
+    """
+
+    def __init__(self, frequencies: Tensor, scale: float, place: Place) -> None:
         self._frequencies = frequencies.to(place.device)
+        self._scale = scale
         self._dtype = place.dtype
 
     def __call__(self, positions: Tensor) -> Angles:
         """[tokens] int64 → angles in the model's dtype, taken in fp32."""
         angles = torch.outer(positions.to(torch.float32), self._frequencies)
-        return Angles(angles.cos().to(self._dtype), angles.sin().to(self._dtype))
+        cos, sin = angles.cos(), angles.sin()
+        if self._scale != 1.0:
+            cos, sin = cos * self._scale, sin * self._scale
+        return Angles(cos.to(self._dtype), sin.to(self._dtype))

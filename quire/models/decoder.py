@@ -5,21 +5,31 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
-from quire.layers.attention import Heads
 from quire.layers.factory import LayerFactory
-from quire.layers.rotary import Angles, Rotary
-from quire.models.frequencies import rotary_frequencies
+from quire.layers.mlp import MLP
+from quire.layers.moe import ExpertNames, MixtureOfExperts, Routing
+from quire.layers.norm import RMS
+from quire.layers.rotary import Angles
+from quire.models.projections import build_attention, build_gated_mlp
+from quire.models.rotation import build_rotary
 from quire.models.spec import ModelSpec
+
+EXPERT_NAMES = {
+    "MixtralForCausalLM": ("block_sparse_moe", ExpertNames("w1", "w3", "w2")),
+    "Qwen3MoeForCausalLM": ("mlp", ExpertNames()),
+}
+"""What checkpoints call a layer's experts and each one's projections."""
 
 
 class Decoder:
     """Embedding, blocks, norm and head."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
+        assert spec.rope is not None
         self._embed = build.embedding("model.embed_tokens", spec.vocab_size, spec.hidden)
-        self._rotary = Rotary(rotary_frequencies(spec.rope, spec.head_dim), build.place)
+        self._rotary = build_rotary(spec.rope, spec.head_dim, build.place)
         self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
-        self._norm = build.norm("model.norm", spec.hidden, spec.norm_eps)
+        self._norm = build.norm("model.norm", spec.hidden, RMS(spec.norm_eps))
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
 
@@ -43,14 +53,22 @@ class Block:
     """
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
-        name = f"model.layers.{layer}"
-        heads = Heads(spec.heads, spec.kv_heads, spec.head_dim)
-        self._attention_norm = build.norm(f"{name}.input_layernorm", spec.hidden, spec.norm_eps)
-        self._attention = build.attention(f"{name}.self_attn", layer, spec.hidden, heads, spec.qkv_bias, spec.out_bias)
-        self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, spec.norm_eps)
-        self._mlp = build.mlp(f"{name}.mlp", spec.hidden, spec.intermediate, spec.activation, spec.mlp_bias)
+        name, norm = f"model.layers.{layer}", RMS(spec.norm_eps)
+        self._attention_norm = build.norm(f"{name}.input_layernorm", spec.hidden, norm)
+        self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
+        self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm)
+        self._mlp = _mlp(spec, build, layer, name)
 
     def __call__(self, x: Tensor, delta: Tensor | None, angles: Angles, attention: AttentionBackend) -> Tensor:
         """The stream x [tokens, hidden], changed in place, and the delta still to be added → the next delta."""
         delta = self._attention(self._attention_norm(x, delta), angles, attention)
         return self._mlp(self._mlp_norm(x, delta))
+
+
+def _mlp(spec: ModelSpec, build: LayerFactory, layer: int, name: str) -> MLP | MixtureOfExperts:
+    experts = spec.experts
+    if experts is None or layer not in experts.layers:
+        return build_gated_mlp(spec, build, f"{name}.mlp")
+    module, names = EXPERT_NAMES[spec.architecture]
+    routing = Routing(experts.count, experts.chosen, experts.renormalise)
+    return build.experts(f"{name}.{module}", names, routing, spec.hidden, experts.width)

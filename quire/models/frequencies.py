@@ -7,14 +7,48 @@ import math
 import torch
 from torch import Tensor
 
-from quire.models.spec import Llama3Scaling, RopeSpec
+from quire.models.rope_spec import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    RopeSpec,
+    YarnScaling,
+)
 
 
-def rotary_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """[head_dim / 2] fp32, radians a position: theta^(-2i/d), then scaled."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / rope.theta**exponents
-    return frequencies if rope.scaling is None else _llama3(frequencies, rope.scaling)
+def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor:
+    """[width / 2] fp32, radians a position: theta^(-2i/width), then scaled, in a sequence of `length` tokens."""
+    width, theta = rope.width(head_dim), rope.theta
+    exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
+    frequencies = 1.0 / theta**exponents
+    match rope.scaling:
+        case None:
+            return frequencies
+        case LinearScaling(factor):
+            return frequencies / factor
+        case DynamicScaling():
+            return 1.0 / _grown_theta(rope.scaling, theta, width, length) ** exponents
+        case Llama3Scaling():
+            return _llama3(frequencies, rope.scaling)
+        case YarnScaling():
+            return _yarn(frequencies, rope.scaling, theta, width)
+        case LongScaling():
+            long = length > rope.scaling.original_max_len
+            return frequencies / torch.tensor(rope.scaling.long_factors if long else rope.scaling.short_factors)
+
+
+def angle_scale(rope: RopeSpec) -> float:
+    """What cosines and sines are multiplied with, so that attention scores grow with the context."""
+    return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling | LongScaling) else 1.0
+
+
+def _grown_theta(scaling: DynamicScaling, theta: float, width: int, length: int) -> float:
+    """The base at a length beyond the original one ("NTK-aware scaled RoPE", bloc97 2023, dynamic form)."""
+    length = max(length, scaling.original_max_len)
+    growth: float = scaling.factor * length / scaling.original_max_len - (scaling.factor - 1)
+    grown: float = theta * growth ** (width / (width - 2))
+    return grown
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -23,3 +57,20 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
+
+
+def _yarn(frequencies: Tensor, scaling: YarnScaling, theta: float, width: int) -> Tensor:
+    """A ramp over the dimensions between those that turn `beta_fast` and `beta_slow` times in the original length
+    (Peng et al. 2023, "YaRN", section 3.2).
+    """
+
+    def dimension(turns: float) -> float:
+        return width * math.log(scaling.original_max_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    steps = torch.arange(width // 2, dtype=torch.float32)
+    stretch = ((steps - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+    return stretch * frequencies / scaling.factor + (1.0 - stretch) * frequencies

@@ -8,4 +8,13 @@ from __future__ import annotations
 
 ARCHITECTURES: dict[str, str] = {
     "LlamaForCausalLM": "quire.models.decoder:Decoder",
+    "MistralForCausalLM": "quire.models.decoder:Decoder",
+    "Qwen2ForCausalLM": "quire.models.decoder:Decoder",
+    "Qwen3ForCausalLM": "quire.models.decoder:Decoder",
+    "MixtralForCausalLM": "quire.models.decoder:Decoder",
+    "Qwen3MoeForCausalLM": "quire.models.decoder:Decoder",
+    "Phi3ForCausalLM": "quire.models.decoder:Decoder",
+    "Gemma2ForCausalLM": "quire.models.gemma:Gemma",
+    "Gemma3ForCausalLM": "quire.models.gemma:Gemma",
+    "GPT2LMHeadModel": "quire.models.gpt2:GPT2",
 }

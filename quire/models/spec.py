@@ -6,47 +6,36 @@ processes without a device read it as well; knows nothing about weights, tokeniz
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from quire.errors import CheckpointError
+from quire.models.config_file import ConfigFile
+from quire.models.families import FAMILIES, Family
 from quire.models.registry import ARCHITECTURES
+from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
+from quire.models.windows import KVGroup, kv_groups, read_local, read_window
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element, by the dtype names of config.json."""
-ACTIVATIONS = ("silu",)
-ROPE_TYPES = ("default", "llama3")
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Llama3Scaling:
-    """Llama 3.1's stretch of the low rotary frequencies (`rope_type` llama3)."""
+class ExpertsSpec:
+    """Experts in place of the MLP (mixture of experts).
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_len: int
+    Attributes:
+        count: Experts a layer.
+        chosen: How many each token goes to.
+        width: Of one expert.
+        renormalise: Whether the weights of the chosen ones are scaled to the sum 1.
+        layers: Which layers have experts; the others have the usual MLP.
+    """
 
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding: frequencies theta^(-2i/d), then scaled."""
-
-    theta: float = 10000.0
-    scaling: Llama3Scaling | None = None
-
-
-@dataclass(frozen=True)
-class KVGroup:
-    """Layers that share one block table."""
-
-    layers: tuple[int, ...]
-    window: int | None = None
-    """Tokens that a token sees, itself included; None: all before it."""
+    count: int
+    chosen: int
+    width: int
+    renormalise: bool
+    layers: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -55,14 +44,22 @@ class ModelSpec:
 
     Attributes:
         architecture: A key of ARCHITECTURES.
+        family: What the architecture fixes.
         head_dim: Width of one head; `heads * head_dim` may differ from `hidden`.
         qkv_bias, out_bias, mlp_bias: Which projections have a bias.
         dtype: Name of the checkpoint's dtype, as config.json says it.
         max_model_len: Longest sequence that the model was made for, in tokens.
         eos_ids: End-of-sequence tokens of config.json (generation_config.json may name others).
+        rope, local_rope: Of all layers; of those with a window, where theirs differs. None: no such thing.
+        local: By layer: whether it is one of those that have the window.
+        window: Of those layers; see KVGroup.
+        scales: By layer, what the products of queries and keys are multiplied with.
+        attention_cap, logit_cap: Bounds c of attention scores and logits: c · tanh(x / c).
+        experts: None: there are none.
     """
 
     architecture: str
+    family: Family
     vocab_size: int
     hidden: int
     intermediate: int
@@ -80,16 +77,37 @@ class ModelSpec:
     max_model_len: int
     bos_id: int | None
     eos_ids: tuple[int, ...]
-    rope: RopeSpec
+    rope: RopeSpec | None
+    local_rope: RopeSpec | None
+    local: tuple[bool, ...]
+    window: int | None
+    scales: tuple[float, ...]
+    attention_cap: float | None
+    logit_cap: float | None
+    experts: ExpertsSpec | None
 
     @property
     def num_parameters(self) -> int:
         """Number of weights; a tied embedding counts once."""
         q, kv, h = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
         attention = h * (q + 2 * kv) + q * h + self.qkv_bias * (q + 2 * kv) + self.out_bias * h
-        mlp = 3 * h * self.intermediate + self.mlp_bias * (2 * self.intermediate + h)
+        attention += self.family.qk_norm * 2 * self.head_dim
+        norm = h * (2 if self.family.biases else 1)
+        with_experts = len(self.experts.layers) if self.experts else 0
+        mlps = (self.layers - with_experts) * self._mlp_parameters + with_experts * self._expert_parameters
         embeddings = self.vocab_size * h * (1 if self.tie_embeddings else 2)
-        return self.layers * (attention + mlp + 2 * h) + embeddings + h
+        embeddings += 0 if self.family.rotary else self.max_model_len * h
+        return self.layers * (attention + self.family.norms * norm) + mlps + embeddings + norm
+
+    @property
+    def _mlp_parameters(self) -> int:
+        width, h = self.intermediate, self.hidden
+        ways_up = 2 if self.family.gated else 1
+        return (ways_up + 1) * h * width + self.mlp_bias * (ways_up * width + h)
+
+    @property
+    def _expert_parameters(self) -> int:
+        return self.hidden * self.experts.count * (1 + 3 * self.experts.width) if self.experts else 0
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all weights held in `dtype`."""
@@ -97,11 +115,18 @@ class ModelSpec:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values that one token takes over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+        return self.layers * self._layer_kv_bytes(dtype)
+
+    def kv_block_bytes(self, dtype: str, block_size: int) -> int:
+        """Bytes of one block: keys and values of `block_size` tokens over the layers of one group."""
+        return block_size * max(len(group.layers) for group in self.kv_groups()) * self._layer_kv_bytes(dtype)
+
+    def _layer_kv_bytes(self, dtype: str) -> int:
+        return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """The layers by block table."""
-        return (KVGroup(tuple(range(self.layers))),)
+        return kv_groups([self.window if local else None for local in self.local])
 
 
 def read_spec(directory: Path | str) -> ModelSpec:
@@ -110,93 +135,53 @@ def read_spec(directory: Path | str) -> ModelSpec:
     Raises:
         CheckpointError: The file is missing or broken, or asks for something that is not served; it names what.
     """
-    fields = _Fields(Path(directory) / "config.json")
+    fields = ConfigFile(Path(directory) / "config.json")
     architecture = _architecture(fields)
-    _refuse_what_changes_the_arithmetic(fields)
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    attention_bias = fields.flag("attention_bias")
+    family = FAMILIES[architecture]
+    fields.adopt(family.names, family.defaults)
+    _refuse_what_changes_the_arithmetic(fields, family)
+    hidden, heads, layers = map(fields.count, ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    head_dim = fields.count("head_dim", max(1, hidden // heads))
+    attention_bias = fields.flag("attention_bias") or family.biases
+    rope = read_rope(fields, family, head_dim) if family.rotary else None
+    max_len = fields.count("max_position_embeddings", 2048)
     spec = ModelSpec(
         architecture=architecture,
+        family=family,
         vocab_size=fields.count("vocab_size"),
         hidden=hidden,
-        intermediate=fields.count("intermediate_size"),
-        layers=fields.count("num_hidden_layers"),
+        intermediate=fields.count("intermediate_size", None if family.gated else 4 * hidden),
+        layers=layers,
         heads=heads,
         kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=fields.count("head_dim", max(1, hidden // heads)),
-        activation=fields.choice("hidden_act", ACTIVATIONS, "silu"),
+        head_dim=head_dim,
+        activation=fields.choice("hidden_act", family.activations, "silu"),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        qkv_bias=attention_bias,
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
         out_bias=attention_bias,
-        mlp_bias=fields.flag("mlp_bias"),
+        mlp_bias=fields.flag("mlp_bias") or family.biases,
         tie_embeddings=fields.flag("tie_word_embeddings"),
-        dtype=_dtype(fields),
-        max_model_len=fields.count("max_position_embeddings", 2048),
+        dtype=fields.dtype(tuple(DTYPE_BYTES)),
+        max_model_len=rope.max_len(max_len) if rope else max_len,
         bos_id=next(iter(fields.token_ids("bos_token_id")), None),
         eos_ids=fields.token_ids("eos_token_id"),
-        rope=_rope(fields),
+        rope=rope,
+        local_rope=read_local_rope(fields, family, head_dim),
+        local=read_local(fields, family, layers),
+        window=read_window(fields),
+        scales=_scales(fields, layers, head_dim),
+        attention_cap=fields.optional_number("attn_logit_softcapping"),
+        logit_cap=fields.optional_number("final_logit_softcapping"),
+        experts=_experts(fields, family, layers),
     )
     if spec.heads % spec.kv_heads:
         raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({spec.heads})")
-    if spec.head_dim % 2:
+    if rope and rope.width(head_dim) % 2:
         raise fields.wrong("head_dim", "must be even")
     return spec
 
 
-class _Fields:
-    """The keys of one config.json, checked as they are read."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{file.parent} has no config.json: give --model a directory in Hugging Face layout, or a hub id."
-            ) from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{file} cannot be read as JSON ({error}): download it again.") from None
-        if not isinstance(values, dict):
-            raise CheckpointError(f"{file} holds no JSON object: download it again.")
-        self.values: dict[str, Any] = values
-
-    def wrong(self, key: str, reason: str) -> CheckpointError:
-        return CheckpointError(f"{self.file}: '{key}' is {self.values.get(key)!r}, it {reason}.", param=key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self.values.get(key)
-        return default if value is None else value
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise self.wrong(key, "must be a positive integer")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        return _positive(self, key, self.get(key, default))
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key, False)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "must be true or false")
-        return value
-
-    def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
-        value = self.get(key, default)
-        if value not in choices:
-            raise self.wrong(key, f"is not supported: served are {', '.join(choices)}")
-        return str(value)
-
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        value = self.get(key, [])
-        ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise self.wrong(key, "must be a token id or a list of them")
-        return tuple(ids)
-
-
-def _architecture(fields: _Fields) -> str:
+def _architecture(fields: ConfigFile) -> str:
     names = fields.get("architectures", [])
     for name in names if isinstance(names, list) else []:
         if name in ARCHITECTURES:
@@ -204,55 +189,49 @@ def _architecture(fields: _Fields) -> str:
     raise fields.wrong("architectures", f"is not supported: served are {', '.join(ARCHITECTURES)}")
 
 
-def _refuse_what_changes_the_arithmetic(fields: _Fields) -> None:
-    """Keys that a Llama config may carry and that this engine would have to compute with, unless at these values."""
+_ONLY: dict[str, tuple[object, ...]] = {
+    "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
+}
+"""Keys that are served with these values alone, or with none."""
+
+
+def _refuse_what_changes_the_arithmetic(fields: ConfigFile, family: Family) -> None:
+    """Keys that a config may carry and that this engine would have to compute with, unless at these values."""
     if fields.get("quantization_config"):
-        method = fields.values["quantization_config"]
+        method = fields.get("quantization_config")
         name = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise CheckpointError(
-            f"{fields.file}: 'quantization_config' (method {name}) is not supported yet: use the model's bf16 or fp32 "
-            "checkpoint.",
-            param="quantization_config",
+        raise fields.refused(
+            "quantization_config",
+            f"'quantization_config' (method {name}) is not supported yet: use the model's bf16 or fp32 checkpoint.",
         )
-    if fields.get("sliding_window") and fields.get("use_sliding_window", True):
-        raise fields.wrong("sliding_window", "is not supported yet: only full attention is served")
-    kinds = fields.get("layer_types", [])
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise fields.wrong("layer_types", "is not supported yet: only full_attention layers are served")
-    if fields.get("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.wrong("partial_rotary_factor", "is not supported yet: only 1.0 is served")
+    if family.local_rope and fields.get("attn_logit_softcapping") is not None:
+        raise fields.wrong("attn_logit_softcapping", "is not supported by this architecture")
+    for key, values in _ONLY.items():
+        if fields.get(key) is not None and fields.get(key) not in values:
+            raise fields.wrong(key, "is not supported")
 
 
-def _dtype(fields: _Fields) -> str:
-    key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-    if isinstance(fields.get(key), str):
-        fields.values[key] = fields.values[key].removeprefix("torch.")
-    return fields.choice(key, tuple(DTYPE_BYTES), "float32")
+def _scales(fields: ConfigFile, layers: int, head_dim: int) -> tuple[float, ...]:
+    width = fields.number("query_pre_attn_scalar", head_dim)
+    scale = width**-0.5 if fields.flag("scale_attn_weights", True) else 1.0
+    by_layer = fields.flag("scale_attn_by_inverse_layer_idx")
+    return tuple(scale / (layer + 1) if by_layer else scale for layer in range(layers))
 
 
-def _rope(fields: _Fields) -> RopeSpec:
-    """`rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4, whose older files say `type`)."""
-    key = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
-    values = fields.get(key, {})
-    if not isinstance(values, dict):
-        raise fields.wrong(key, "must be an object")
-    theta = _positive(fields, "rope_theta", values.get("rope_theta", fields.get("rope_theta", 10000.0)))
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise fields.wrong(key, f"has type {kind!r}, which is not supported yet: served are {', '.join(ROPE_TYPES)}")
-    if values.get("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.wrong(key, "has a partial_rotary_factor, which is not supported yet")
-    if kind == "default":
-        return RopeSpec(theta)
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    factor, low, high, length = (_positive(fields, key, values.get(name, _ABSENT), name) for name in names)
-    if high <= low:
-        raise fields.wrong(key, "must have high_freq_factor above low_freq_factor")
-    return RopeSpec(theta, Llama3Scaling(factor, low, high, int(length)))
-
-
-def _positive(fields: _Fields, key: str, value: Any, inner: str | None = None) -> float:
-    """`value`, of `key` or of its entry `inner`, as a positive finite float."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise fields.wrong(key, f"must have a positive number as {inner}" if inner else "must be a positive number")
-    return float(value)
+def _experts(fields: ConfigFile, family: Family, layers: int) -> ExpertsSpec | None:
+    if not family.experts:
+        return None
+    key = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
+    chosen, step = fields.count("num_experts_per_tok"), fields.count("decoder_sparse_step", 1)
+    dense = fields.layer_numbers("mlp_only_layers", layers)
+    spec = ExpertsSpec(
+        count=fields.count(key),
+        chosen=chosen,
+        width=fields.count("moe_intermediate_size", fields.count("intermediate_size")),
+        renormalise=fields.flag("norm_topk_prob"),
+        layers=frozenset(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0),
+    )
+    if chosen > spec.count:
+        raise fields.wrong("num_experts_per_tok", f"must be at most {key} ({spec.count})")
+    return spec

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 """Stored dtypes that are converted on load."""
 _SHOWN = 8
-_HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|^lm_head\.weight$")
-"""Tensors that old or tied checkpoints carry and no model reads."""
+_BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
+"""By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
+_HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$")
+"""Tensors that old or tied checkpoints carry and no model reads: frequencies, causal masks, a second head."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,11 @@ class Checkpoint(Protocol):
 
 
 class WithoutPrefix:
-    """A checkpoint of the bare decoder, saved without the `model.` in front of its names."""
+    """A checkpoint of the bare decoder, saved without the prefix (`model.`) in front of its names."""
 
-    PREFIX = "model."
-
-    def __init__(self, inner: Checkpoint) -> None:
+    def __init__(self, inner: Checkpoint, prefix: str) -> None:
         self._inner = inner
+        self._prefix = prefix
 
     def contents(self) -> dict[str, Stored]:
         """The inner contents, with the prefix."""
@@ -72,22 +73,74 @@ class WithoutPrefix:
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
         """Read from the inner checkpoint."""
-        self._inner.read(name.removeprefix(self.PREFIX), out, start)
+        self._inner.read(name.removeprefix(self._prefix), out, start)
 
     def close(self) -> None:
         """Close the inner checkpoint."""
         self._inner.close()
 
     def _outer_name(self, name: str) -> str:
-        return name if name.startswith("lm_head.") else self.PREFIX + name
+        return name if name.startswith("lm_head.") else self._prefix + name
+
+
+class StackedExperts:
+    """A checkpoint whose experts are stacked as transformers 5 holds them, under the names of single experts.
+
+    `….experts.gate_up_proj` [experts, 2 · width, hidden] and `….experts.down_proj` [experts, hidden, width] are seen
+    as `….experts.{number}.gate_proj.weight` and so on.
+    """
+
+    _STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj$")
+    _SINGLE = re.compile(r"^(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.weight$")
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self._inner = inner
+
+    @classmethod
+    def are_in(cls, names: Iterable[str]) -> bool:
+        """Whether a checkpoint with these names has any."""
+        return any(cls._STACKED.match(name) for name in names)
+
+    def contents(self) -> dict[str, Stored]:
+        """The inner contents, with every expert on its own."""
+        contents: dict[str, Stored] = {}
+        for name, stored in self._inner.contents().items():
+            stacked = self._STACKED.match(name)
+            if stacked is None or len(stored.shape) != 3:
+                contents[name] = stored
+                continue
+            count, rows, columns = stored.shape
+            parts = ("gate", "up") if stacked[2] == "gate_up" else ("down",)
+            for number in range(count):
+                for part in parts:
+                    single = f"{stacked[1]}{number}.{part}_proj.weight"
+                    contents[single] = Stored((rows // len(parts), columns), stored.dtype)
+        return contents
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Read a single expert's part of the stack."""
+        single = self._SINGLE.match(name)
+        if single is None:
+            self._inner.read(name, out, start)
+            return
+        stack = f"{single[1]}{'down' if single[3] == 'down' else 'gate_up'}_proj"
+        row, column = start or (0, 0)
+        if single[3] == "up":
+            row += self._inner.contents()[stack].shape[1] // 2
+        self._inner.read(stack, out.unsqueeze(0), (int(single[2]), row, column))
+
+    def close(self) -> None:
+        """Close the inner checkpoint."""
+        self._inner.close()
 
 
 def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint under the names that models use, whichever of the published customs its files follow."""
     names = checkpoint.contents()
-    if "embed_tokens.weight" in names and "model.embed_tokens.weight" not in names:
-        return WithoutPrefix(checkpoint)
-    return checkpoint
+    for bare, prefix in _BARE.items():
+        if bare in names and prefix + bare not in names:
+            checkpoint = WithoutPrefix(checkpoint, prefix)
+    return StackedExperts(checkpoint) if StackedExperts.are_in(names) else checkpoint
 
 
 def check(checkpoint: Checkpoint, needs: Iterable[Need], architecture: str) -> None:

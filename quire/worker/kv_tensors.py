@@ -27,7 +27,7 @@ def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
             raise MemoryBudgetError("The KV cache needs at least one block: raise --num-gpu-blocks-override.")
         return cache.num_gpu_blocks_override
     assert cache.kv_cache_memory_bytes is not None, "the size of the KV cache has not been chosen"
-    block_bytes = cache.block_size * spec.kv_bytes_per_token(dtype)
+    block_bytes = spec.kv_block_bytes(dtype, cache.block_size)
     blocks = cache.kv_cache_memory_bytes // block_bytes
     if blocks < 1:
         raise MemoryBudgetError(
@@ -38,7 +38,7 @@ def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
 
 def number_of_host_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
     """Blocks that fit into --swap-space."""
-    return int(cache.swap_space * _GIB / (cache.block_size * spec.kv_bytes_per_token(dtype)))
+    return int(cache.swap_space * _GIB / spec.kv_block_bytes(dtype, cache.block_size))
 
 
 def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KVView:
@@ -47,18 +47,23 @@ def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtyp
     Raises:
         MemoryBudgetError: There is not that much memory.
     """
+    groups = spec.kv_groups()
+    storages = max(len(group.layers) for group in groups)
     kv = _allocate(
-        (spec.layers, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim),
+        (storages, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim),
         dtype,
         device,
         f"The KV cache of {blocks} blocks",
         "lower --kv-cache-memory-bytes or --num-gpu-blocks-override",
     )
-    groups = {layer: number for number, group in enumerate(spec.kv_groups()) for layer in group.layers}
+    keys, values = list(kv[:, 0]), list(kv[:, 1])
+    place = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+    places = [place[layer] for layer in range(spec.layers)]
     return KVView(
-        keys=tuple(kv[layer, 0] for layer in range(spec.layers)),
-        values=tuple(kv[layer, 1] for layer in range(spec.layers)),
-        groups=tuple(groups[layer] for layer in range(spec.layers)),
+        keys=tuple(keys[i] for _, i in places),
+        values=tuple(values[i] for _, i in places),
+        groups=tuple(number for number, _ in places),
+        windows=tuple(group.window for group in groups),
         block_size=block_size,
     )
 
@@ -69,7 +74,7 @@ def block_transfer(kv: KVView, host_blocks: int) -> BlockTransfer:
     Raises:
         MemoryBudgetError: There is not that much host memory.
     """
-    storage = [*kv.keys, *kv.values]
+    storage = list(dict.fromkeys((*kv.keys, *kv.values)))  # layers of different groups share theirs
     shape, dtype = (len(storage), host_blocks, *storage[0].shape[1:]), storage[0].dtype
     host = _allocate(shape, dtype, torch.device("cpu"), f"A swap space of {host_blocks} blocks", "lower --swap-space")
     return BlockTransfer(storage, list(host))

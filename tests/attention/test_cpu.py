@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.backend import KVView, Rows
+from quire.attention.backend import AttentionLayer, KVView, Rows
 from quire.attention.cpu import CpuAttention
 from tests.kernels.test_reference import attention
 
@@ -23,7 +23,9 @@ class Scene:
         shape = (len(groups), 1 + 40 * sequences, block_size, KV_HEADS, D)
         self.kv = torch.full((2, *shape), float("nan"))  # what earlier owners may have left
         self.kv[:, :, 0] = 0
-        self.backend = CpuAttention(KVView(tuple(self.kv[0]), tuple(self.kv[1]), groups, block_size))
+        self.backend = CpuAttention(
+            KVView(tuple(self.kv[0]), tuple(self.kv[1]), groups, (None,) * (max(groups) + 1), block_size)
+        )
         blocks = torch.randperm(40 * sequences, generator=self.generator) + 1
         self.tables = tuple(blocks.roll(g).view(sequences, 40) for g in range(max(groups) + 1))
         self.keys = [[torch.empty(0, KV_HEADS, D)] * len(groups) for _ in range(sequences)]
@@ -44,7 +46,7 @@ class Scene:
         for layer in range(len(self.groups)):
             q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
             out = torch.empty(len(rows), HEADS, D)
-            self.backend.run(layer, q, k, v, out)
+            self.backend.run(AttentionLayer(layer, D**-0.5), q, k, v, out)
             for row, sequence in enumerate(moves):
                 own = torch.from_numpy(rows == row)
                 self.keys[sequence][layer] = torch.cat((self.keys[sequence][layer], k[own]))

@@ -102,7 +102,7 @@ def test_attend_tokens(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
     for row, length in enumerate(lengths):
         mask[row, ..., length:] = -float("inf")
     out = torch.empty(3, heads, 16, dtype=dtype)
-    attend_tokens(q, keys, values, blocks, 21, mask, out)
+    attend_tokens(q, keys, values, blocks, 21, mask, out, 0.25)
     for row, length in enumerate(lengths):
         k, v = (x[blocks[row]].flatten(0, 1)[:length] for x in (keys, values))
         near(out[row : row + 1], attention(q[row : row + 1], k, v))
@@ -118,6 +118,6 @@ def test_attend_chunk(dtype: torch.dtype, n: int, length: int) -> None:
         mask = torch.zeros(n, length, dtype=dtype)
         mask.masked_fill_(torch.ones(n, length, dtype=torch.bool).triu(length - n + 1), -float("inf"))
     out = torch.empty(n, 6, 16, dtype=dtype)
-    attend_chunk(q, keys, values, blocks, mask, out)
+    attend_chunk(q, keys, values, blocks, mask, out, 0.25)
     k, v = (x[blocks].flatten(0, 1)[:length] for x in (keys, values))
     near(out, attention(q, k, v))

@@ -9,11 +9,14 @@ from quire.clock import SystemClock
 from quire.layers.attention import Heads
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.moe import ExpertNames, Routing
+from quire.layers.norm import RMS
 from quire.layers.rotary import Rotary
 from quire.weights.checkpoint import Need
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 
+WEIGHTS = (("w1", (12, 8)), ("w3", (12, 8)), ("w2", (8, 12)))
 PLACE = Place(torch.device("cpu"), torch.float32)
 
 
@@ -42,9 +45,12 @@ def test_merged_projections_are_the_separate_ones_side_by_side() -> None:
 def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
     factory = LayerFactory(PLACE)
     embedding = factory.embedding("embed", 10, 8)
-    factory.attention("attn", 0, 8, Heads(4, 2, 6), True, False)
-    factory.mlp("mlp", 8, 12, "silu", False)
-    factory.norm("norm", 8, 1e-6)
+    factory.column(("attn.q_proj", "attn.k_proj"), (24, 12), 8, True)
+    factory.row("attn.o_proj", 8, 24, False, transposed=True)
+    factory.norm("norm", 8, RMS(1e-6))
+    factory.head_norm("attn", Heads(4, 2, 6), RMS(1e-6))
+    factory.layer_norm("ln", 8, 1e-6)
+    factory.experts("moe", ExpertNames("w1", "w3", "w2"), Routing(2, 1, True), 8, 12)
     factory.head("head", embedding, 10, 8)
     factory.head("lm_head", None, 10, 8)
     assert needs_of(factory.layers) == [
@@ -53,16 +59,36 @@ def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
         Need("attn.q_proj.bias", (24,)),
         Need("attn.k_proj.weight", (12, 8)),
         Need("attn.k_proj.bias", (12,)),
-        Need("attn.v_proj.weight", (12, 8)),
-        Need("attn.v_proj.bias", (12,)),
-        Need("attn.o_proj.weight", (8, 24)),
-        Need("mlp.gate_proj.weight", (12, 8)),
-        Need("mlp.up_proj.weight", (12, 8)),
-        Need("mlp.down_proj.weight", (8, 12)),
+        Need("attn.o_proj.weight", (24, 8)),
         Need("norm.weight", (8,)),
+        Need("attn.q_norm.weight", (6,)),
+        Need("attn.k_norm.weight", (6,)),
+        Need("ln.weight", (8,)),
+        Need("ln.bias", (8,)),
+        Need("moe.gate.weight", (2, 8)),
+        *(Need(f"moe.experts.{i}.{n}.weight", s) for i in (0, 1) for n, s in WEIGHTS),
         Need("lm_head.weight", (10, 8)),
     ]
     assert not hasattr(embedding, "weight")
+
+
+@torch.inference_mode()
+def test_a_transposed_weight_is_turned_round() -> None:
+    factory = LayerFactory(PLACE)
+    layer = factory.row("c_proj", 6, 4, False, transposed=True)
+    checkpoint, x = load(factory), torch.randn(3, 4)
+    torch.testing.assert_close(layer(x), x @ read(checkpoint, "c_proj.weight"), rtol=1e-5, atol=1e-9)
+
+
+@torch.inference_mode()
+def test_norms_of_heads_each_have_their_weight() -> None:
+    factory = LayerFactory(PLACE)
+    norm = factory.head_norm("attn", Heads(2, 1, 6), RMS(1e-6, unit_offset=True))
+    checkpoint = load(factory)
+    x = torch.randn(5, 3, 6)
+    scaled = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    q, k = (1 + read(checkpoint, f"attn.{n}_norm.weight") for n in "qk")
+    torch.testing.assert_close(norm(x), torch.cat((scaled[:, :2] * q, scaled[:, 2:] * k), 1))
 
 
 @torch.inference_mode()
@@ -78,7 +104,7 @@ def test_tied_head_and_embedding_share_their_weight() -> None:
 
 def test_angles_are_taken_in_fp32_and_given_in_the_models_dtype() -> None:
     frequencies = torch.tensor([1.0, 1e-3])
-    angles = Rotary(frequencies, Place(torch.device("cpu"), torch.bfloat16))(torch.tensor([0, 100_003]))
+    angles = Rotary(frequencies, 1.0, Place(torch.device("cpu"), torch.bfloat16))(torch.tensor([0, 100_003]))
     exact = torch.tensor([0.0, 100_003.0]).unsqueeze(1) * frequencies
     assert torch.equal(angles.cos, exact.cos().bfloat16())
     assert torch.equal(angles.sin, exact.sin().bfloat16())

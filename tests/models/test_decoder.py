@@ -16,7 +16,8 @@ from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
 from quire.models.frequencies import rotary_frequencies
 from quire.models.model import build_model
-from quire.models.spec import Llama3Scaling, RopeSpec, read_spec
+from quire.models.rope_spec import Llama3Scaling, RopeSpec
+from quire.models.spec import read_spec
 from quire.weights.checkpoint import check
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
@@ -48,7 +49,7 @@ def test_logits_equal_transformers(flags: dict[str, Any], tmp_path: Path) -> Non
 
     shape = (spec.layers, 11, 16, spec.kv_heads, spec.head_dim)
     keys, values = torch.zeros(shape), torch.zeros(shape)
-    backend = CpuAttention(KVView(tuple(keys), tuple(values), (0,) * spec.layers, 16))
+    backend = CpuAttention(KVView(tuple(keys), tuple(values), (0,) * spec.layers, (None,), 16))
     positions = torch.arange(length)
     backend.prepare(
         Rows(

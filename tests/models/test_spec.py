@@ -12,7 +12,9 @@ import pytest
 
 from quire.errors import CheckpointError
 from quire.models.registry import ARCHITECTURES
-from quire.models.spec import KVGroup, Llama3Scaling, RopeSpec, read_spec
+from quire.models.rope_spec import Llama3Scaling, RopeSpec
+from quire.models.spec import read_spec
+from quire.models.windows import KVGroup
 from tests.checkpoints import LLAMA3_ROPE, make_llama
 
 MINIMAL: dict[str, Any] = {
@@ -91,10 +93,12 @@ def test_old_spellings(tmp_path: Path) -> None:
         ({"hidden_act": "relu"}, "'hidden_act'.*relu.*silu"),
         ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config'.*awq.*bf16"),
         ({"quantization_config": "x"}, "'quantization_config'.*x"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'rope_scaling'.*'linear'.*default, llama3"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "'rope_parameters'.*'yarn'"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope'"),
+        ({"rope_scaling": {"type": "mrope", "factor": 2.0}}, "'rope_scaling'.*'mrope'.*default, linear"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "'rope_scaling'.*factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "'rope_scaling'.*factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": 1}}, "'rope_parameters'.*truncate"),
+        ({"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0] * 4}}, "4 numbers as short_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "'rope_parameters'.*differs by layer"),
         ({"rope_parameters": {"rope_type": ["x"]}}, "'rope_parameters'"),
         ({"rope_parameters": 3}, "'rope_parameters'.*object"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor"),

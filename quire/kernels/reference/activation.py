@@ -1,4 +1,4 @@
-"""The gated activation of the MLP."""
+"""The activations of MLPs, and the bound of logits."""
 
 from __future__ import annotations
 
@@ -16,3 +16,19 @@ def silu_and_mul(x: Tensor, out: Tensor) -> None:
     """
     gate, up = x.chunk(2, dim=-1)
     torch.mul(F.silu(gate), up, out=out)
+
+
+def gelu_and_mul(x: Tensor, out: Tensor) -> None:
+    """out = gelu(gate) · up, the gelu in its tanh form (Shazeer 2020, GEGLU). Arguments as those of silu_and_mul."""
+    gate, up = x.chunk(2, dim=-1)
+    torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
+
+
+def gelu(x: Tensor, out: Tensor) -> None:
+    """out = gelu(x) in its tanh form (Hendrycks & Gimpel 2016); both [tokens, width] of one dtype."""
+    out.copy_(F.gelu(x, approximate="tanh"))
+
+
+def soft_cap(x: Tensor, cap: float) -> None:
+    """x = cap · tanh(x / cap), in place (Gemma 2, section 2)."""
+    x.div_(cap).tanh_().mul_(cap)

@@ -5,8 +5,11 @@ Keys and values are [blocks, block_size, kv_heads, d]. Query heads come in `head
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from quire.kernels.reference.activation import soft_cap
 
 
 def kv_write(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> None:
@@ -22,7 +25,15 @@ def kv_write(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Tensor)
 
 
 def attend_tokens(
-    q: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, length: int, mask: Tensor | None, out: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    length: int,
+    mask: Tensor | None,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
 ) -> None:
     """One query token a row, each over its own blocks, all rows at once, padded to the longest.
 
@@ -30,28 +41,45 @@ def attend_tokens(
 
     Args:
         q: [rows, heads, d].
-        blocks: [rows, n] int64, block ids of each row; n · block_size ≥ length.
-        length: The longest row's.
-        mask: [rows, 1, 1, length], added to the scores (-inf beyond a row's own length), or None if all are equal.
+        blocks: [rows, n] int64, block ids of each row from the first that it sees; n · block_size ≥ length.
+        length: Tokens of the longest row in its blocks.
+        mask: [rows, 1, 1, length], added to the scores (-inf for what a row does not see), or None if all see all.
         out: [rows, heads, d].
+        scale: Of the products.
+        cap: A bound c of the scores, c · tanh(score / c), if there is one.
     """
     rows, heads, d = q.shape
     kv_heads = keys.shape[2]
     k = keys.index_select(0, blocks.flatten()).view(rows, -1, kv_heads, d)[:, :length]
     v = values.index_select(0, blocks.flatten()).view(rows, -1, kv_heads, d)[:, :length]
     grouped = q.reshape(rows, kv_heads, heads // kv_heads, d)
-    o = F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    if cap is None:
+        o = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+    else:
+        o = _capped_attention(grouped, k, v, mask, scale, cap)
     out.copy_(o.reshape(rows, heads, d))
 
 
-def attend_chunk(q: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, mask: Tensor | None, out: Tensor) -> None:
+def attend_chunk(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    blocks: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
     """Several query tokens of one row over everything before them and themselves.
 
     Args:
         q: [n, heads, d]: the row's last n positions.
-        blocks: [m] int64, the row's block ids in order.
-        mask: [n, length], added to the scores: -inf where a key comes after its query; None if n is the whole length.
+        blocks: [m] int64, the row's block ids in order, from the first that is seen.
+        mask: [n, length], added to the scores: -inf where a query does not see a key; None if n is the whole length,
+            and a token sees all before it.
         out: [n, heads, d].
+        scale, cap: See attend_tokens.
     """
     n, heads, d = q.shape
     kv_heads = keys.shape[2]
@@ -61,5 +89,18 @@ def attend_chunk(q: Tensor, keys: Tensor, values: Tensor, blocks: Tensor, mask: 
     grouped = q.view(n, kv_heads, heads // kv_heads, d).permute(1, 2, 0, 3)  # [kv_heads, group, n, d]
     shape = (kv_heads, heads // kv_heads, length, d)
     k, v = k.transpose(0, 1).unsqueeze(1).expand(shape), v.transpose(0, 1).unsqueeze(1).expand(shape)
-    o = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None)
+    if cap is None:
+        o = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
+    else:
+        causal = torch.full((n, n), float("-inf"), dtype=q.dtype).triu_(1) if mask is None else mask
+        o = _capped_attention(grouped, k, v, causal, scale, cap)
     out.copy_(o.permute(2, 0, 1, 3).reshape(n, heads, d))
+
+
+def _capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:
+    """softmax(cap · tanh(q kᵀ · scale / cap) + mask) v: all [..., n, d], the softmax in fp32."""
+    scores = (q @ k.transpose(-1, -2)).float().mul_(scale)
+    soft_cap(scores, cap)
+    if mask is not None:
+        scores.add_(mask)
+    return scores.softmax(-1).to(v.dtype) @ v

@@ -1,0 +1,47 @@
+"""Mixture of experts: which experts a token goes to, and their gated MLPs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """The likeliest experts of each token, by a softmax in fp32 (Shazeer et al. 2017; Mixtral, eq. 1, renormalises).
+
+    Args:
+        logits: [tokens, experts].
+        chosen: How many.
+        renormalise: Scale their weights to the sum 1.
+
+    Returns:
+        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, int64.
+    """
+    weights, numbers = logits.float().softmax(-1).topk(chosen)
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights.to(logits.dtype), numbers
+
+
+def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
+    """out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts.
+
+    Args:
+        x: [tokens, hidden].
+        gate_up: [experts, 2 · width, hidden]: gate, then up.
+        down: [experts, hidden, width].
+        numbers, weights: [tokens, chosen]; see `route`.
+        out: [tokens, hidden].
+    """
+    out.zero_()
+    order = numbers.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
+    ends = torch.bincount(numbers.flatten(), minlength=len(gate_up)).cumsum(0).tolist()
+    tokens, shares = order // numbers.shape[1], weights.flatten().index_select(0, order).unsqueeze(1)
+    first = 0
+    for expert, end in enumerate(ends):
+        if end > first:
+            own = tokens[first:end]
+            gate, up = F.linear(x.index_select(0, own), gate_up[expert]).chunk(2, dim=-1)
+            out.index_add_(0, own, F.linear(F.silu(gate).mul_(up), down[expert]).mul_(shares[first:end]))
+        first = end

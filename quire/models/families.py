@@ -1,0 +1,163 @@
+"""What each architecture fixes without writing it in config.json, and how it writes the rest. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+GATED = ("silu", "gelu_pytorch_tanh")
+"""Activations of gated MLPs."""
+GEMMA_NAMES = {"hidden_act": "hidden_activation"}
+GEMMA = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        names: Its keys, by the keys that Llama uses for the same.
+        defaults: What its silence means, where that differs from Llama's.
+        activations: The values of `hidden_act` that it is served with.
+        qkv_bias: Whether queries, keys and values have biases; None: as `attention_bias` says.
+        biases: All projections have one, and so have the norms.
+        qk_norm: Queries and keys are normed, head by head.
+        norms: RMS norms a layer, or LayerNorms where `biases`.
+        unit_offset: Norm weights are stored less one.
+        fused: Queries, keys and values are stored as one projection, gate and up as another.
+        gated: The MLP has a gate.
+        rotary: Positions turn queries and keys; otherwise they are learned embeddings.
+        local_rope: Layers with a window have a rotary embedding of their own.
+        partial_rotary: `partial_rotary_factor` is read.
+        windows: Which layers `sliding_window` is for: none, all, those that `layer_types` names; `from` is the last
+            with `max_window_layers` as the first of them, where `layer_types` is silent.
+        experts: Layers may have experts in place of their MLP.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    activations: tuple[str, ...] = GATED
+    qkv_bias: bool | None = None
+    biases: bool = False
+    qk_norm: bool = False
+    norms: int = 2
+    unit_offset: bool = False
+    fused: bool = False
+    gated: bool = True
+    rotary: bool = True
+    local_rope: bool = False
+    partial_rotary: bool = False
+    windows: Literal["none", "all", "by type", "from"] = "none"
+    experts: bool = False
+
+
+FAMILIES: dict[str, Family] = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(windows="all", defaults={"max_position_embeddings": 131072}),
+    "Qwen2ForCausalLM": Family(
+        windows="from",
+        qkv_bias=True,
+        defaults={"use_sliding_window": False, "max_window_layers": 28, "max_position_embeddings": 32768},
+    ),
+    "Qwen3ForCausalLM": Family(
+        windows="from",
+        qk_norm=True,
+        defaults={
+            "head_dim": 128,
+            "use_sliding_window": False,
+            "max_window_layers": 28,
+            "max_position_embeddings": 32768,
+        },
+    ),
+    "MixtralForCausalLM": Family(
+        windows="all",
+        experts=True,
+        defaults={
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        windows="all",
+        experts=True,
+        qk_norm=True,
+        defaults={
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "use_sliding_window": False,
+            "max_position_embeddings": 32768,
+        },
+    ),
+    "Phi3ForCausalLM": Family(
+        windows="all",
+        fused=True,
+        partial_rotary=True,
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096,
+        },
+    ),
+    "Gemma2ForCausalLM": Family(
+        windows="by type",
+        norms=4,
+        unit_offset=True,
+        names=GEMMA_NAMES,
+        defaults=GEMMA
+        | {
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "max_position_embeddings": 8192,
+        },
+    ),
+    "Gemma3ForCausalLM": Family(
+        windows="by type",
+        norms=4,
+        unit_offset=True,
+        qk_norm=True,
+        local_rope=True,
+        names=GEMMA_NAMES,
+        defaults=GEMMA
+        | {
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "GPT2LMHeadModel": Family(
+        names={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "num_key_value_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "intermediate_size": "n_inner",
+            "hidden_act": "activation_function",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+        defaults={
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "max_position_embeddings": 1024,
+            "vocab_size": 50257,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        activations=("gelu_new", "gelu_pytorch_tanh"),
+        biases=True,
+        fused=True,
+        gated=False,
+        rotary=False,
+    ),
+}

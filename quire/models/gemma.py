@@ -1,0 +1,68 @@
+"""Gemma 2 and 3: norms on both sides of attention and MLP, a scaled embedding, bounded logits, and local layers whose
+rotary embedding may be their own. Architecture only.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.attention.backend import AttentionBackend
+from quire.kernels.table import kernel
+from quire.layers.factory import LayerFactory
+from quire.layers.norm import RMS
+from quire.layers.rotary import Angles
+from quire.models.projections import build_attention, build_gated_mlp
+from quire.models.rotation import build_rotary
+from quire.models.spec import ModelSpec
+
+
+class Gemma:
+    """Embedding times sqrt(hidden), blocks, norm and head."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
+        assert spec.rope is not None
+        self._embed = build.embedding("model.embed_tokens", spec.vocab_size, spec.hidden, spec.hidden**0.5)
+        self._rotary = build_rotary(spec.rope, spec.head_dim, build.place)
+        local = spec.local_rope
+        self._local_rotary = self._rotary if local is None else build_rotary(local, spec.head_dim, build.place)
+        self._is_local = spec.local
+        self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
+        self._norm = build.norm("model.norm", spec.hidden, RMS(spec.norm_eps, unit_offset=True))
+        tied = self._embed if spec.tie_embeddings else None
+        self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
+        self._cap = spec.logit_cap
+        self._soft_cap = kernel("soft_cap", build.place.device.type)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        """See Model."""
+        x, delta = self._embed(tokens), None
+        angles = self._rotary(positions)
+        local_angles = angles if self._local_rotary is self._rotary else self._local_rotary(positions)
+        for block, is_local in zip(self._blocks, self._is_local, strict=True):
+            delta = block(x, delta, local_angles if is_local else angles, attention)
+        return self._norm(x, delta)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        logits = self._head(hidden)
+        if self._cap is not None:
+            self._soft_cap(logits, self._cap)
+        return logits
+
+
+class Block:
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Sums are left to the next norm, as in decoder.Block."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
+        name, norm = f"model.layers.{layer}", RMS(spec.norm_eps, unit_offset=True)
+        self._before_attention = build.norm(f"{name}.input_layernorm", spec.hidden, norm)
+        self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
+        self._after_attention = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm)
+        self._before_mlp = build.norm(f"{name}.pre_feedforward_layernorm", spec.hidden, norm)
+        self._mlp = build_gated_mlp(spec, build, f"{name}.mlp")
+        self._after_mlp = build.norm(f"{name}.post_feedforward_layernorm", spec.hidden, norm)
+
+    def __call__(self, x: Tensor, delta: Tensor | None, angles: Angles, attention: AttentionBackend) -> Tensor:
+        """See decoder.Block."""
+        delta = self._after_attention(self._attention(self._before_attention(x, delta), angles, attention))
+        return self._after_mlp(self._mlp(self._before_mlp(x, delta)))

@@ -1,0 +1,56 @@
+"""GPT-2: learned positions, layer norms, an MLP without a gate. Architecture only."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.attention.backend import AttentionBackend, AttentionLayer
+from quire.layers.attention import Heads
+from quire.layers.factory import LayerFactory
+from quire.models.spec import ModelSpec
+
+
+class GPT2:
+    """Embeddings of tokens and positions, blocks, norm and head."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
+        self._embed = build.embedding("transformer.wte", spec.vocab_size, spec.hidden)
+        self._positions = build.embedding("transformer.wpe", spec.max_model_len, spec.hidden)
+        self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
+        self._norm = build.layer_norm("transformer.ln_f", spec.hidden, spec.norm_eps)
+        tied = self._embed if spec.tie_embeddings else None
+        self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        """See Model."""
+        x, delta = self._embed(tokens), self._positions(positions)
+        for block in self._blocks:
+            delta = block(x, delta, attention)
+        return self._norm(x, delta)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        return self._head(hidden)
+
+
+class Block:
+    """x += attention(norm(x)); x += mlp(norm(x)). Sums are left to the next norm, as in decoder.Block."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
+        name, hidden, width = f"transformer.h.{layer}", spec.hidden, spec.intermediate
+        self._attention_norm = build.layer_norm(f"{name}.ln_1", hidden, spec.norm_eps)
+        self._attention = build.attention(
+            AttentionLayer(layer, spec.scales[layer]),
+            Heads(spec.heads, spec.kv_heads, spec.head_dim),
+            build.column((f"{name}.attn.c_attn",), (3 * hidden,), hidden, True, transposed=True),
+            build.row(f"{name}.attn.c_proj", hidden, hidden, True, transposed=True),
+        )
+        self._mlp_norm = build.layer_norm(f"{name}.ln_2", hidden, spec.norm_eps)
+        up = build.column((f"{name}.mlp.c_fc",), (width,), hidden, True, transposed=True)
+        down = build.row(f"{name}.mlp.c_proj", hidden, width, True, transposed=True)
+        self._mlp = build.plain_mlp(up, down, width, spec.activation)
+
+    def __call__(self, x: Tensor, delta: Tensor, attention: AttentionBackend) -> Tensor:
+        """See decoder.Block."""
+        delta = self._attention(self._attention_norm(x, delta), None, attention)
+        return self._mlp(self._mlp_norm(x, delta))

@@ -1,0 +1,225 @@
+"""Rotary position embedding as config.json describes it, of either generation of transformers. Imports no torch.
+
+What each kind of scaling computes stands in `frequencies.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from quire.models.config_file import ConfigFile
+from quire.models.families import Family
+
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+_ABSENT = object()
+_BY_LAYER = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Every frequency divided by the factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class DynamicScaling:
+    """The base grows with the sequence beyond the original length (NTK by length)."""
+
+    factor: float
+    original_max_len: int
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Slow frequencies divided by the factor, fast ones kept, a ramp between; angles scaled by `attention_factor`."""
+
+    factor: float
+    original_max_len: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1's stretch of the low rotary frequencies (`rope_type` llama3)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_len: int
+
+
+@dataclass(frozen=True)
+class LongScaling:
+    """A factor for each frequency, of one list up to the original length and of another beyond it (`longrope`)."""
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_max_len: int
+    attention_factor: float
+
+
+Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding: frequencies theta^(-2i/d), then scaled, for the first `share` of each head's width."""
+
+    theta: float = 10000.0
+    scaling: Scaling | None = None
+    share: float = 1.0
+
+    def width(self, head_dim: int) -> int:
+        """How many of a head's dimensions turn."""
+        return int(head_dim * self.share)
+
+    def max_len(self, max_position_embeddings: int) -> int:
+        """The longest sequence that the scaling was made for."""
+        match self.scaling:
+            case LinearScaling(factor) | DynamicScaling(factor):
+                return int(max_position_embeddings * factor)
+            case YarnScaling(factor, original):
+                return max(max_position_embeddings, int(original * factor))
+            case _:
+                return max_position_embeddings
+
+
+def read_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSpec:
+    """The rotary embedding of layers without a window of their own: `rope_parameters` (transformers 5), or `rope_theta`
+    and `rope_scaling` (4, whose older files say `type`).
+    """
+    key = "rope_parameters" if fields.get("rope_parameters") is not None else "rope_scaling"
+    values = _object(fields, key, fields.get(key, {}))
+    if family.local_rope and key == "rope_parameters":
+        values = _object(fields, key, values.get("full_attention") or {})
+    elif any(kind in values for kind in _BY_LAYER):
+        raise fields.wrong(key, "differs by layer, which this architecture does not")
+    return _read(fields, family, key, values, fields.get("rope_theta", 10000.0), head_dim)
+
+
+def read_local_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSpec | None:
+    """The rotary embedding of layers with a window, where they have their own."""
+    if not family.local_rope:
+        return None
+    key = "rope_parameters"
+    values = _object(fields, key, _object(fields, key, fields.get(key, {})).get("sliding_attention") or {})
+    return _read(fields, family, key, values, fields.get("rope_local_base_freq", 10000.0), head_dim)
+
+
+def _read(
+    fields: ConfigFile, family: Family, key: str, values: dict[str, Any], theta: object, head_dim: int
+) -> RopeSpec:
+    theta = fields.positive("rope_theta", values.get("rope_theta", theta))
+    kind = values.get("rope_type", values.get("type", "default"))
+    if family.partial_rotary and kind in ("su", "yarn"):  # what the first Phi-3 files called it
+        kind = "longrope"
+    if kind not in ROPE_TYPES:
+        raise fields.wrong(key, f"has type {kind!r}, which is not supported: served are {', '.join(ROPE_TYPES)}")
+    share = values.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    if fields.positive(key, share, "partial_rotary_factor") != 1.0 and not (family.partial_rotary and share < 1):
+        raise fields.wrong("partial_rotary_factor", f"as {share} is not supported by this architecture")
+    width = int(head_dim * share)
+    return RopeSpec(theta, None if kind == "default" else _Scalings(fields, key, values, width).read(kind), share)
+
+
+class _Scalings:
+    """Reads the entries of one scaling; `width` of a head's dimensions turn."""
+
+    def __init__(self, fields: ConfigFile, key: str, values: dict[str, Any], width: int) -> None:
+        self._fields = fields
+        self._key = key
+        self._values = values
+        self._width = width
+
+    def read(self, kind: str) -> Scaling:
+        """The scaling of this `rope_type`."""
+        reader: dict[str, Any] = {
+            "linear": self._linear,
+            "dynamic": self._dynamic,
+            "yarn": self._yarn,
+            "llama3": self._llama3,
+            "longrope": self._long,
+        }
+        scaling: Scaling = reader[kind]()
+        return scaling
+
+    def _linear(self) -> LinearScaling:
+        return LinearScaling(self._number("factor"))
+
+    def _dynamic(self) -> DynamicScaling:
+        return DynamicScaling(self._number("factor"), self._fields.count("max_position_embeddings", 2048))
+
+    def _yarn(self) -> YarnScaling:
+        original = self._original()
+        factor = self._number("factor", self._ratio(original))
+        scale, all_dims = self._values.get("mscale"), self._values.get("mscale_all_dim")
+        usual = _yarn_scale(factor, 1.0)
+        if scale and all_dims:
+            usual = _yarn_scale(factor, self._number("mscale")) / _yarn_scale(factor, self._number("mscale_all_dim"))
+        truncate = self._values.get("truncate", True)
+        if not isinstance(truncate, bool):
+            raise self._fields.wrong(self._key, "must have true or false as truncate")
+        return YarnScaling(
+            factor=factor,
+            original_max_len=original,
+            attention_factor=self._number("attention_factor", usual),
+            beta_fast=self._number("beta_fast", 32.0),
+            beta_slow=self._number("beta_slow", 1.0),
+            truncate=truncate,
+        )
+
+    def _llama3(self) -> Llama3Scaling:
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        factor, low, high, length = (self._number(name) for name in names)
+        if high <= low:
+            raise self._fields.wrong(self._key, "must have high_freq_factor above low_freq_factor")
+        return Llama3Scaling(factor, low, high, int(length))
+
+    def _long(self) -> LongScaling:
+        original = self._original()
+        factor = self._number("factor", self._ratio(original))
+        usual = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        return LongScaling(
+            short_factors=self._factors("short_factor"),
+            long_factors=self._factors("long_factor"),
+            original_max_len=original,
+            attention_factor=self._number("attention_factor", usual),
+        )
+
+    def _original(self) -> int:
+        """The length the model was first trained on; what stands outside the rotary entries goes first."""
+        name = "original_max_position_embeddings"
+        if self._fields.get(name) is not None:
+            return self._fields.count(name)
+        usual = self._fields.count("max_position_embeddings", 2048)
+        return int(self._number(name, usual))
+
+    def _ratio(self, original: int) -> float:
+        return self._fields.count("max_position_embeddings", 2048) / original
+
+    def _factors(self, name: str) -> tuple[float, ...]:
+        values = self._values.get(name)
+        if not isinstance(values, list) or len(values) != self._width // 2:
+            raise self._fields.wrong(self._key, f"must have {self._width // 2} numbers as {name}")
+        return tuple(self._fields.positive(self._key, value, name) for value in values)
+
+    def _number(self, name: str, default: object = _ABSENT) -> float:
+        value = self._values.get(name)
+        return self._fields.positive(self._key, default if value is None else value, name)
+
+
+def _yarn_scale(factor: float, scale: float) -> float:
+    """Peng et al. 2023 (YaRN), eq. 22, as DeepSeek generalises it."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _object(fields: ConfigFile, key: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise fields.wrong(key, "must be an object")
+    return value

@@ -1,0 +1,87 @@
+"""Sliding windows: which layers have one, and how layers are put into KV groups. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.models.config_file import ConfigFile
+from quire.models.families import Family
+
+MOST_GROUPS = 16
+"""More block tables than these cost the host more than what larger groups waste."""
+_KINDS = {"full_attention": False, "sliding_attention": True}
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers that share one block table."""
+
+    layers: tuple[int, ...]
+    window: int | None = None
+    """Tokens that a token sees, itself included; None: all before it."""
+
+
+def read_window(fields: ConfigFile) -> int | None:
+    """The window of layers that have one; see KVGroup."""
+    asked = fields.get("sliding_window") is not None and fields.flag("use_sliding_window", True)
+    return fields.count("sliding_window") if asked else None
+
+
+def read_local(fields: ConfigFile, family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer is one of those with the window.
+
+    Raises:
+        CheckpointError: The architecture does not serve what the file asks for.
+    """
+    asked = read_window(fields) is not None
+    kinds = _kinds(fields, layers)
+    if family.windows == "none":
+        if asked:
+            raise fields.wrong("sliding_window", "is not supported: this architecture has full attention")
+        kinds = kinds or (False,) * layers
+    elif family.windows == "all":
+        kinds = kinds or (asked,) * layers
+    elif kinds is None:
+        kinds = _usual_kinds(fields, family, layers, asked)
+    if family.windows in ("none", "all") and any(kind != (asked and family.windows == "all") for kind in kinds):
+        raise fields.wrong("layer_types", "is not supported: this architecture's layers are all of one kind")
+    return kinds
+
+
+def kv_groups(windows: Sequence[int | None]) -> tuple[KVGroup, ...]:
+    """Layers of equal windows together, split so that groups have equally many layers: then one pool of blocks serves
+    all groups. Groups are as large as the rarest kind; the last one of a kind may be smaller, and wastes the rest.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        kinds.setdefault(window, []).append(layer)
+    size = max(min(map(len, kinds.values())), -(-len(windows) // MOST_GROUPS))
+    return tuple(
+        KVGroup(tuple(layers[first : first + size]), window)
+        for window, layers in kinds.items()
+        for first in range(0, len(layers), size)
+    )
+
+
+def _kinds(fields: ConfigFile, layers: int) -> tuple[bool, ...] | None:
+    """Whether each layer has a window, where `layer_types` says so."""
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        return None
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or not all(isinstance(k, str) and k in _KINDS for k in kinds)
+    ):
+        raise fields.wrong("layer_types", f"is not supported: served are {layers} entries of {', '.join(_KINDS)}")
+    return tuple(_KINDS[kind] for kind in kinds)
+
+
+def _usual_kinds(fields: ConfigFile, family: Family, layers: int, asked: bool) -> tuple[bool, ...]:
+    """What the architecture does where `layer_types` is silent."""
+    if family.windows == "from":
+        first = fields.count("max_window_layers") if fields.get("max_window_layers") else 0
+        return tuple(asked and layer >= first for layer in range(layers))
+    pattern = fields.count("sliding_window_pattern")
+    return tuple((layer + 1) % pattern != 0 for layer in range(layers))
