@@ -25,6 +25,19 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+TINY: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": END_OF_TEXT_ID,
+    "eos_token_id": IM_END_ID,
+    "pad_token_id": END_OF_TEXT_ID,
+}
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -114,6 +127,42 @@ def make_llama(
     return path
 
 
+def make_tiny(
+    directory: Path | str,
+    architecture: str,
+    *,
+    generation: Literal[4, 5] = 5,
+    shards: str | None = None,
+    seed: int = 0,
+    std: float = 0.2,
+    **config: Any,
+) -> Path:
+    """Write a tiny checkpoint of any architecture that transformers has, without a tokenizer.
+
+    Args:
+        architecture: transformers' class: MistralForCausalLM, GPT2LMHeadModel, …
+        generation, shards, std: See make_llama.
+        config: What differs from TINY.
+    """
+    import torch
+    import transformers
+
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    model_class = getattr(transformers, architecture)
+    model = model_class(model_class.config_class(**TINY | config))
+    generator = torch.Generator().manual_seed(seed)
+    norms_are_less_one = architecture.startswith("Gemma")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = parameter.dim() == 1 and ("norm" in name or ".ln_" in name) and name.endswith("weight")
+            parameter.normal_(1.0 if is_norm and not norms_are_less_one else 0.0, std, generator=generator)
+    model.save_pretrained(path, **({"max_shard_size": shards} if shards else {}))
+    if generation == 4:
+        edit_config(path, _as_published_by_4)
+    return path
+
+
 def edit_config(directory: Path, edit: dict[str, Any] | Callable[[dict[str, Any]], None]) -> None:
     """Rewrite config.json: `edit` is a dict of changed keys, or a function that changes the loaded dict in place."""
     file = directory / "config.json"
@@ -153,8 +202,14 @@ def write_tokenizer(directory: Path, *, template_inside: bool = False) -> None:
 
 
 def _as_published_by_4(config: dict[str, Any]) -> None:
-    rope = dict(config.pop("rope_parameters"))
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
+    rope = dict(config.pop("rope_parameters", None) or {})
+    if "sliding_attention" in rope:  # Gemma 3
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = dict(rope["full_attention"])
+        config["sliding_window_pattern"] = config.pop("_sliding_window_pattern")
+        del config["layer_types"]
+    if rope:
+        config["rope_theta"] = rope.pop("rope_theta")
+        config["rope_scaling"] = None if rope.get("rope_type") == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.48.0"

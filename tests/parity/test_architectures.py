@@ -1,0 +1,94 @@
+"""Every architecture and rotary scaling against transformers, through LLM: fp32, greedy, 64 tokens, logprobs.
+
+Each token must be the likeliest in one pass of transformers over prompt and answer, which is what greedy generation
+means; one prompt a checkpoint is generated for good.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from tests.checkpoints import VOCAB_SIZE, make_tiny
+from tests.parity.cases import CASES
+from tests.reference import Reference
+
+TOKENS = 64
+LENGTHS = (3, 37, 90, 58)
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
+SEEDED: dict[str, Any] = {"temperature": 1.1, "seed": 11, "max_tokens": 12, "ignore_eos": True}
+SETTINGS: dict[str, Any] = {"dtype": "float32", "block_size": 8, "skip_tokenizer_init": True}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def prompts(seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in LENGTHS]
+
+
+def assert_greedy(reference: Reference, prompt: list[int], choice: Any) -> None:
+    """Every token is the likeliest after what stands before it, with transformers' log probability."""
+    tokens = list(choice.token_ids)
+    rows = torch.tensor(reference.logprobs(prompt + tokens)[len(prompt) - 1 : -1])
+    assert len(tokens) == TOKENS
+    assert rows.argmax(-1).tolist() == tokens
+    for row, entries in zip(rows, choice.logprobs, strict=True):
+        for token, entry in entries.items():
+            assert entry.logprob == pytest.approx(float(row[token]), abs=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parity(case: str, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[case])
+    reference, batch = Reference(directory), prompts()
+    with LLM(str(directory), max_num_batched_tokens=40, **SETTINGS) as llm:
+        outputs = llm.generate(batch, GREEDY)
+        for prompt, output in zip(batch, outputs, strict=True):
+            assert_greedy(reference, prompt, output.outputs[0])
+        greedy = [list(output.outputs[0].token_ids) for output in outputs]
+        assert greedy[1] == reference.greedy(batch[1], TOKENS)
+        again(llm, reference, batch, greedy)
+        several = llm.generate([batch[1]], SamplingParams(n=3, **SEEDED))[0].outputs
+        one = llm.generate([batch[1]], SamplingParams(**SEEDED))[0].outputs
+        assert several[0].token_ids == one[0].token_ids
+        assert len({tuple(choice.token_ids) for choice in several}) == 3
+        counts = llm._engine.counts()
+        assert counts["free_blocks"] == counts["blocks"]
+    preempted(directory, batch, greedy)
+
+
+def again(llm: LLM, reference: Reference, batch: list[list[int]], greedy: list[list[int]]) -> None:
+    """The same prompt, and another that begins like it, on cached blocks."""
+    longer = batch[2][:80] + batch[3][:10]
+    cached, receive = [], llm._engine.receive
+
+    def listen(timeout: float | None) -> Any:
+        message = receive(timeout)
+        cached.extend(getattr(message, "cached_tokens", []))
+        return message
+
+    llm._engine.receive = listen  # type: ignore[method-assign]
+    same, other = llm.generate([batch[2], longer], GREEDY)
+    llm._engine.receive = receive  # type: ignore[method-assign]
+    assert sorted(tokens for _, tokens in cached) == [80, 88]
+    assert list(same.outputs[0].token_ids) == greedy[2]
+    assert_greedy(reference, longer, other.outputs[0])
+
+
+def preempted(directory: Path, batch: list[list[int]], greedy: list[list[int]]) -> None:
+    """The same tokens on so few blocks that sequences are put back, in both modes."""
+    for mode in ("recompute", "swap"):
+        few: dict[str, Any] = {"num_gpu_blocks_override": 34, "preemption_mode": mode, "swap_space": 0.01}
+        with LLM(str(directory), max_num_batched_tokens=64, **few, **SETTINGS) as llm:
+            outputs = llm.generate(batch, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True))
+            assert [list(output.outputs[0].token_ids) for output in outputs] == greedy
+            assert llm._engine.counts()["preemptions"] > 0
