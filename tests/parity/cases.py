@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "mistral, window, 4.x": {
         "architecture": "MistralForCausalLM",
-        "sliding_window": 21,
+        "sliding_window": 45,
         "head_dim": 64,
         "num_key_value_heads": 1,
         "generation": 4,
@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
         "architecture": "MixtralForCausalLM",
         "num_local_experts": 5,
         "num_experts_per_tok": 2,
-        "sliding_window": 30,
+        "sliding_window": 50,
         "shards": "60KB",
     },
     "qwen3 moe": {

@@ -14,11 +14,15 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.kvcache.groups import GroupReach
+from quire.models.spec import read_spec
 from tests.checkpoints import VOCAB_SIZE, make_tiny
 from tests.parity.cases import CASES
 from tests.reference import Reference
 
 TOKENS = 64
+CHUNK = 16
+"""Tokens a step where blocks are few."""
 LENGTHS = (3, 37, 90, 58)
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
 SEEDED: dict[str, Any] = {"temperature": 1.1, "seed": 11, "max_tokens": 12, "ignore_eos": True}
@@ -69,26 +73,29 @@ def test_parity(case: str, tmp_path: Path) -> None:
 def again(llm: LLM, reference: Reference, batch: list[list[int]], greedy: list[list[int]]) -> None:
     """The same prompt, and another that begins like it, on cached blocks."""
     longer = batch[2][:80] + batch[3][:10]
-    cached, receive = [], llm._engine.receive
+    receive = llm._engine.receive
+    cached: list[int] = []
 
     def listen(timeout: float | None) -> Any:
         message = receive(timeout)
-        cached.extend(getattr(message, "cached_tokens", []))
+        cached.extend(end.cached_tokens for end in getattr(message, "ends", []))
         return message
 
     llm._engine.receive = listen  # type: ignore[method-assign]
     same, other = llm.generate([batch[2], longer], GREEDY)
     llm._engine.receive = receive  # type: ignore[method-assign]
-    assert sorted(tokens for _, tokens in cached) == [80, 88]
+    assert sorted(cached) == [80, 88]
     assert list(same.outputs[0].token_ids) == greedy[2]
     assert_greedy(reference, longer, other.outputs[0])
 
 
 def preempted(directory: Path, batch: list[list[int]], greedy: list[list[int]]) -> None:
     """The same tokens on so few blocks that sequences are put back, in both modes."""
+    reaches = [GroupReach(group.window) for group in read_spec(directory).kv_groups()]
+    for_one = sum(reach.most_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
-        few: dict[str, Any] = {"num_gpu_blocks_override": 34, "preemption_mode": mode, "swap_space": 0.01}
-        with LLM(str(directory), max_num_batched_tokens=64, **few, **SETTINGS) as llm:
+        few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 3, "preemption_mode": mode, "swap_space": 0.01}
+        with LLM(str(directory), max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:
             outputs = llm.generate(batch, SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True))
             assert [list(output.outputs[0].token_ids) for output in outputs] == greedy
             assert llm._engine.counts()["preemptions"] > 0
