@@ -12,7 +12,6 @@ from typing import Literal
 
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.kvcache.groups import GroupReach
 from quire.models.spec import ModelSpec, read_spec
 from quire.weights import hub
 
@@ -127,10 +126,8 @@ def _max_model_len(config: Config, spec: ModelSpec) -> tuple[int, str]:
 def _cache(config: Config, spec: ModelSpec, machine: Machine) -> tuple[Config, str]:
     """The number of KV blocks, from what was asked, what all sequences could use, and the memory there is."""
     cache, length, seqs = config.cache, config.model.max_model_len or 0, config.scheduler.max_num_seqs or 0
-    block_bytes = spec.kv_block_bytes(config.model.dtype, cache.block_size)
-    chunk = config.scheduler.max_num_batched_tokens or length
-    groups = [GroupReach(group.window) for group in spec.kv_groups()]
-    per_sequence = sum(group.most_blocks(length, chunk, cache.block_size) for group in groups)
+    block_bytes = cache.block_size * spec.kv_bytes_per_token(config.model.dtype)
+    per_sequence = -(-length // cache.block_size)
     if cache.num_gpu_blocks_override is not None:
         blocks, reason = cache.num_gpu_blocks_override, "as asked"
         if blocks < 1:
