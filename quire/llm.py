@@ -9,7 +9,6 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -26,10 +25,13 @@ from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.errors import ConfigError, GenerationError, RequestError
 from quire.executor.local import LocalExecutor
-from quire.messages import Abort, Add, Deltas, End, Ready, TokenLogprobs
-from quire.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.logits_processors import import_path
+from quire.messages import Abort, Add, Deltas, Ready
+from quire.outputs import RequestOutput
 from quire.sampling import SamplingParams
-from quire.text.choice import Choice, Delta, Piece
+from quire.text.bad_words import bad_word_tokens
+from quire.text.choice import Choice
+from quire.text.gathering import GatheredSequence, deliver
 from quire.text.model_text import load_model_text
 from quire.text.tokenizer import Tokenizer
 
@@ -68,6 +70,7 @@ class LLM:
             self._config.scheduler.scheduling_policy,
             clock,
             lambda: seeds.getrandbits(64),
+            takes_extra_args=bool(self._config.model.logits_processors),
         )
         self._next_request = 0
 
@@ -77,6 +80,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; outputs come in the order of the prompts.
 
@@ -84,13 +88,18 @@ class LLM:
             prompts: One prompt or several. A list of integers is one prompt of token ids.
             sampling_params: One for all, or one for each prompt. Default: the model's own defaults.
             use_tqdm: Show a progress bar (on a terminal).
+            priority: One number for each prompt, lower goes first; with scheduling_policy="priority" only.
 
         Raises:
             RequestError: A prompt or its parameters cannot be served; nothing was generated.
         """
         singles = _as_prompts(prompts)
         params = self._params_for(len(singles), sampling_params)
-        return self._run([self._tokens_of(prompt) for prompt in singles], params, use_tqdm)
+        if priority is not None and len(priority) != len(singles):
+            raise RequestError(
+                f"{len(singles)} prompts need as many priorities, got {len(priority)}.", param="priority"
+            )
+        return self._run([self._tokens_of(prompt) for prompt in singles], params, use_tqdm, priority)
 
     def chat(
         self,
@@ -147,12 +156,17 @@ class LLM:
     # --- one batch of requests --------------------------------------------------------------------------------------
 
     def _run(
-        self, prompts: Sequence[tuple[str | None, list[int]]], params: Sequence[SamplingParams], use_tqdm: bool
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Submit all, take messages until each sequence has ended, and put the outputs together."""
-        requests: list[list[_Sequence]] = []
-        for (_, tokens), each in zip(prompts, params, strict=True):
-            adds = self._submission.adds(tokens, each)  # before anything is sent: a wrong request starts nothing
+        requests: list[list[GatheredSequence]] = []  # all made before anything is sent: a wrong request starts nothing
+        for (_, tokens), each, rank in zip(prompts, params, priority or [0] * len(prompts), strict=True):
+            bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
+            adds = self._submission.adds(tokens, each, priority=rank, bad_words=bad_words)
             requests.append([self._sequence(add, index) for index, add in enumerate(adds)])
         open_sequences = {sequence.add.id: sequence for request in requests for sequence in request}
         try:
@@ -162,31 +176,39 @@ class LLM:
         finally:
             if open_sequences:  # interrupted: what still runs must not be found by the next call
                 self._engine.send(Abort(list(open_sequences)))
-        return [self._output(text, tokens, request) for (text, tokens), request in zip(prompts, requests, strict=True)]
+        return [self._output(text, request) for (text, _), request in zip(prompts, requests, strict=True)]
 
-    def _take_messages(self, open_sequences: dict[int, _Sequence], use_tqdm: bool) -> None:
+    def _take_messages(self, open_sequences: dict[int, GatheredSequence], use_tqdm: bool) -> None:
         with ExitStack() as stack:
             bar = stack.enter_context(_Bar(len(open_sequences))) if use_tqdm and sys.stderr.isatty() else None
             while open_sequences:
                 message = self._engine.receive(None)
                 if not isinstance(message, Deltas):
                     continue
-                for sequence in _deliver(message, open_sequences):
+                for sequence in deliver(message, open_sequences):
                     if sequence.end is None:
                         self._engine.send(Abort([sequence.add.id]))
                     del open_sequences[sequence.add.id]
                     if bar is not None:
                         bar.advance(len(sequence.whole.tokens))
 
-    def _sequence(self, add: Add, index: int) -> _Sequence:
-        return _Sequence(add, index, Choice(add, self._text.tokenizer))
+    def _sequence(self, add: Add, index: int) -> GatheredSequence:
+        return GatheredSequence(add, index, Choice(add, self._text.tokenizer))
 
-    def _output(self, text: str | None, tokens: list[int], sequences: Sequence[_Sequence]) -> RequestOutput:
+    def _output(self, text: str | None, sequences: Sequence[GatheredSequence]) -> RequestOutput:
         number, self._next_request = self._next_request, self._next_request + 1
         for sequence in sequences:
             if sequence.end is not None and sequence.end.reason == "error":
                 raise GenerationError(sequence.end.message)
-        return RequestOutput(str(number), text, tokens, [s.output(self._text.tokenizer) for s in sequences])
+        first, tokenizer = sequences[0], self._text.tokenizer
+        return RequestOutput(
+            str(number),
+            text,
+            first.add.tokens,
+            [sequence.output(tokenizer) for sequence in sequences],
+            prompt_logprobs=first.prompt_logprobs(tokenizer),
+            num_cached_tokens=first.choice.cached_tokens,
+        )
 
     def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -211,59 +233,6 @@ class LLM:
         return given
 
 
-@dataclass
-class _Sequence:
-    """One sequence while it grows: what came so far, and whether the engine has ended it."""
-
-    add: Add
-    index: int
-    choice: Choice
-    whole: Piece = field(default_factory=Piece)
-    end: End | None = None
-
-    def take(self, delta: Delta) -> bool:
-        """Take in what a step brought; whether the sequence is over."""
-        self.whole.add(self.choice.take(delta))
-        self.end = delta.end
-        return self.choice.finished
-
-    def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
-        """The finished sequence."""
-        whole, asked = self.whole, self.add.sampling.logprobs is not None
-        entries = zip(whole.tokens, whole.logprobs, strict=True) if asked else ()
-        return CompletionOutput(
-            index=self.index,
-            text=whole.text,
-            token_ids=whole.tokens,
-            cumulative_logprob=sum(entry.logprob for entry in whole.logprobs) if asked else None,
-            logprobs=[_logprobs(token, entry, tokenizer) for token, entry in entries] if asked else None,
-            finish_reason=whole.finish_reason,
-            stop_reason=whole.stop_reason,
-        )
-
-
-def _logprobs(token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    def of(token_id: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, None if tokenizer is None else tokenizer.decode([token_id], False))
-
-    likeliest = zip(entry.top_ids, entry.top_logprobs, strict=True)
-    return {token: of(token, entry.logprob, entry.rank)} | {
-        top: of(top, logprob, rank) for rank, (top, logprob) in enumerate(likeliest, start=1) if top != token
-    }
-
-
-def _deliver(deltas: Deltas, open_sequences: Mapping[int, _Sequence]) -> list[_Sequence]:
-    """Hand a step's tokens and ends to their sequences; those that are over now."""
-    ends = {end.id: end for end in deltas.ends}
-    news, position = [], 0
-    for number, count in zip(deltas.ids, deltas.counts, strict=True):
-        span = slice(position, position + count)
-        position += count
-        news.append((number, Delta(deltas.tokens[span], deltas.logprobs[span], ends.pop(number, None))))
-    news += [(number, Delta(end=end)) for number, end in ends.items()]
-    return [s for number, delta in news if (s := open_sequences.get(number)) and s.take(delta)]
-
-
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -276,7 +245,10 @@ def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those of vLLM's that have no effect here; others of vLLM's raise."""
     for name in settings.keys() & FOREIGN.keys():
         check_foreign(name, settings[name])
-    return {name: value for name, value in settings.items() if name not in FOREIGN}
+    known = {name: value for name, value in settings.items() if name not in FOREIGN}
+    if known.get("logits_processors"):
+        known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
+    return known
 
 
 class _Bar:
