@@ -25,9 +25,13 @@ class Reference:
             )  # fmt: skip
         return [int(token) for token in out[0, len(prompt) :]]
 
+    def logits(self, tokens: Sequence[int]) -> list[list[float]]:
+        """Logits of every next token after each position."""
+        with self._torch.inference_mode():
+            rows: list[list[float]] = self._model(self._torch.tensor([list(tokens)])).logits[0].tolist()
+        return rows
+
     def logprobs(self, tokens: Sequence[int]) -> list[list[float]]:
         """Log probabilities of every next token after each position."""
-        with self._torch.inference_mode():
-            logits = self._model(self._torch.tensor([list(tokens)])).logits[0]
-        rows: list[list[float]] = logits.double().log_softmax(-1).tolist()
+        rows: list[list[float]] = self._torch.tensor(self.logits(tokens)).double().log_softmax(-1).tolist()
         return rows
