@@ -7,43 +7,27 @@ one row already planned. Knows nothing about processes, clients or tensors.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.clock import Clock
 from quire.kvcache.groups import FULL, GroupReach
 from quire.kvcache.pool import BlockPool
 from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
-from quire.messages import Add, Plan, Result, TokenLogprobs
+from quire.messages import Add, Plan, Result
 from quire.sampling import SamplingParams
 from quire.scheduler.budget import Budget
 from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.preempt import Preemption
-from quire.scheduler.repetition import end_repeating
 from quire.scheduler.request import Request
+from quire.scheduler.roster import Roster
+from quire.scheduler.settlement import Settled, fail, find_ends, gains, settle_lengths
 from quire.scheduler.step import Step
-from quire.scheduler.waiting import Policy, RankedRequests, rank_of
-
-
-@dataclass
-class Settled:
-    """What a settled step brought: a token for each of `ids`, and requests that are over now."""
-
-    ids: list[int]
-    tokens: list[int]
-    logprobs: list[TokenLogprobs | None]
-    """Empty when nobody asked."""
-    ended: list[Request]
-    prompt_logprobs: list[tuple[int, list[TokenLogprobs]]]
-    """By id."""
-    cached: list[tuple[int, int]]
-    """(id, prompt tokens that were found computed), of those that gained their first token."""
+from quire.scheduler.waiting import Policy, rank_of
 
 
 @dataclass
@@ -100,14 +84,10 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self._host_bound = host_bound
         self._lengths = Lengths()
-        self._requests: dict[int, Request] = {}
-        self._waiting = RankedRequests()
-        self._running = RankedRequests()
-        self._free_slots = list(range(max_num_seqs))  # a heap: low slots first keeps the device's reads dense
+        self._roster = Roster(max_num_seqs)
+        self._waiting, self._running = self._roster.waiting, self._roster.running
         self._flights: deque[Step] = deque()
         self._next_step = 1
-        self._stops: dict[int, int] = {}  # how many requests each token ends
-        self._watched = 0  # how many requests end when they repeat themselves
         self.tally = Tally()
 
     # --- state, for the engine's loop, metrics and leak tests -------------------------------------------------------
@@ -120,7 +100,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any request is not over, or any plan not settled."""
-        return bool(self._requests) or bool(self._flights)
+        return bool(self._roster) or bool(self._flights)
 
     @property
     def running(self) -> int:
@@ -135,7 +115,7 @@ class Scheduler:
     @property
     def free_slots(self) -> int:
         """Slots that nobody holds."""
-        return len(self._free_slots)
+        return self._roster.free_slots
 
     def waiting_tokens(self) -> int:
         """Tokens of waiting requests that are to be computed before their next output."""
@@ -143,7 +123,7 @@ class Scheduler:
 
     def requests(self) -> Iterable[Request]:
         """All that are not over."""
-        return self._requests.values()
+        return self._roster
 
     # --- requests come and go ---------------------------------------------------------------------------------------
 
@@ -152,17 +132,14 @@ class Scheduler:
         table = BlockTable(self.pool, self._groups)
         hashes = PrefixHashes(self.pool.block_size, message.cache_salt)
         request = Request(message, table, hashes, rank_of(message, self._policy), self._lengths)
-        request.parent = None if message.fork_of is None else self._requests.get(message.fork_of)
-        self._requests[request.id] = request
+        request.parent = None if message.fork_of is None else self._roster.get(message.fork_of)
         if self._host_bound is not None:
             request.host_bound = self._host_bound(message.sampling)
-        self._watched += message.sampling.repetition_detection is not None
-        self._count_stops(request, 1)
-        self._waiting.add(request)
+        self._roster.join(request)
 
     def abort(self, request_id: int) -> Request | None:
         """End a request now; it is in no later plan and its slot and blocks are free. None if it is already over."""
-        request = self._requests.get(request_id)
+        request = self._roster.get(request_id)
         if request is None:
             return None
         request.end("abort")
@@ -237,10 +214,8 @@ class Scheduler:
     def _put_back(self, victim: Request, step: Step) -> None:
         """Take the victim's slot and blocks; it waits for its turn again."""
         self._publish(victim)
-        self._running.remove(victim)
-        self._free_slot(victim)
+        self._roster.unseat(victim)
         self._preemption.put_back(victim, step)
-        self._waiting.add(victim)
         self.tally.preemptions += 1
 
     # --- admission --------------------------------------------------------------------------------------------------
@@ -253,7 +228,7 @@ class Scheduler:
         if not self._is_ready(urgent, step):
             return
         needed = urgent.table.missing(len(urgent.tokens), self._budget.max_tokens)
-        while self._running and (not self._free_slots or needed > self.pool.num_free):
+        while self._running and (not self._roster.free_slots or needed > self.pool.num_free):
             victim = self._running[-1]
             if victim.add.priority <= urgent.add.priority or victim.rank <= urgent.rank:
                 return
@@ -261,17 +236,16 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step) -> None:
         """Waiting requests get slots while rows, tokens and blocks last; the first that does not fit waits with all."""
-        if not self._waiting or not self._free_slots:
+        if not self._waiting or not self._roster.free_slots:
             return
         promised = self._promised()
         for request in list(self._waiting):
-            if not self._free_slots or not self._budget.has_room(step.tokens):
+            if not self._roster.free_slots or not self._budget.has_room(step.tokens):
                 return
             if not self._is_ready(request, step):
                 continue
             if not self._fits(request, promised, step):
                 return
-            self._waiting.remove(request)
             self._admit(request, step)
             promised += request.table.missing(len(request.tokens), self._budget.max_tokens)
 
@@ -319,12 +293,11 @@ class Scheduler:
         return request.table.adopt(request.hashes.upto(request.tokens, most), most), 0
 
     def _admit(self, request: Request, step: Step) -> None:
-        request.slot = heapq.heappop(self._free_slots)
+        self._roster.seat(request)
         if request.admitted_at is None:
             request.admitted_at = self._clock.now()
             self.tally.prefix_queries += len(request.tokens)
             self.tally.prefix_hits += request.planned
-        self._running.add(request)
         step.admit(request)
         count = self._budget.grant(request, step.tokens)
         reserved = self._reserve(request, count, step)
@@ -340,53 +313,17 @@ class Scheduler:
         self._budget.learn(step, result.device_ms)
         of_prompts = list(zip(step.scorers, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
-        alive = lengths.serial[step.rows] == step.serials
-        current = alive & (lengths.epoch[step.rows] == step.epochs)
-        lengths.computed[step.rows[current]] += step.counts[current]
-        lengths.drawing[step.rows[alive & step.draws]] -= 1
-        gained = alive[step.draws]
-        if result.errors:
-            gained &= np.array(result.counts, dtype=np.int64) > 0
+        alive, gained = settle_lengths(step, lengths, bool(result.errors), result.counts)
         rows = step.rows[step.draws][gained]
-        requests, tokens, logprobs = _columns_of_gains(step, result, gained)
+        requests, tokens, logprobs = gains(step, result, gained)
         for request, token in zip(requests, tokens, strict=True):
             request.tokens.append(token)
-        lengths.known[rows] += 1
-        ended = self._find_ends(requests, rows, tokens)
-        ended += self._fail(step, alive, result.errors)
+        ended = find_ends(requests, rows, tokens, lengths, self._roster)
+        ended += fail(step, alive, result.errors)
         cached = self._note_first_tokens(requests, rows)
         for request in ended:
             self._retire(request)
         return Settled([request.id for request in requests], tokens, logprobs, ended, prompt_logprobs, cached)
-
-    def _find_ends(self, requests: Sequence[Request], rows: Column, tokens: Sequence[int]) -> list[Request]:
-        """Requests that end by the token they drew, or by count."""
-        ended = []
-        if not self._stops.keys().isdisjoint(tokens):
-            for request, token in zip(requests, tokens, strict=True):
-                if token in request.stop_ids and request.output_len >= request.add.sampling.min_tokens:
-                    request.end("stop")
-                    ended.append(request)
-        if self._watched:
-            ended += end_repeating(requests)
-        for index in np.flatnonzero(self._lengths.known[rows] >= self._lengths.limit[rows]).tolist():
-            if requests[index].ended is None:
-                requests[index].end("length")
-                ended.append(requests[index])
-        return ended
-
-    def _fail(self, step: Step, alive: npt.NDArray[np.bool_], errors: Sequence[tuple[int, str]]) -> list[Request]:
-        """Requests whose row went wrong; what stands in their blocks is found no more."""
-        failed = []
-        if errors:
-            readers = np.flatnonzero(step.draws)
-            for read, message in errors:
-                request = step.requests[int(readers[read])]
-                if alive[readers[read]]:
-                    request.table.disown_contents()
-                    request.end("error", message)
-                    failed.append(request)
-        return failed
 
     def _note_first_tokens(self, requests: Sequence[Request], rows: Column) -> list[tuple[int, int]]:
         """Who gained a first token, and what was cached for it. Blocks that an output fills are published when it is
@@ -399,46 +336,11 @@ class Scheduler:
 
     def _retire(self, request: Request) -> None:
         """Take back what an ended request holds."""
-        del self._requests[request.id]
-        request.parent = None
-        self._count_stops(request, -1)
-        self._watched -= request.add.sampling.repetition_detection is not None
-        if request.slot is None:
-            self._waiting.remove(request)
-        else:
-            if request.ended != "error":
-                self._publish(request)
-            self._running.remove(request)
-            self._free_slot(request)
+        if request.slot is not None and request.ended != "error":
+            self._publish(request)
+        self._roster.leave(request)
         if request.swapped:
             self._preemption.drop(request)
+        request.parent = None
         request.table.release()
         self._lengths.give_back(request.row)
-
-    def _free_slot(self, request: Request) -> None:
-        assert request.slot is not None
-        heapq.heappush(self._free_slots, request.slot)
-        request.slot = None
-
-    def _count_stops(self, request: Request, by: int) -> None:
-        """Keep the tokens that end anybody, so that a step without one is seen at a glance."""
-        for token in request.stop_ids:
-            self._stops[token] = self._stops.get(token, 0) + by
-            if not self._stops[token]:
-                del self._stops[token]
-
-
-def _columns_of_gains(
-    step: Step, result: Result, gained: npt.NDArray[np.bool_]
-) -> tuple[list[Request], list[int], list[TokenLogprobs | None]]:
-    """Requests that gained a token in a settled step, their tokens, and log probabilities if anybody asked."""
-    readers = step.requests
-    if len(gained) < len(step.requests):
-        readers = [step.requests[i] for i in np.flatnonzero(step.draws).tolist()]
-    if gained.all():
-        return readers, result.tokens, result.logprobs
-    # Tokens stand in the result for every read with a count, also of those that are over by now.
-    place = np.cumsum(result.counts) - 1
-    kept = np.flatnonzero(gained).tolist()
-    logprobs = [result.logprobs[int(place[i])] for i in kept] if result.logprobs else []
-    return [readers[i] for i in kept], [result.tokens[int(place[i])] for i in kept], logprobs
