@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 from quire.api.request_stream import RequestStream
 from quire.api.session import EngineSession
@@ -62,11 +63,13 @@ class Generation:
                 whole[index].add(piece)
         return whole
 
-    def usage(self) -> dict[str, int]:
-        """OpenAI's token counts."""
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's token counts. Of prompts that have several choices, the first one's cached tokens count."""
         completion = self.completion_tokens
+        cached = sum(choice.cached_tokens for choice in self.choices[:: self._stream.adds[0].sampling.n])
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + completion,
             "completion_tokens": completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
         }

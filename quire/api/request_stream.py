@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 
 from quire.errors import QuireError
-from quire.messages import Add, End, TokenLogprobs
+from quire.messages import Add
 from quire.text.choice import Delta
 
 
@@ -27,14 +27,13 @@ class RequestStream:
         self._error: QuireError | None = None
         self._changed = asyncio.Event()
 
-    def put(
-        self, sequence: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], end: End | None
-    ) -> None:
+    def put(self, sequence: int, delta: Delta) -> None:
         """Add to what the reader will see of a sequence."""
-        delta = self._unread.setdefault(self._index[sequence], Delta())
-        delta.tokens += tokens
-        delta.logprobs += logprobs
-        delta.end = end
+        index = self._index[sequence]
+        if index in self._unread:
+            self._unread[index].add(delta)
+        else:
+            self._unread[index] = delta
         self._changed.set()
 
     def fail(self, error: QuireError) -> None:

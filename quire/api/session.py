@@ -11,7 +11,7 @@ import itertools
 import logging
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from quire.api.liveness import Liveness
 from quire.api.receiver import Receiver
@@ -35,10 +35,10 @@ from quire.messages import (
     FromEngine,
     Heartbeat,
     Ready,
-    TokenLogprobs,
 )
 from quire.metrics.stats import Progress, Stats
 from quire.sampling import SamplingParams
+from quire.text.choice import deltas_by_sequence
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +149,19 @@ class EngineSession:
             raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
         return self._submission
 
-    def open(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> RequestStream:
+    def open(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        bad_words: Sequence[Sequence[int]] = (),
+    ) -> RequestStream:
         """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
+
+        Args:
+            priority, cache_salt, bad_words: See Submission.adds.
 
         Raises:
             UnavailableError: No work is taken now.
@@ -159,7 +170,8 @@ class EngineSession:
         submission = self.submission
         if len(prompts) * params.n > MAX_SEQUENCES:
             raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
-        adds = [add for prompt in prompts for add in submission.adds(prompt, params)]
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
+        adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
         stream = RequestStream(adds)
         self._idle.clear()
         for add in adds:
@@ -251,6 +263,7 @@ class EngineSession:
             self._config.scheduler.scheduling_policy,
             self._clock,
             lambda: draw.getrandbits(64),
+            takes_extra_args=bool(model.logits_processors),
         )
         self.stats.size(ready.max_model_len)
         self._liveness.moved(self._clock.now())
@@ -261,34 +274,18 @@ class EngineSession:
     def _on_deltas(self, deltas: Deltas, now: float) -> None:
         self._liveness.moved(now)
         self.stats.load = deltas.load
-        at = 0
-        ends = {end.id: end for end in deltas.ends}
-        for sequence, count in zip(deltas.ids, deltas.counts, strict=True):
-            span = slice(at, at + count)
-            at += count
+        for sequence, delta in deltas_by_sequence(deltas).items():
             if sequence not in self._streams:
                 continue
             stream, progress = self._streams[sequence]
-            self.stats.gained(progress, count, now)
-            self._deliver(stream, sequence, deltas.tokens[span], deltas.logprobs[span], ends.pop(sequence, None))
-        for sequence, end in ends.items():
-            if sequence in self._streams:
-                self._deliver(self._streams[sequence][0], sequence, [], [], end)
-
-    def _deliver(
-        self,
-        stream: RequestStream,
-        sequence: int,
-        tokens: list[int],
-        logprobs: list[TokenLogprobs | None],
-        end: End | None,
-    ) -> None:
-        stream.put(sequence, tokens, logprobs, end)
-        if end is None:
-            return
-        self._end(sequence, end.reason, end)
-        if end.reason == "error":
-            stream.fail(GenerationError(end.message or "The engine could not go on with this request."))
+            if delta.tokens:
+                self.stats.gained(progress, len(delta.tokens), now)
+            stream.put(sequence, delta)
+            if delta.end is not None:
+                self._end(sequence, delta.end.reason, delta.end)
+                if delta.end.reason == "error":
+                    message = delta.end.message or "The engine could not go on with this request."
+                    stream.fail(GenerationError(message))
 
     def _on_dead(self, message: Dead) -> None:
         logger.error("The engine stopped: %s", message.cause)

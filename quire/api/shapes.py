@@ -151,7 +151,7 @@ def token_text(tokenizer: Tokenizer | None, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def answer(head: dict[str, Any], shape: Shape, pieces: Sequence[Piece], usage: dict[str, int]) -> dict[str, Any]:
+def answer(head: dict[str, Any], shape: Shape, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
     """The whole body of an answer that is not streamed."""
     choices = [shape.whole(index, piece) for index, piece in enumerate(pieces)]
     return {**head, "object": shape.name, "choices": choices, "usage": usage}
