@@ -212,6 +212,7 @@ class Admitted(_Message, frozen=True):
         bad_words: See Add.
         history: All tokens so far, if what is drawn depends on them; else empty.
         prompt_len: How many of them are the prompt.
+        counts_as: The length that its sequence counts as, at least, in models whose keys depend on it.
     """
 
     slot: int
@@ -223,6 +224,7 @@ class Admitted(_Message, frozen=True):
     bad_words: list[list[int]] = []
     history: list[int] = []
     prompt_len: int = 0
+    counts_as: int = 0
 
 
 class ScoredRow(_Message, frozen=True):

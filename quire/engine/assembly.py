@@ -13,6 +13,7 @@ from quire.costmodel.hardware import cpu
 from quire.costmodel.roofline import Roofline
 from quire.kvcache.groups import FULL, GroupReach, capacity
 from quire.kvcache.host import HostPool
+from quire.kvcache.keys import KeysByLength
 from quire.kvcache.pool import BlockPool
 from quire.logits_processors import load_processors, takes
 from quire.messages import Ready, Sizing
@@ -29,17 +30,19 @@ class Traits:
     Attributes:
         groups: How far back each KV group looks.
         cost: What steps and preemptions cost; None: only tokens count.
+        keys: How keys depend on their sequence's length, if they do.
     """
 
     groups: Sequence[GroupReach] = FULL
     cost: Roofline | None = None
+    keys: KeysByLength | None = None
 
 
 def traits_of(config: Config, spec: ModelSpec) -> Traits:
     """The traits of a model under resolved settings, on this machine's processor."""
     groups = tuple(GroupReach(group.window) for group in spec.kv_groups())
     hardware = cpu(len(os.sched_getaffinity(0)))
-    return Traits(groups, Roofline(spec, config.model.dtype, hardware, config.cache.block_size))
+    return Traits(groups, Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys)
 
 
 def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
@@ -72,5 +75,6 @@ def scheduler_of(config: Config, sizing: Sizing, traits: Traits, clock: Clock) -
         groups=traits.groups,
         policy=limits.scheduling_policy,
         prefix_caching=cache.enable_prefix_caching,
+        keys=traits.keys,
         host_bound=partial(takes, processors) if processors else None,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.layers.layer import Place
+from quire.layers.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -24,19 +26,24 @@ class Rotary:
     """Positions to angles.
 
     Args:
-        frequencies: [width / 2] fp32, how fast each pair of dimensions turns.
+        frequencies: [width / 2] fp32, how fast each pair of dimensions turns; or, from the lengths [tokens] that their
+            sequences count as, each token's own: [tokens, width / 2].
         scale: What cosine and sine are multiplied with.
         place: Where the angles are wanted.
     """
 
-    def __init__(self, frequencies: Tensor, scale: float, place: Place) -> None:
-        self._frequencies = frequencies.to(place.device)
+    def __init__(self, frequencies: Tensor | Callable[[Tensor], Tensor], scale: float, place: Place) -> None:
+        self._frequencies = frequencies.to(place.device) if isinstance(frequencies, Tensor) else frequencies
         self._scale = scale
         self._dtype = place.dtype
 
-    def __call__(self, positions: Tensor) -> Angles:
-        """[tokens] int64 → angles in the model's dtype, taken in fp32."""
-        angles = torch.outer(positions.to(torch.float32), self._frequencies)
+    def __call__(self, positions: Positions) -> Angles:
+        """Angles in the model's dtype, taken in fp32."""
+        frequencies = self._frequencies
+        if not isinstance(frequencies, Tensor):
+            assert positions.lengths is not None, "this model's batches have lengths"
+            frequencies = frequencies(positions.lengths)
+        angles = positions.own.to(torch.float32).unsqueeze(1) * frequencies  # [tokens, width / 2]
         cos, sin = angles.cos(), angles.sin()
         if self._scale != 1.0:
             cos, sin = cos * self._scale, sin * self._scale

@@ -9,6 +9,7 @@ from quire.layers.factory import LayerFactory
 from quire.layers.mlp import MLP
 from quire.layers.moe import ExpertNames, MixtureOfExperts, Routing
 from quire.layers.norm import RMS
+from quire.layers.positions import Positions
 from quire.layers.rotary import Angles
 from quire.models.projections import build_attention, build_gated_mlp
 from quire.models.rotation import build_rotary
@@ -33,7 +34,7 @@ class Decoder:
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
         """See Model."""
         x, delta = self._embed(tokens), None
         angles = self._rotary(positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor
         case LinearScaling(factor):
             return frequencies / factor
         case DynamicScaling():
-            return 1.0 / _grown_theta(rope.scaling, theta, width, length) ** exponents
+            return _grown(rope, rope.scaling, width, torch.tensor([length]))[0]
         case Llama3Scaling():
             return _llama3(frequencies, rope.scaling)
         case YarnScaling():
@@ -38,17 +39,32 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor
             return frequencies / torch.tensor(rope.scaling.long_factors if long else rope.scaling.short_factors)
 
 
+def frequencies_by_length(rope: RopeSpec, head_dim: int, device: torch.device) -> Callable[[Tensor], Tensor] | None:
+    """Where frequencies depend on the sequence's length: lengths [tokens] → [tokens, width / 2]."""
+    scaling = rope.scaling
+    if isinstance(scaling, LongScaling):
+        original = scaling.original_max_len
+        both = torch.stack([rotary_frequencies(rope, head_dim, n) for n in (original, original + 1)]).to(device)
+        return lambda lengths: both[(lengths > original).long()]
+    if isinstance(scaling, DynamicScaling):
+        return lambda lengths: _grown(rope, scaling, rope.width(head_dim), lengths)
+    return None
+
+
 def angle_scale(rope: RopeSpec) -> float:
     """What cosines and sines are multiplied with, so that attention scores grow with the context."""
     return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling | LongScaling) else 1.0
 
 
-def _grown_theta(scaling: DynamicScaling, theta: float, width: int, length: int) -> float:
-    """The base at a length beyond the original one ("NTK-aware scaled RoPE", bloc97 2023, dynamic form)."""
-    length = max(length, scaling.original_max_len)
-    growth: float = scaling.factor * length / scaling.original_max_len - (scaling.factor - 1)
-    grown: float = theta * growth ** (width / (width - 2))
-    return grown
+def _grown(rope: RopeSpec, scaling: DynamicScaling, width: int, lengths: Tensor) -> Tensor:
+    """[n] lengths → [n, width / 2]: beyond the original length the base grows ("NTK-aware scaled RoPE", bloc97 2023, in
+    its dynamic form).
+    """
+    factor, original = scaling.factor, scaling.original_max_len
+    growth = factor * lengths.clamp(min=original).float() / original - (factor - 1)
+    theta = rope.theta * growth ** (width / (width - 2))
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=lengths.device) / width
+    return 1.0 / theta.unsqueeze(1) ** exponents
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -10,6 +10,7 @@ from quire.attention.backend import AttentionBackend
 from quire.kernels.table import kernel
 from quire.layers.factory import LayerFactory
 from quire.layers.norm import RMS
+from quire.layers.positions import Positions
 from quire.layers.rotary import Angles
 from quire.models.projections import build_attention, build_gated_mlp
 from quire.models.rotation import build_rotary
@@ -33,7 +34,7 @@ class Gemma:
         self._cap = spec.logit_cap
         self._soft_cap = kernel("soft_cap", build.place.device.type)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
         """See Model."""
         x, delta = self._embed(tokens), None
         angles = self._rotary(positions)

@@ -7,6 +7,7 @@ from torch import Tensor
 from quire.attention.backend import AttentionBackend, AttentionLayer
 from quire.layers.attention import Heads
 from quire.layers.factory import LayerFactory
+from quire.layers.positions import Positions
 from quire.models.spec import ModelSpec
 
 
@@ -21,9 +22,9 @@ class GPT2:
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
         """See Model."""
-        x, delta = self._embed(tokens), self._positions(positions)
+        x, delta = self._embed(tokens), self._positions(positions.own)
         for block in self._blocks:
             delta = block(x, delta, attention)
         return self._norm(x, delta)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
 from quire.layers.factory import LayerFactory
+from quire.layers.positions import Positions
 from quire.models.registry import ARCHITECTURES
 from quire.models.spec import ModelSpec
 
@@ -16,8 +17,8 @@ from quire.models.spec import ModelSpec
 class Model(Protocol):
     """A decoder: tokens to hidden states, and hidden states to logits for the positions that are read."""
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
-        """Both [tokens] int64 → [tokens, hidden], normed. The backend must have been prepared for these rows."""
+    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
+        """Tokens [tokens] int64 → [tokens, hidden], normed. The backend must have been prepared for these rows."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from quire.kvcache.keys import KeysByLength
 from quire.models.config_file import ConfigFile
 from quire.models.families import Family
 
@@ -79,6 +80,17 @@ class RopeSpec:
         """How many of a head's dimensions turn."""
         return int(head_dim * self.share)
 
+    @property
+    def keys(self) -> KeysByLength | None:
+        """How keys depend on their sequence's length, if they do."""
+        match self.scaling:
+            case LongScaling():
+                return KeysByLength(self.scaling.original_max_len, "turn")
+            case DynamicScaling():
+                return KeysByLength(self.scaling.original_max_len, "grow")
+            case _:
+                return None
+
     def max_len(self, max_position_embeddings: int) -> int:
         """The longest sequence that the scaling was made for."""
         match self.scaling:
@@ -109,7 +121,10 @@ def read_local_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSp
         return None
     key = "rope_parameters"
     values = _object(fields, key, _object(fields, key, fields.get(key, {})).get("sliding_attention") or {})
-    return _read(fields, family, key, values, fields.get("rope_local_base_freq", 10000.0), head_dim)
+    local = _read(fields, family, key, values, fields.get("rope_local_base_freq", 10000.0), head_dim)
+    if local.keys is not None:
+        raise fields.wrong(key, "has sliding_attention scaled by length, which is not supported")
+    return local
 
 
 def _read(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.kvcache.keys import KeysByLength
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, Family
 from quire.models.registry import ARCHITECTURES
@@ -85,6 +86,11 @@ class ModelSpec:
     attention_cap: float | None
     logit_cap: float | None
     experts: ExpertsSpec | None
+
+    @property
+    def keys(self) -> KeysByLength | None:
+        """How keys depend on their sequence's length, if they do."""
+        return self.rope.keys if self.rope else None
 
     @property
     def num_parameters(self) -> int:

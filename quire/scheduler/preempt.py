@@ -40,10 +40,11 @@ class Preemption:
         self._mode = mode
         self._cost = cost
 
-    def put_back(self, request: Request, step: Step) -> None:
-        """Give its blocks back, within the step in the making. The caller takes its slot."""
+    def put_back(self, request: Request, step: Step, start_over: bool = False) -> None:
+        """Give its blocks back, within the step in the making; to `start_over` is to be recomputed whatever the mode.
+        The caller takes its slot."""
         request.preemptions += 1
-        if self._swaps(request):
+        if not start_over and self._swaps(request):
             pairs = request.table.swap_out(self.host.take(request.table.num_blocks))
             step.swap_out += pairs
             request.swapped = True

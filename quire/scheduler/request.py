@@ -30,13 +30,15 @@ class Request:
         cached: Prompt tokens that it found computed when it first ran.
         scored: How far plans have looked at its prompt's log probabilities: the token at each position before this one
             is compared with the one behind it. The last has none behind it, so the prompt's length less 1 is all.
+        counts_as: The length that its keys go by, in models whose keys depend on it; see KeysByLength.
         preemptions: How often it was put back, in either way.
         ended: Why it is over, or None.
     """
 
     __slots__ = (
-        "_lengths", "add", "admitted_at", "cached", "ended", "error", "first_token_at", "hashes", "id", "parent",
-        "preemptions", "prompt_step", "rank", "row", "scored", "slot", "stop_ids", "swapped", "table", "tokens",
+        "_lengths", "add", "admitted_at", "cached", "counts_as", "ended", "error", "first_token_at", "hashes", "id",
+        "parent", "preemptions", "prompt_step", "rank", "row", "scored", "slot", "stop_ids", "swapped", "table",
+        "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +63,7 @@ class Request:
         self.prompt_step = 0
         self.swapped = False
         self.cached: int | None = None
+        self.counts_as = 0
         wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
         self.scored = 0 if wanted else add.prompt_len - 1
         self.preemptions = 0

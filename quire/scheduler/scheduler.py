@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.clock import Clock
 from quire.kvcache.groups import FULL, GroupReach
+from quire.kvcache.keys import KeysByLength
 from quire.kvcache.pool import BlockPool
 from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
@@ -51,6 +52,7 @@ class Scheduler:
         groups: The model's KV groups.
         policy: Who goes first.
         prefix_caching: Whether requests share what others have computed.
+        keys: How keys depend on their sequence's length, if they do.
         host_bound: Which requests are planned only when the host knows all their tokens; None for none.
 
     Attributes:
@@ -70,6 +72,7 @@ class Scheduler:
         groups: Sequence[GroupReach] = FULL,
         policy: Policy = "fcfs",
         prefix_caching: bool = True,
+        keys: KeysByLength | None = None,
         host_bound: Callable[[SamplingParams], bool] | None = None,
     ) -> None:
         self.pool = pool
@@ -82,6 +85,7 @@ class Scheduler:
         self._windowed = any(group.window is not None for group in groups)
         self._policy: Policy = policy
         self._prefix_caching = prefix_caching
+        self._keys = keys
         self._host_bound = host_bound
         self._lengths = Lengths()
         self._roster = Roster(max_num_seqs)
@@ -132,6 +136,8 @@ class Scheduler:
         table = BlockTable(self.pool, self._groups)
         hashes = PrefixHashes(self.pool.block_size, message.cache_salt)
         request = Request(message, table, hashes, rank_of(message, self._policy), self._lengths)
+        if self._keys is not None:
+            self._count_length(request, self._keys, len(request.tokens))
         request.parent = None if message.fork_of is None else self._roster.get(message.fork_of)
         if self._host_bound is not None:
             request.host_bound = self._host_bound(message.sampling)
@@ -151,6 +157,8 @@ class Scheduler:
     def plan(self) -> Plan | None:
         """The next step, or None when nobody can move."""
         step = Step(self._next_step, self._lengths)
+        if self._keys is not None and self._keys.change == "turn":
+            self._start_turned_over(self._keys, step)
         self._yield_to_urgent(step)
         self._move_running(step)
         if not step.crowded:
@@ -211,12 +219,30 @@ class Scheduler:
             hashes = request.hashes.upto(request.tokens, filled)
             request.table.publish(hashes, filled)
 
-    def _put_back(self, victim: Request, step: Step) -> None:
-        """Take the victim's slot and blocks; it waits for its turn again."""
+    def _put_back(self, victim: Request, step: Step, start_over: bool = False) -> None:
+        """Take the victim's slot and blocks; it waits for its turn again, perhaps computed from the start."""
         self._publish(victim)
         self._roster.unseat(victim)
-        self._preemption.put_back(victim, step)
+        self._preemption.put_back(victim, step, start_over)
         self.tally.preemptions += 1
+
+    # --- keys that depend on the length -----------------------------------------------------------------------------
+
+    def _count_length(self, request: Request, keys: KeysByLength, known: int) -> None:
+        """How much is known of it decides by which length its keys go, and with whom it shares them."""
+        request.counts_as = keys.counts_as(request.add.prompt_len, known)
+        salt = keys.salt(request.counts_as)
+        request.hashes = PrefixHashes(self.pool.block_size, f"{request.add.cache_salt}\0{salt}")
+
+    def _start_turned_over(self, keys: KeysByLength, step: Step) -> None:
+        """Requests that grow beyond the length where all keys turn into others are computed again from the start."""
+        lengths, rows = self._lengths, self._running.rows
+        goes_on = lengths.known[rows] + lengths.drawing[rows] < lengths.limit[rows]
+        for index in np.flatnonzero((lengths.planned[rows] == keys.original) & goes_on)[::-1].tolist():
+            request = self._running[index]
+            if request.counts_as <= keys.original:
+                self._put_back(request, step, start_over=True)
+                self._count_length(request, keys, keys.original + 1)
 
     # --- admission --------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class Step:
                 bad_words=request.add.bad_words,
                 history=list(request.tokens) if request.needs_history else [],
                 prompt_len=request.add.prompt_len,
+                counts_as=request.counts_as,
             )
         )
         self._enter(request.slot, request.table.entries())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.backend import Rows
+from quire.layers.positions import Positions
 from quire.messages import Plan
 from quire.worker.slots import SlotTable
 
@@ -25,6 +26,7 @@ class Batch:
 
     Attributes:
         rows: What attention needs.
+        positions: What layers need.
         tokens: [tokens] int64.
         firsts: [rows] int64 on the host: the place in `tokens` of each row's first one.
         read_tokens: [reads] int64 on the host: the place in `tokens` of each read's last position.
@@ -32,6 +34,7 @@ class Batch:
     """
 
     rows: Rows
+    positions: Positions
     tokens: Tensor
     firsts: Ints
     read_tokens: Ints
@@ -44,10 +47,12 @@ class BatchBuffers:
     Args:
         slots: The table that says where each row stands.
         max_rows, max_tokens: The largest step.
+        by_length: Whether the model asks how long sequences count as.
     """
 
-    def __init__(self, slots: SlotTable, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, slots: SlotTable, max_rows: int, max_tokens: int, by_length: bool = False) -> None:
         self._table = slots
+        self._by_length = by_length
         self._tokens, self._positions = (
             torch.zeros(max_tokens, dtype=torch.int64, device=slots.device) for _ in range(2)
         )
@@ -64,17 +69,19 @@ class BatchBuffers:
         slots.copy_(torch.from_numpy(host_slots))
         torch.index_select(table.length, 0, slots, out=starts)
         table.length.index_add_(0, slots, torch.from_numpy(counts).to(table.device))
+        own = self._place(starts, row_of_token, ends - counts, total)
         rows = Rows(
             counts=counts,
             row_of_token=row_of_token,
             starts=starts,
-            positions=self._place(starts, row_of_token, ends - counts, total),
+            positions=own,
             slots=slots,
             tables=table.tables,
         )
         reads = np.array(plan.reads, dtype=np.int64)
         tokens = self._inputs(plan, slots, row_of_token, total)
-        return Batch(rows, tokens, ends - counts, ends[reads] - 1, host_slots[reads])
+        lengths = self._lengths(own, slots, row_of_token) if self._by_length else None
+        return Batch(rows, Positions(own, lengths), tokens, ends - counts, ends[reads] - 1, host_slots[reads])
 
     def _place(self, starts: Tensor, row_of_token: Ints, firsts: Ints, total: int) -> Tensor:
         """[tokens] positions: each row counts on from its start."""
@@ -84,6 +91,11 @@ class BatchBuffers:
         offsets = np.arange(total) - firsts[row_of_token]
         torch.index_select(starts, 0, torch.from_numpy(row_of_token).to(starts.device), out=positions)
         return positions.add_(torch.from_numpy(offsets).to(starts.device))
+
+    def _lengths(self, positions: Tensor, slots: Tensor, row_of_token: Ints) -> Tensor:
+        """[tokens] what each one's sequence counts as: at least its own length up to the token."""
+        of_rows = self._table.counts_as.index_select(0, slots)
+        return torch.maximum(of_rows[torch.from_numpy(row_of_token).to(slots.device)], positions + 1)
 
     def _inputs(self, plan: Plan, slots: Tensor, row_of_token: Ints, total: int) -> Tensor:
         """[tokens] ids: what the plan gives, and for every other row what its slot drew last."""

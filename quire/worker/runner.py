@@ -48,7 +48,7 @@ class Runner:
                 return Result(plan.step, [], [])
             batch = self._batches.fill(plan)
             self._attention.prepare(batch.rows)
-            hidden = self._model.hidden(batch.tokens, batch.rows.positions, self._attention)
+            hidden = self._model.hidden(batch.tokens, batch.positions, self._attention)
             of_prompts = self._look_at_prompts(plan, batch, hidden) if plan.scored else []
             if not plan.reads:
                 return Result(plan.step, [], [], device_ms=_ms_since(began), prompt_logprobs=of_prompts)

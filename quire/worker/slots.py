@@ -76,8 +76,8 @@ class SlotTable:
         self.dummy = sequences
         self.vocab_size = vocab_size
         self.device = device
-        self.length, self.last, self.seed, self.drawn, self.top_k = (
-            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(5)
+        self.length, self.counts_as, self.last, self.seed, self.drawn, self.top_k = (
+            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(6)
         )
         self.temperature, self.top_p, self.min_p = (torch.zeros(slots, device=device) for _ in range(3))
         self.tables = tuple(torch.zeros((slots, blocks), dtype=torch.int64, device=device) for _ in range(groups))
@@ -97,6 +97,7 @@ class SlotTable:
             self.rules.admit(owner)
         slots = self._ints([o.slot for o in owners])
         self.length[slots] = self._ints([o.length for o in owners])
+        self.counts_as[slots] = self._ints([o.counts_as for o in owners])
         self.last[slots] = 0
         self.seed[slots] = self._ints([_signed(o.seed) for o in owners])
         self.drawn[slots] = self._ints([o.drawn for o in owners])

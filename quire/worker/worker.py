@@ -106,7 +106,7 @@ class Worker:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
         processors = load_processors(config.model.logits_processors)
         slots = SlotTable(rows, -(-length // size), len(spec.kv_groups()), spec.vocab_size, self._device, processors)
-        batches = BatchBuffers(slots, rows, tokens)
+        batches = BatchBuffers(slots, rows, tokens, by_length=spec.keys is not None)
         return Runner(model, attention, transfer, slots, batches, config.model.logprobs_mode)
 
 

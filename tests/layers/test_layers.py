@@ -11,6 +11,7 @@ from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
 from quire.layers.moe import ExpertNames, Routing
 from quire.layers.norm import RMS
+from quire.layers.positions import Positions
 from quire.layers.rotary import Rotary
 from quire.weights.checkpoint import Need
 from quire.weights.dummy import DummyCheckpoint
@@ -104,7 +105,7 @@ def test_tied_head_and_embedding_share_their_weight() -> None:
 
 def test_angles_are_taken_in_fp32_and_given_in_the_models_dtype() -> None:
     frequencies = torch.tensor([1.0, 1e-3])
-    angles = Rotary(frequencies, 1.0, Place(torch.device("cpu"), torch.bfloat16))(torch.tensor([0, 100_003]))
+    angles = Rotary(frequencies, 1.0, Place(torch.device("cpu"), torch.bfloat16))(Positions(torch.tensor([0, 100_003])))
     exact = torch.tensor([0.0, 100_003.0]).unsqueeze(1) * frequencies
     assert torch.equal(angles.cos, exact.cos().bfloat16())
     assert torch.equal(angles.sin, exact.sin().bfloat16())

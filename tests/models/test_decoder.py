@@ -14,6 +14,7 @@ from quire.attention.cpu import CpuAttention
 from quire.clock import SystemClock
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.positions import Positions
 from quire.models.frequencies import rotary_frequencies
 from quire.models.model import build_model
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
@@ -62,7 +63,7 @@ def test_logits_equal_transformers(flags: dict[str, Any], tmp_path: Path) -> Non
         )
     )
     tokens = torch.randint(3, 320, (length,), generator=torch.Generator().manual_seed(4))
-    ours = model.logits(model.hidden(tokens, positions, backend))
+    ours = model.logits(model.hidden(tokens, Positions(positions), backend))
     theirs = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)(tokens.unsqueeze(0)).logits[0]
     assert ours.shape == (length, spec.vocab_size)
     assert ((ours - theirs).abs().max() / theirs.abs().max()) < 1e-5

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-LONG_FACTORS = [1.0 + 0.5 * i for i in range(12)]
-"""For 24 dimensions that turn."""
-
 CASES: dict[str, dict[str, Any]] = {
     "llama, 7 heads a group, biases, sharded": {
         "architecture": "LlamaForCausalLM",
@@ -152,5 +149,35 @@ CASES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         },
         "generation": 4,
+    },
+    "dynamic rope": {
+        "architecture": "LlamaForCausalLM",
+        "max_position_embeddings": 80,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 1e4},
+    },
+    "longrope, phi3, 4.x": {
+        "architecture": "Phi3ForCausalLM",
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "original_max_position_embeddings": 80,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + 0.1 * i for i in range(12)],
+            "long_factor": [1.0 + 0.9 * i for i in range(12)],
+        },
+        "generation": 4,
+    },
+    "longrope, llama": {
+        "architecture": "LlamaForCausalLM",
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 150,
+            "short_factor": [1.0] * 6,
+            "long_factor": [1.0 + 2.0 * i for i in range(6)],
+        },
     },
 }

@@ -18,7 +18,7 @@ from quire.kvcache.groups import GroupReach
 from quire.models.spec import read_spec
 from tests.checkpoints import VOCAB_SIZE, make_tiny
 from tests.parity.cases import CASES
-from tests.reference import Reference
+from tests.parity.oracle import Oracle
 
 TOKENS = 64
 CHUNK = 16
@@ -39,10 +39,10 @@ def prompts(seed: int = 0) -> list[list[int]]:
     return [[rng.randrange(3, VOCAB_SIZE) for _ in range(n)] for n in LENGTHS]
 
 
-def assert_greedy(reference: Reference, prompt: list[int], choice: Any) -> None:
+def assert_greedy(reference: Oracle, prompt: list[int], choice: Any) -> None:
     """Every token is the likeliest after what stands before it, with transformers' log probability."""
     tokens = list(choice.token_ids)
-    rows = torch.tensor(reference.logprobs(prompt + tokens)[len(prompt) - 1 : -1])
+    rows = reference.after(prompt, tokens)
     assert len(tokens) == TOKENS
     assert rows.argmax(-1).tolist() == tokens
     for row, entries in zip(rows, choice.logprobs, strict=True):
@@ -53,13 +53,13 @@ def assert_greedy(reference: Reference, prompt: list[int], choice: Any) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_parity(case: str, tmp_path: Path) -> None:
     directory = make_tiny(tmp_path, **CASES[case])
-    reference, batch = Reference(directory), prompts()
+    reference, batch = Oracle(directory), prompts()
     with LLM(str(directory), max_num_batched_tokens=40, **SETTINGS) as llm:
         outputs = llm.generate(batch, GREEDY)
         for prompt, output in zip(batch, outputs, strict=True):
             assert_greedy(reference, prompt, output.outputs[0])
         greedy = [list(output.outputs[0].token_ids) for output in outputs]
-        assert greedy[1] == reference.greedy(batch[1], TOKENS)
+        assert greedy[1] == reference.greedy(batch[1], TOKENS)[0]
         again(llm, reference, batch, greedy)
         several = llm.generate([batch[1]], SamplingParams(n=3, **SEEDED))[0].outputs
         one = llm.generate([batch[1]], SamplingParams(**SEEDED))[0].outputs
@@ -70,7 +70,7 @@ def test_parity(case: str, tmp_path: Path) -> None:
     preempted(directory, batch, greedy)
 
 
-def again(llm: LLM, reference: Reference, batch: list[list[int]], greedy: list[list[int]]) -> None:
+def again(llm: LLM, reference: Oracle, batch: list[list[int]], greedy: list[list[int]]) -> None:
     """The same prompt, and another that begins like it, on cached blocks."""
     longer = batch[2][:80] + batch[3][:10]
     receive = llm._engine.receive
