@@ -156,6 +156,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whether what a sequence already has changes what comes next."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
 
+    @property
+    def num_reported(self) -> int | None:
+        """Of how many tokens beside the drawn one log probabilities are reported; None for none at all."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
+
     def named_token_ids(self) -> Iterator[tuple[str, int]]:
         """Every token id that is named here, with the field that names it."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):

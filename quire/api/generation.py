@@ -19,16 +19,19 @@ class Generation:
         prompt_tokens: Of all prompts together, each counted once.
     """
 
-    def __init__(self, session: EngineSession, stream: RequestStream, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, session: EngineSession, stream: RequestStream, tokenizer: Tokenizer | None, *, answers: bool = True
+    ) -> None:
         self._session = session
+        self._answers = answers
         self._stream = stream
         self.choices = [Choice(add, tokenizer) for add in stream.adds]
         self.prompt_tokens = sum(add.prompt_len for add in stream.adds[:: stream.adds[0].sampling.n])
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of all choices so far."""
-        return sum(choice.num_tokens for choice in self.choices)
+        """Tokens of all choices so far; none where only the prompts are wanted."""
+        return self._answers * sum(choice.num_tokens for choice in self.choices)
 
     def close(self) -> None:
         """Give back what still runs."""
@@ -46,6 +49,8 @@ class Generation:
                 if self.choices[index].finished:
                     continue
                 piece = self.choices[index].take(delta)
+                if not self._answers:
+                    piece = Piece(prompt_logprobs=piece.prompt_logprobs, finish_reason=piece.finish_reason)
                 news.append((index, piece))
                 if piece.finish_reason is not None:
                     self._session.stop(self._stream, index, piece.finish_reason)

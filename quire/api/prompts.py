@@ -45,8 +45,11 @@ class Prompts:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def encode(self, text: str, add_special_tokens: bool, longest: int) -> list[int]:
+    async def encode(self, text: str, add_special_tokens: bool, longest: int | None) -> list[int]:
         """Token ids of a text.
+
+        Args:
+            longest: Refuse at once what cannot be this short; None when only a part of the text is wanted.
 
         Raises:
             RequestError: It is no valid Unicode.
@@ -54,7 +57,7 @@ class Prompts:
         """
         tokenizer = self.tokenizer
         fewest = tokenizer.fewest_tokens(text)
-        if fewest > longest:
+        if longest is not None and fewest > longest:
             raise ContextLengthError(
                 f"The prompt has more than {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
                 param="prompt",

@@ -62,10 +62,18 @@ class Serving:
         return asked
 
     async def respond(
-        self, request: Request, fields: SamplingFields, stream: RequestStream, shape: Shape, prefix: str
+        self,
+        request: Request,
+        fields: SamplingFields,
+        stream: RequestStream,
+        shape: Shape,
+        prefix: str,
+        *,
+        answers: bool = True,
     ) -> Response:
-        """The answer to a request whose sequences are running, streamed or whole."""
-        generation = Generation(self.session, stream, self.text.tokenizer)
+        """The answer to a request whose sequences are running, streamed or whole; without `answers` only their prompts
+        count."""
+        generation = Generation(self.session, stream, self.text.tokenizer, answers=answers)
         request_id = request.state.request_id
         head = {"id": f"{prefix}-{request_id}", "created": int(time.time()), "model": self.model_name(fields.model)}
         self._log(request_id, request.url.path, stream, bool(fields.stream))

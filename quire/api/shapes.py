@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from quire.api.prompt_report import PromptReport
 from quire.messages import TokenLogprobs
 from quire.text.choice import Piece
 from quire.text.tokenizer import Tokenizer
@@ -37,53 +38,87 @@ class Shape(Protocol):
         """The choice of the chunk that ends it."""
         ...
 
-    def whole(self, index: int, piece: Piece) -> dict[str, Any]:
-        """The choice of an answer that is not streamed."""
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """What an answer that is not streamed has beside its head."""
         ...
 
 
 class CompletionShape:
-    """Choices of /v1/completions."""
+    """Choices of /v1/completions.
+
+    Args:
+        tokenizer: For the texts of tokens.
+        logprobs: Whether log probabilities are shown.
+        prompts: What is shown of them.
+        echo: Put each prompt before its answer.
+    """
 
     name = chunk_name = "text_completion"
 
-    def __init__(self, tokenizer: Tokenizer | None, logprobs: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        logprobs: bool,
+        prompts: PromptReport,
+        *,
+        echo: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
+        self._prompts = prompts
+        self._echo = echo
         self._offsets: defaultdict[int, int] = defaultdict(int)  # where each choice's text goes on
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """See Shape."""
-        return None
+        if not self._echo:
+            return None
+        return {"index": index, "text": self._prompts.text(index), "logprobs": None, "finish_reason": None}
 
     def gain(self, index: int, piece: Piece) -> dict[str, Any]:
         """See Shape."""
-        return {"index": index, "text": piece.text, "logprobs": self._entry(index, piece), "finish_reason": None}
+        entry = self._entry(index, piece.tokens, piece.logprobs) if self._logprobs else None
+        return {"index": index, "text": piece.text, "logprobs": entry, "finish_reason": None}
 
     def closing(self, index: int, piece: Piece) -> dict[str, Any]:
         """See Shape."""
         return {"index": index, "text": "", "logprobs": None, **_end(piece)}
 
-    def whole(self, index: int, piece: Piece) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """See Shape."""
-        return self.gain(index, piece) | _end(piece)
+        return {"choices": [self._choice(index, pieces) for index in range(len(pieces))]}
 
-    def _entry(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        if not self._logprobs:
-            return None
-        tokens = [token_text(self._tokenizer, token) for token in piece.tokens]
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        piece = pieces[index]
+        choice = self.gain(index, piece) if not self._echo else self._echoed(index, pieces)
+        return choice | _end(piece) | self._prompts.shown(index, pieces)
+
+    def _echoed(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        piece = pieces[index]
+        choice = self.gain(index, Piece(self._prompts.text(index) + piece.text))
+        if self._logprobs:
+            entries = [None, *self._prompts.entries(index, pieces), *piece.logprobs]
+            choice["logprobs"] = self._entry(index, [*self._prompts.tokens(index), *piece.tokens], entries)
+        return choice
+
+    def _entry(self, index: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
+        """OpenAI's columns; a token without an entry is the first of a prompt."""
+        tokens = [token_text(self._tokenizer, token) for token in ids]
         offsets = []
-        for token in piece.tokens:
+        for token in ids:
             offsets.append(self._offsets[index])
             self._offsets[index] += self._characters(token)
-        tops = []
-        for text, entry in zip(tokens, piece.logprobs, strict=True):
+        tops: list[dict[str, float] | None] = []
+        for text, entry in zip(tokens, entries, strict=True):
+            if entry is None:
+                tops.append(None)
+                continue
             likeliest = zip(entry.top_ids, entry.top_logprobs, strict=True)
             top = {token_text(self._tokenizer, token): _finite(logprob) for token, logprob in likeliest}
             tops.append({text: _finite(entry.logprob)} | top)
         return {
             "text_offset": offsets,
-            "token_logprobs": [_finite(entry.logprob) for entry in piece.logprobs],
+            "token_logprobs": [entry and _finite(entry.logprob) for entry in entries],
             "tokens": tokens,
             "top_logprobs": tops,
         }
@@ -99,10 +134,11 @@ class ChatShape:
 
     name, chunk_name = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer | None, logprobs: int | None, role: str) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, logprobs: int | None, role: str, prompts: PromptReport) -> None:
         self._tokenizer = tokenizer
         self._logprobs = logprobs
         self._role = role
+        self._prompts = prompts
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """See Shape."""
@@ -118,8 +154,12 @@ class ChatShape:
         """See Shape."""
         return {"index": index, "delta": {}, "logprobs": None, **_end(piece)}
 
-    def whole(self, index: int, piece: Piece) -> dict[str, Any]:
+    def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """See Shape."""
+        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
+        return {"choices": choices, **self._prompts.shown(0, pieces)}
+
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
         message = {"role": self._role, "content": piece.text}
         return {"index": index, "message": message, "logprobs": self._entry(piece), **_end(piece)}
 
@@ -153,8 +193,7 @@ def token_text(tokenizer: Tokenizer | None, token: int) -> str:
 
 def answer(head: dict[str, Any], shape: Shape, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
     """The whole body of an answer that is not streamed."""
-    choices = [shape.whole(index, piece) for index, piece in enumerate(pieces)]
-    return {**head, "object": shape.name, "choices": choices, "usage": usage}
+    return {**head, "object": shape.name, **shape.whole(pieces), "usage": usage}
 
 
 def _end(piece: Piece) -> dict[str, Any]:

@@ -22,7 +22,7 @@ REQUEST_S = (
     1920.0, 7680.0,
 )  # fmt: skip
 CHOICES = (1, 2, 5, 10, 20)
-END_REASONS: tuple[EndReason, ...] = ("stop", "length", "abort", "error")
+END_REASONS: tuple[EndReason, ...] = ("stop", "length", "abort", "error", "repetition")
 
 
 @dataclass

@@ -33,15 +33,15 @@ class GatheredSequence:
     def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
         """The finished sequence."""
         whole, sampling = self.whole, self.add.sampling
-        named = sampling.logprob_token_ids is not None
-        asked = named or sampling.logprobs is not None
+        ranked = sampling.logprob_token_ids is None
+        asked = sampling.num_reported is not None
         entries = zip(whole.tokens, whole.logprobs, strict=True) if asked else ()
         return CompletionOutput(
             index=self.index,
             text=whole.text,
             token_ids=whole.tokens,
             cumulative_logprob=sum(entry.logprob for entry in whole.logprobs) if asked else None,
-            logprobs=[logprobs_by_id(token, entry, tokenizer, ranked=not named) for token, entry in entries]
+            logprobs=[logprobs_by_id(token, entry, tokenizer, ranked=ranked) for token, entry in entries]
             if asked
             else None,
             finish_reason=whole.finish_reason,

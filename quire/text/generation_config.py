@@ -20,8 +20,6 @@ from quire.text.tokenizer import read_json
 
 logger = logging.getLogger(__name__)
 
-_PENALTY = "repetition_penalty"
-
 
 @dataclass(frozen=True)
 class DefaultSampling:
@@ -35,6 +33,7 @@ class DefaultSampling:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     max_tokens: int | None = None
 
     def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,11 +84,6 @@ def eos_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
 
 def _usable(values: Mapping[str, Any]) -> dict[str, Any]:
     """The model's values under SamplingParams' names."""
-    penalty = values.get(_PENALTY)
-    if penalty not in (None, 1, 1.0):
-        logger.warning(
-            "The model's default repetition_penalty %s is not applied: penalties are not supported.", penalty
-        )
     names = {f.name: f.name for f in fields(DefaultSampling)} | {"max_tokens": "max_new_tokens"}
     return {ours: values[theirs] for ours, theirs in names.items() if values.get(theirs) is not None}
 
@@ -97,8 +91,6 @@ def _usable(values: Mapping[str, Any]) -> dict[str, Any]:
 def _overrides(values: Mapping[str, Any]) -> dict[str, Any]:
     known = {f.name for f in fields(DefaultSampling)}
     renamed = {("max_tokens" if name == "max_new_tokens" else name): value for name, value in values.items()}
-    if renamed.pop(_PENALTY, 1) not in (None, 1):
-        raise ConfigError("--override-generation-config: repetition_penalty is not supported yet: leave it out.")
     for name in renamed:
         if name not in known:
             raise ConfigError(

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from tests.api.server import Server, running
-from tests.api.wrong_requests import WRONG_REQUESTS, WrongRequest
+from tests.api.wrong_request import WrongRequest
+from tests.api.wrong_requests import WRONG_REQUESTS
 
 LEAKS = re.compile(r"Traceback|0x[0-9a-f]{6,}|\.py\b|/[a-z]+/[a-z]+/|site-packages")
 

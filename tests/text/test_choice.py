@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.api.prompt_report import PromptReport
 from quire.api.shapes import LOWEST_LOGPROB, ChatShape, CompletionShape
 from quire.messages import Add, End, TokenLogprobs
 from quire.sampling import SamplingParams
@@ -35,10 +36,11 @@ def test_impossible_tokens_have_a_number_that_json_can_say(tmp_path: Path) -> No
     tokenizer = tiny(tmp_path)
     choice = Choice(Add(1, [5], 1, SamplingParams(logprobs=1), [], 0, 0.0), tokenizer)
     piece = choice.take(Delta([70], entries(1), End(1, "length")))
-    chat = ChatShape(tokenizer, 1, "assistant").whole(0, piece)["logprobs"]["content"][0]
+    report = PromptReport([], tokenizer, False)
+    chat = ChatShape(tokenizer, 1, "assistant", report).gain(0, piece)["logprobs"]["content"][0]
     assert chat["logprob"] == LOWEST_LOGPROB
     assert chat["top_logprobs"][0]["logprob"] == -0.1
-    completion = CompletionShape(tokenizer, logprobs=True).whole(0, piece)["logprobs"]
+    completion = CompletionShape(tokenizer, True, report).gain(0, piece)["logprobs"]
     assert completion["token_logprobs"] == [LOWEST_LOGPROB]
 
 
@@ -46,4 +48,5 @@ def test_without_a_tokenizer_tokens_are_named_by_number() -> None:
     choice = Choice(Add(1, [5], 1, SamplingParams(detokenize=False, logprobs=1), [], 0, 0.0), None)
     piece = choice.take(Delta([70], entries(1), End(1, "length")))
     assert (piece.text, piece.tokens) == ("", [70])
-    assert CompletionShape(None, logprobs=True).whole(0, piece)["logprobs"]["tokens"] == ["token_id:70"]
+    shape = CompletionShape(None, True, PromptReport([], None, False))
+    assert shape.gain(0, piece)["logprobs"]["tokens"] == ["token_id:70"]

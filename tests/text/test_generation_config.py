@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,8 @@ def test_flags_replace_the_models_values(tmp_path: Path) -> None:
         default_sampling(model(tmp_path, override_generation_config={"best": 1}))
     with pytest.raises(ConfigError, match="top_p must be in"):
         default_sampling(model(tmp_path, override_generation_config={"top_p": 7}))
-    with pytest.raises(ConfigError, match="repetition_penalty"):
-        default_sampling(model(tmp_path, override_generation_config={"repetition_penalty": 1.1}))
+    with pytest.raises(ConfigError, match="repetition_penalty must be greater than 0"):
+        default_sampling(model(tmp_path, override_generation_config={"repetition_penalty": 0}))
 
 
 def test_wrong_values_are_said_at_start(tmp_path: Path) -> None:
@@ -58,10 +57,10 @@ def test_wrong_values_are_said_at_start(tmp_path: Path) -> None:
         default_sampling(model(tmp_path, {"temperature": -1}))
 
 
-def test_a_penalty_of_the_model_is_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert default_sampling(model(tmp_path, {"repetition_penalty": 1.05})) == DefaultSampling()
-    assert "1.05 is not applied" in caplog.text
+def test_a_penalty_of_the_model_is_a_default_too(tmp_path: Path) -> None:
+    assert default_sampling(model(tmp_path, {"repetition_penalty": 1.05})).repetition_penalty == 1.05
+    overrides = {"repetition_penalty": 1.1}
+    assert default_sampling(model(tmp_path, override_generation_config=overrides)).repetition_penalty == 1.1
 
 
 def test_end_tokens_come_from_the_model_and_its_tokenizer(tmp_path: Path) -> None:

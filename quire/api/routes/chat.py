@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from quire.api.body import openapi_body, read_body
 from quire.api.delivery import unless_gone
+from quire.api.prompt_report import PromptReport
 from quire.api.schemas.chat import ChatRequest
 from quire.api.serving import Serving
 from quire.api.shapes import ChatShape
@@ -28,18 +29,21 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
     serving.model_name(fields.model)
     fields.check_stream_options()
     longest = serving.session.submission.longest
-    params = _sampling(serving, fields)
+    params, options = _sampling(serving, fields), fields.options(serving.text.tokenizer)
     text = await serving.prompts.render(
         fields.messages,
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         variables=fields.chat_template_kwargs,
     )
-    tokens = await serving.prompts.encode(text, bool(fields.add_special_tokens), longest)
+    limit = longest if params.truncate_prompt_tokens is None else None
+    tokens = await serving.prompts.encode(text, bool(fields.add_special_tokens), limit)
     if fields.max_completion_tokens is None and fields.max_tokens is None:
         params = serving.text.defaults.limit_chat(params, longest - len(tokens))
-    stream = serving.session.open([tokens], params)
-    shape = ChatShape(serving.text.tokenizer, params.logprobs, serving.config.server.response_role)
+    stream = serving.session.open([tokens], params, **options)
+    tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
+    report = PromptReport(stream.adds, tokenizer, fields.prompt_logprobs is not None)
+    shape = ChatShape(tokenizer, params.num_reported, role, report)
     return await serving.respond(request, fields, stream, shape, "chatcmpl")
 
 

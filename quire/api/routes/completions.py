@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.body import openapi_body, read_body
 from quire.api.delivery import unless_gone
+from quire.api.prompt_report import PromptReport
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.serving import Serving
 from quire.api.session import MAX_SEQUENCES
 from quire.api.shapes import CompletionShape
 from quire.errors import RequestError
+from quire.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -31,20 +35,33 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
     serving.model_name(fields.model)
     fields.check_stream_options()
     longest = serving.session.submission.longest
-    params = fields.sampling(
-        serving.text.defaults,
-        text=serving.text.tokenizer is not None,
-        max_tokens=DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens,
-        logprobs=fields.logprobs,
-    )
+    params = _sampling(serving, fields)
+    options = fields.options(serving.text.tokenizer)
     prompts = fields.prompts()
     if len(prompts) * params.n > MAX_SEQUENCES:
         raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="prompt")
+    limit = longest if params.truncate_prompt_tokens is None else None
     special = fields.add_special_tokens is not False
     tokens = [
-        await serving.prompts.encode(prompt, special, longest) if isinstance(prompt, str) else prompt
+        await serving.prompts.encode(prompt, special, limit) if isinstance(prompt, str) else prompt
         for prompt in prompts
     ]
-    stream = serving.session.open(tokens, params)
-    shape = CompletionShape(serving.text.tokenizer, params.logprobs is not None)
-    return await serving.respond(request, fields, stream, shape, "cmpl")
+    stream = serving.session.open(tokens, params, **options)
+    tokenizer = serving.text.tokenizer
+    report = PromptReport(stream.adds, tokenizer, fields.prompt_logprobs is not None)
+    shape = CompletionShape(tokenizer, params.num_reported is not None, report, echo=bool(fields.echo))
+    return await serving.respond(request, fields, stream, shape, "cmpl", answers=not fields.only_echo)
+
+
+def _sampling(serving: Serving, fields: CompletionRequest) -> SamplingParams:
+    """With `echo`, log probabilities are the prompt's as well, and no token may be asked for: one is drawn then, which
+    nobody sees."""
+    more: dict[str, Any] = {"max_tokens": DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens}
+    if fields.only_echo:
+        more["max_tokens"] = 1
+    if fields.echo and fields.logprobs is not None:
+        if fields.stream:
+            raise RequestError("echo with logprobs cannot be streamed: leave one of them out.", param="echo")
+        more["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
+    text = serving.text.tokenizer is not None
+    return fields.sampling(serving.text.defaults, text=text, logprobs=fields.logprobs, **more)

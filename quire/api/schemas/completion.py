@@ -21,7 +21,13 @@ class CompletionRequest(SamplingFields):
     )
     max_tokens: int | None = Field(default=None, description="Default 16.")
     logprobs: int | None = Field(default=None, description="Log probabilities of this many likeliest tokens.")
+    echo: bool | None = Field(default=None, description="Put the prompt before the answer.")
     add_special_tokens: bool | None = Field(default=None, description="Default true.")
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether nothing but the prompt is wanted back."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[Prompt]:
         """The prompts, each a text or token ids.

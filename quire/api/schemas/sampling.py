@@ -1,14 +1,23 @@
-"""The fields that completions and chat share, and how they become SamplingParams."""
+"""The fields that completions and chat share, and how they become SamplingParams and what stands beside them."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError
-from quire.sampling import SamplingParams
+from quire.ranges import integer
+from quire.sampling import RepetitionDetectionParams, SamplingParams
+from quire.text.bad_words import bad_word_tokens
 from quire.text.generation_config import DefaultSampling
+from quire.text.tokenizer import Tokenizer
+
+MAX_BIAS = 100.0
+MAX_SALT = 1_024
+MAX_PRIORITY = 2**31 - 1
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class StreamOptions(BaseModel):
@@ -21,6 +30,20 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(default=None, description="Ignored: nothing is padded here.")
 
 
+class RepetitionDetection(BaseModel):
+    """When an answer that goes in circles is ended."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    max_pattern_size: int = Field(description="Longest pattern, in tokens.")
+    min_pattern_size: int | None = Field(default=None, description="Default 1.")
+    min_count: int | None = Field(default=None, description="How often it must come in a row. Default 2.")
+
+    def params(self) -> RepetitionDetectionParams:
+        """The same, checked."""
+        return RepetitionDetectionParams(**self.model_dump(exclude_none=True))
+
+
 class SamplingFields(BaseModel):
     """How tokens are drawn; what is left open comes from the model's defaults."""
 
@@ -28,6 +51,10 @@ class SamplingFields(BaseModel):
 
     model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
     n: int | None = Field(default=None, description="Answers to draw.")
+    best_of: int | None = Field(default=None, description="Must be n: every answer that is drawn is returned.")
+    presence_penalty: float | None = Field(default=None, description="-2 to 2, for each token the answer has.")
+    frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the answer has it.")
+    repetition_penalty: float | None = Field(default=None, description="Above 1: fewer tokens of prompt and answer.")
     temperature: float | None = Field(default=None, description="0 is greedy.")
     top_p: float | None = None
     top_k: int | None = Field(default=None, description="0 or -1 for all tokens.")
@@ -35,6 +62,16 @@ class SamplingFields(BaseModel):
     seed: int | None = Field(default=None, description="Same seed, same draws.")
     stop: str | list[str] | None = Field(default=None, description="Strings that end the answer.")
     stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = Field(default=None, description="By token id; held within -100 and 100.")
+    allowed_token_ids: list[int] | None = Field(default=None, description="No other token is drawn.")
+    bad_words: list[str] | None = Field(default=None, description="Texts that the answer must not have.")
+    prompt_logprobs: int | None = Field(default=None, description="Log probabilities of the prompt's tokens.")
+    logprob_token_ids: list[int] | None = Field(default=None, description="Report these tokens' log probabilities.")
+    truncate_prompt_tokens: int | None = Field(default=None, description="The prompt's last so many; -1: what fits.")
+    repetition_detection: RepetitionDetection | None = None
+    vllm_xargs: dict[str, Any] | None = Field(default=None, description="For the server's logits processors.")
+    priority: int | None = Field(default=None, description="Lower goes first, if the server orders by priority.")
+    cache_salt: str | None = Field(default=None, description="Cached prefixes are shared within one salt only.")
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -55,8 +92,38 @@ class SamplingFields(BaseModel):
             RequestError: A value is out of its range.
         """
         names = SamplingParams.__struct_fields__
-        given = {name: getattr(self, name) for name in names if name in type(self).model_fields and name not in more}
-        return SamplingParams(**defaults.fill(given), **more, detokenize=text)
+        given = {name: getattr(self, name) for name in names if name in type(self).model_fields}
+        given |= {"logit_bias": self._logit_bias(), "extra_args": self.vllm_xargs}
+        given["repetition_detection"] = self.repetition_detection and self.repetition_detection.params()
+        if self.best_of not in (None, self.n or 1):
+            raise RequestError(f"best_of must be n ({self.n or 1}), got {self.best_of}.", param="best_of")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
+        params = defaults.fill({name: value for name, value in given.items() if name not in more})
+        return SamplingParams(**params, **more, detokenize=text)
+
+    def options(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
+        """What EngineSession.open takes beside prompts and parameters.
+
+        Raises:
+            RequestError: A value is out of its range.
+        """
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT:
+            raise RequestError(f"cache_salt must be a text of 1 to {MAX_SALT} characters.", param="cache_salt")
+        return {
+            "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
+            "cache_salt": self.cache_salt or "",
+            "bad_words": bad_word_tokens(tokenizer, self.bad_words),
+        }
+
+    def _logit_bias(self) -> dict[int, float] | None:
+        """By token id, and within OpenAI's limits."""
+        if self.logit_bias is None:
+            return None
+        wrong = next((name for name in self.logit_bias if not _TOKEN_ID.fullmatch(name)), None)
+        if wrong is not None:
+            raise RequestError(f"logit_bias: '{wrong[:64]}' is not a token id.", param="logit_bias")
+        return {int(name): max(-MAX_BIAS, min(MAX_BIAS, value)) for name, value in self.logit_bias.items()}
 
     def check_stream_options(self) -> None:
         """Raises RequestError for stream_options without stream."""
