@@ -17,7 +17,7 @@ from quire.scheduler.step import Step
 
 STALL_FACTOR = 2.0
 """A step with chunks in it may take this many times as long as its streaming rows would alone …"""
-STALL_FLOOR_MS = 20.0
+STALL_FLOOR_MS = 100.0
 """… or this long, if that is more."""
 SMALLEST_CHUNK = 16
 """Tokens that a prompt moves forward by at least, so that it gets through beside any number of streams."""
@@ -34,8 +34,8 @@ class StepCost(Protocol):
         """One token more in a chunk, that sees `context` tokens."""
         ...
 
-    def learn(self, predicted_ms: float, measured_ms: float) -> None:
-        """What a step really took."""
+    def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
+        """What a step really took, that was predicted to take `step_ms` for itself and `chunk_ms` for its chunks."""
         ...
 
 
@@ -52,9 +52,8 @@ class Budget:
         self.max_tokens = max_tokens
         self._threshold = long_prefill_threshold
         self._cost = cost
-        self._predicted_ms = 0.0  # of what was granted in this step
+        self._step_ms = self._chunk_ms = 0.0  # predicted for this step, and for the chunks granted in it
         self._limit_ms: float | None = None  # of the whole step; None: nobody streams
-        self._has_chunk = False
 
     def open(self, planned: Column, ahead: Column, requests: Sequence[Request]) -> Column:
         """A new step begins: how many tokens each running request may move forward by.
@@ -83,27 +82,33 @@ class Budget:
 
     def close(self, step: Step) -> None:
         """Everything is in the step."""
-        step.predicted_ms = self._predicted_ms
+        step.predicted_ms = self._step_ms, self._chunk_ms
 
     def learn(self, step: Step, measured_ms: float) -> None:
         """A step has run."""
-        if self._cost is not None and step.predicted_ms > 0 and measured_ms > 0:
-            self._cost.learn(step.predicted_ms, measured_ms)
+        if self._cost is not None and step.requests and measured_ms > 0:
+            self._cost.learn(*step.predicted_ms, measured_ms)
+
+    @property
+    def _left_ms(self) -> float:
+        """For chunks, beside rows that stream."""
+        assert self._limit_ms is not None
+        return self._limit_ms - self._step_ms - self._chunk_ms
 
     @property
     def _time_is_up(self) -> bool:
         """Whether chunks have taken all the time that rows beside them leave. The first always gets its smallest."""
-        return self._limit_ms is not None and self._has_chunk and self._predicted_ms >= self._limit_ms
+        return self._limit_ms is not None and self._chunk_ms > 0 and self._left_ms <= 0
 
     def _start_clock(self, planned: Column, ahead: Column) -> None:
-        self._limit_ms, self._predicted_ms, self._has_chunk = None, 0.0, False
+        self._limit_ms, self._step_ms, self._chunk_ms = None, 0.0, 0.0
         if self._cost is None:
             return
         streaming = ahead == 1
         count = int(streaming.sum())
-        self._predicted_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
+        self._step_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
         if count:
-            self._limit_ms = max(STALL_FLOOR_MS, STALL_FACTOR * self._predicted_ms)
+            self._limit_ms = max(STALL_FLOOR_MS, STALL_FACTOR * self._step_ms)
 
     def _chunk(self, request: Request, count: int) -> int:
         """`count`, or less where a limit says so."""
@@ -114,8 +119,6 @@ class Budget:
         if self._cost is not None:
             each = self._cost.token_ms(request.planned + count // 2)
             if self._limit_ms is not None:
-                left = int((self._limit_ms - self._predicted_ms) / each)
-                count = min(count, max(SMALLEST_CHUNK, left))
-            self._predicted_ms += count * each
-            self._has_chunk = True
+                count = min(count, max(SMALLEST_CHUNK, int(self._left_ms / each)))
+            self._chunk_ms += count * each
         return count

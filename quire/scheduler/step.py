@@ -23,7 +23,7 @@ class Step:
         requests: By row of the batch.
         tokens: In sum over the rows.
         crowded: Somebody was put back because blocks ran out: nobody new is admitted.
-        predicted_ms: How long it should take; 0 when nobody knows.
+        predicted_ms: How long it should take, and how long its chunks beyond that; 0 when nobody knows.
         swap_out, swap_in: See Plan.
         scorers: Requests whose prompts' log probabilities it brings, in the order of `Plan.scored`.
     """
@@ -33,7 +33,7 @@ class Step:
         self.requests: list[Request] = []
         self.tokens = 0
         self.crowded = False
-        self.predicted_ms = 0.0
+        self.predicted_ms = (0.0, 0.0)
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
         self.scorers: list[Request] = []
