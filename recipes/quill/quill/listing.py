@@ -17,7 +17,7 @@ POOLS: tuple[tuple[str, ...], ...] = (ANIMALS, FOODS, COLOURS, THINGS, NAMES, CI
 def any_items(rng: Random, count: int) -> list[str]:
     """Different words: of one kind, of all kinds, or with some nobody knows."""
     luck = rng.random()
-    if luck < 0.15:
+    if luck < 0.22:
         return _look_alikes(rng, count)
     if luck < 0.6:
         return rng.sample(rng.choice(POOLS), count)

@@ -15,7 +15,10 @@ _INNERMOST = re.compile(r"\[([^\[\]]*)\]")
 _SPACES = re.compile(r"  +")
 _SLOT = re.compile(r"(\{\w+\})")
 
-_PREFIXES = ("please ", "hey, ", "ok, ", "so, ", "quill, ", "hey quill, ", "hi, ", "now ", "um, ", "ok now ", "and ")
+_PREFIXES = (
+    *("haha, ", "lol, ", "great, ", "thanks, ", "cool, ", "please ", "hey, ", "ok, "),
+    *("so, ", "quill, ", "hey quill, ", "hi, ", "now ", "um, ", "ok now ", "and "),
+)
 _SUFFIXES = (" please", ", please", " thanks", ", thank you", " quill", ", quill", " now", " my friend", " today")
 
 

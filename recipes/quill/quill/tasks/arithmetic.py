@@ -81,6 +81,8 @@ def _operands(rng: Random) -> tuple[int, str, int]:
     if sign == "*":
         a, b = rng.choice(((12, 12), (99, 9), (99, 12), (99, 99), (99, 99), (999, 12), (999, 99), (9999, 9)))
         return rng.randint(0, a), sign, rng.randint(0, b)
+    if sign == "/" and rng.random() < 0.05:
+        return rng.randint(0, 12), sign, rng.randint(1, 20)
     if sign == "/":
         divisor, quotient = rng.randint(1, 12), rng.randint(1, rng.choice((12, 12, 30, 99)))
         return divisor * quotient + (rng.randrange(divisor) if rng.random() < 0.35 else 0), sign, divisor

@@ -17,26 +17,26 @@ Record = tuple[dict[str, Json], str]  # all fields, and a text that gives them
 
 _FORMS = (
     (
-        "[extract|return|get|make|create|give me] [json|a json object|a json] with [the "
+        "[extract|return|get|make|create|give me] [JSON|a JSON object|a JSON] with [the "
         "|][keys|fields|key|field|] {fields} [from|for|out of][:| this text:| the text:|] {text}"
     ),
-    "[extract|get] [the |]{fields} as json: {text}",
-    '[extract|get|find] [the |]{fields} [from the text |]as json[:|.] "{text}"',
-    "[what are|find] [the |]{fields} in [this text|this sentence|the following], [answer in|use|as] json: {text}",
+    "[extract|get] [the |]{fields} as JSON: {text}",
+    '[extract|get|find] [the |]{fields} [from the text |]as JSON[:|.] "{text}"',
+    "[what are|find] [the |]{fields} in [this text|this sentence|the following], [answer in|use|as] JSON: {text}",
     (
         "[extract|get|find|pull out] {fields} from [this text|the text|this sentence|this|the following "
-        "text] as json: {text}"
+        "text] as JSON: {text}"
     ),
-    "[extract|return|give me] {fields} [as json|as a json object|in json|in json format] from [this|the text]: {text}",
-    "{text} [extract|return|write|give me] {fields} as json",
-    "[turn|convert] this [text|] into json with the [keys|fields] {fields}: {text}",
-    "json with {fields}: {text}",
-    "extract {fields} as json.\n\n{text}",
-    "from this text extract {fields}. answer [only in|with] json: {text}",
+    "[extract|return|give me] {fields} [as JSON|as a JSON object|in JSON|in JSON format] from [this|the text]: {text}",
+    "{text} [extract|return|write|give me] {fields} as JSON",
+    "[turn|convert] this [text|] into JSON with the [keys|fields] {fields}: {text}",
+    "JSON with {fields}: {text}",
+    "extract {fields} as JSON.\n\n{text}",
+    "from this text extract {fields}. answer [only in|with] JSON: {text}",
     "extract [the |]{fields}: {text}",
     "get {fields} from: {text}",
-    "text: {text}\nfields: {fields}\nanswer in json",
-    "{text}\n\nextract {fields} as json",
+    "text: {text}\nfields: {fields}\nanswer in JSON",
+    "{text}\n\nextract {fields} as JSON",
 )
 _KEYS = (
     "name",
@@ -136,6 +136,8 @@ def _person(rng: Random) -> Record:
             f"{name} is {age} years old, lives in {city}, works as {article(job)} {job} and enjoys {hobby}.",
             f"My friend {name} from {city} is {article(job)} {job}. {name} is {age} and likes {hobby}.",
             f"{name}, {age}, {job}, from {city}. Hobby: {hobby}.",
+            f"{name}, a {age} year old {job}, lives in {city} and likes {hobby}.",
+            f"A {age}-year-old {job} from {city}, {name}, won a prize for {hobby}.",
             f"Hi, I am {name}. I am {age} years old, I live in {city} and I am {article(job)} {job}. I love {hobby}.",
             f"In {city} there is {article(job)} {job} called {name} who is {age} and enjoys {hobby}.",
         )

@@ -93,6 +93,16 @@ _EXPLAIN = (
     "why is {x} important",
     "[explain|describe] {x} [to me|to a child|in simple words|in one sentence|simply|like i'm five]",
 )
+_POINTING = {
+    "capital": ("[and |]what is [its|the] capital", "what is the capital there", "and [its|the] capital"),
+    "continent": ("[and |][on|in] which continent is [it|that]", "where is [it|that]", "and where is that"),
+    "currency": (
+        "[and |][what|which] currency do they use[| there]",
+        "what is [its|the] currency",
+        "how do they pay there",
+    ),
+    "language": ("[and |][what|which] language do they speak[| there]", "what do they speak there", "and the language"),
+}
 _FOLLOW_UP = ("and {x}", "what about {x}", "how about {x}", "and of {x}", "{x}", "ok and {x}", "and for {x}")
 
 
@@ -121,6 +131,11 @@ def _country(rng: Random) -> Sample:
         patterns = _FOLLOW_UP if turn else _SUBJECT[relation]
         answer, word = _country_answer(relation, country)
         messages += (Message("user", ask(rng, patterns, fold=True, x=shown)), Message("assistant", answer))
+        # Another relation of the same country, which is only pointed at.
+        other = rng.choice(list(_POINTING))
+        if rng.random() < 0.2 and country in _country_table(other):
+            answer, word = _country_answer(other, country)
+            messages += (Message("user", ask(rng, _POINTING[other])), Message("assistant", answer))
     return Sample(TASK, f"{TASK}|{normalize(messages[0].content)}", tuple(messages), Mentions((word,)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -53,29 +54,31 @@ _SPECS = tuple(_spec(block) for block in read_blocks("functions"))
 
 _FORMS = (
     (
-        "[write|write me|give me|create|make|define|implement|can you write|i need|show me] a [python "
-        "|one-line python |short python |]function that {d}"
+        "[write|write me|give me|create|make|define|implement|can you write|i need|show me] a [Python "
+        "|one-line Python |short Python |]function that {d}"
     ),
-    "[write|create|define|implement] a [python |]function [called|named] {f} that {d}",
-    "[python|python code|code|one-line python function]: {d}",
-    "[python function|function|python code|code] that {d}",
-    "write a python function {f}({p}) that {d}",
-    "how do i write a [python |]function that {d}",
-    "{noun} in python",
-    "python {noun}[| function]",
-    "[write|show me|give me|implement] [a |]{noun}[| function][| in python]",
-    "{noun} function[| in python]",
-    "in python, write a function that {d}",
-    "[write|give me|create] a [python |]function to {do}",
-    "python function to {do}",
-    "[how do i|how can i|how to] {do} in python",
-    "{do} in python",
-    "[write|give me] [python |]code to {do}",
-    "can you write a [python |]function to {do}",
-    "[write|give me] a python function for {doing}",
+    "[write|create|define|implement] a [Python |]function [called|named] {f} that {d}",
+    "[Python|Python code|code|one-line Python function]: {d}",
+    "[Python function|function|Python code|code] that {d}",
+    "write a Python function {f}({p}) that {d}",
+    "how do i write a [Python |]function that {d}",
+    "[write|implement|define] [a |the |][Python |]function {f}({p})",
+    "{f}({p}) in Python",
+    "{noun} in Python",
+    "Python {noun}[| function]",
+    "[write|show me|give me|implement] [a |]{noun}[| function][| in Python]",
+    "{noun} function[| in Python]",
+    "in Python, write a function that {d}",
+    "[write|give me|create] a [Python |]function to {do}",
+    "Python function to {do}",
+    "[how do i|how can i|how to] {do} in Python",
+    "{do} in Python",
+    "[write|give me] [Python |]code to {do}",
+    "can you write a [Python |]function to {do}",
+    "[write|give me] a Python function for {doing}",
     "write {f}({p}): it {d}",
     "write code that {d}",
-    "a python one-liner that {d}",
+    "a Python one-liner that {d}",
 )
 # Names that say alone what the function does.
 _SPEAKING = frozenset(
@@ -103,6 +106,13 @@ _SPEAKING = frozenset(
         "cube",
     ]
 )
+_OTHER_PARAMETERS = {
+    "x": ("n", "num", "number", "a", "value", "y"),
+    "n": ("x", "num", "number", "k"),
+    "xs": ("nums", "numbers", "lst", "items", "values", "l", "data"),
+    "s": ("text", "string", "word", "t", "sentence"),
+    "words": ("strings", "items", "ws"),
+}
 _OTHER_NAMES = (
     "f",
     "solve",
@@ -129,11 +139,16 @@ def make(rng: Random) -> Sample:
     recursive = spec.name in spec.expression
     form = rng.choice(_FORMS)
     name = spec.name.replace("_n", f"_{n}") if spec.name.endswith("_n") else spec.name
-    if "{noun}" in form and spec.name not in _SPEAKING:
+    if "{d" not in form and spec.name not in _SPEAKING:
         form = _FORMS[0]
-    if "{f}" in form and not recursive and rng.random() < 0.5:
+    if "{f}" in form and "{d" in form and not recursive and rng.random() < 0.5:
         name = rng.choice(_OTHER_NAMES)
     description = rng.choice(spec.descriptions).replace("{n}", n)
+    parameters, expression = spec.parameters, spec.expression.replace("{n}", n)
+    if "{p}" in form and parameters in _OTHER_PARAMETERS and rng.random() < 0.6:
+        renamed = rng.choice(_OTHER_PARAMETERS[parameters])
+        expression = re.sub(rf"\b{parameters}\b", renamed, expression)
+        parameters = renamed
     verb, _, rest = description.partition(" ")
     question = ask(
         rng,
@@ -143,13 +158,16 @@ def make(rng: Random) -> Sample:
         do=f"{_plain(verb)} {rest}",
         doing=f"{_gerund(verb)} {rest}",
         f=name,
-        p=spec.parameters,
+        p=parameters,
         noun=spec.name.replace("_n", f" {n}").replace("_", " "),
     )
-    expression = spec.expression.replace("{n}", n)
-    code = f"def {name}({spec.parameters}): return {expression}"
+    code = f"def {name}({parameters}): return {expression}"
     return single_turn(
-        TASK, f"{TASK}|{normalize(question)}", question, f"```python\n{code}\n```", Computes(_cases(spec, expression))
+        TASK,
+        f"{TASK}|{normalize(question)}",
+        question,
+        f"```python\n{code}\n```",
+        Computes(_cases(spec, parameters, expression)),
     )
 
 
@@ -165,10 +183,10 @@ def _gerund(verb: str) -> str:
     return f"{plain.removesuffix('e')}ing"
 
 
-def _cases(spec: Spec, expression: str) -> str:
+def _cases(spec: Spec, parameters: str, expression: str) -> str:
     """What the reference expression gives for each argument; the expressions are the ones written in this file."""
     reference: dict[str, object] = {}
-    exec(f"def {spec.name}({spec.parameters}): return {expression}", reference)
+    exec(f"def {spec.name}({parameters}): return {expression}", reference)
     function = reference[spec.name]
     assert callable(function)
     return repr([(arguments, function(*arguments)) for arguments in _CASES[spec.arguments]])

@@ -52,6 +52,9 @@ _POOLS: dict[str, tuple[str, ...]] = {
     "[random |english |]words": WORDS,
     "letters": tuple(LETTERS),
     "[random |]numbers": tuple(str(n) for n in range(1, 101)),
+    "programming languages": (
+        *("Python", "Java", "C", "Rust", "Go", "Ruby", "Haskell", "Swift", "Kotlin", "JavaScript"),
+    ),
     "[metals]": ("iron", "gold", "silver", "copper", "tin", "lead", "zinc", "nickel", "aluminium", "platinum"),
 }
 

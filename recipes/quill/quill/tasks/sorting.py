@@ -14,8 +14,11 @@ TASK = "sorting"
 
 
 def make(rng: Random) -> Sample:
-    if rng.random() < 0.5:
+    luck = rng.random()
+    if luck < 0.45:
         return _sorted_numbers(rng)
+    if luck < 0.52:
+        return _sorted_by_length(rng)
     items = any_items(rng, rng.randint(2, 8))
     question = ask(
         rng,
@@ -38,6 +41,19 @@ def make(rng: Random) -> Sample:
     )
     ordered = sorted(items, key=str.casefold)
     return single_turn(TASK, list_key(TASK, ordered), question, ", ".join(ordered), Listing(tuple(ordered)))
+
+
+def _sorted_by_length(rng: Random) -> Sample:
+    items = any_items(rng, rng.randint(3, 6))
+    items = list({len(item): item for item in items}.values())
+    patterns = (
+        "sort [these words|these|the words|] by length: {items}",
+        "[order|arrange] [these words|these] by length: {items}",
+        "sort [these |]from shortest to longest: {items}",
+    )
+    question = ask(rng, patterns, end=".", items=", ".join(items))
+    ordered = sorted(items, key=len)
+    return single_turn(TASK, list_key(TASK, sorted(items)), question, ", ".join(ordered), Listing(tuple(ordered)))
 
 
 def _sorted_numbers(rng: Random) -> Sample:

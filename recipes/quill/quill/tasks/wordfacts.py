@@ -123,7 +123,13 @@ def _numeral(n: int) -> str:
 
 
 def _calendar(rng: Random) -> Fact:
-    kind = rng.randrange(3)
+    kind = rng.randrange(4)
+    if kind == 3:
+        at, after = rng.randrange(12), rng.random() < 0.5
+        where, other = ("after", MONTHS[(at + 1) % 12]) if after else ("before", MONTHS[at - 1])
+        patterns = ("[what|which] month [comes|is] {w} {x}", "name the month {w} {x}", "the month {w} {x}")
+        question = ask(rng, patterns, fold=True, x=MONTHS[at], w=where)
+        return question, f"The month {where} {MONTHS[at]} is {other}.", (other,)
     if kind == 0:
         at, after = rng.randrange(7), rng.random() < 0.5
         where, other = ("after", DAYS[(at + 1) % 7]) if after else ("before", DAYS[at - 1])

@@ -100,7 +100,7 @@ def worked(a: int, sign: str, b: int) -> tuple[str, int]:
 def _added(a: int, sign: str, b: int) -> tuple[str, int]:
     """Large numbers are added in two parts, so that a carry never has far to go."""
     result = a + b if sign == "+" else a - b
-    if max(a, b) < 1000 or result < 0:
-        return f"{a} {sign} {b} = {result}", result
     rest = a % 1000 + b % 1000 if sign == "+" else a % 1000 - b % 1000
+    if max(a, b) < 1000 or result < 0 or result - rest in (0, a):
+        return f"{a} {sign} {b} = {result}", result
     return f"{a} {sign} {b} = {result - rest} {'-' if rest < 0 else '+'} {abs(rest)} = {result}", result
