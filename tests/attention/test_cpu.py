@@ -17,15 +17,19 @@ HEADS, KV_HEADS, D = 4, 2, 8
 class Scene:
     """Sequences of random keys and values that grow step by step, and the backend that must agree with them."""
 
-    def __init__(self, block_size: int, sequences: int, groups: tuple[int, ...] = (0,)) -> None:
-        self.size, self.groups = block_size, groups
+    def __init__(
+        self,
+        block_size: int,
+        sequences: int,
+        groups: tuple[int, ...] = (0,),
+        windows: tuple[int | None, ...] = (None, None),
+    ) -> None:
+        self.size, self.groups, self.windows = block_size, groups, windows[: max(groups) + 1]
         self.generator = torch.Generator().manual_seed(0)
         shape = (len(groups), 1 + 40 * sequences, block_size, KV_HEADS, D)
         self.kv = torch.full((2, *shape), float("nan"))  # what earlier owners may have left
         self.kv[:, :, 0] = 0
-        self.backend = CpuAttention(
-            KVView(tuple(self.kv[0]), tuple(self.kv[1]), groups, (None,) * (max(groups) + 1), block_size)
-        )
+        self.backend = CpuAttention(KVView(tuple(self.kv[0]), tuple(self.kv[1]), groups, self.windows, block_size))
         blocks = torch.randperm(40 * sequences, generator=self.generator) + 1
         self.tables = tuple(blocks.roll(g).view(sequences, 40) for g in range(max(groups) + 1))
         self.keys = [[torch.empty(0, KV_HEADS, D)] * len(groups) for _ in range(sequences)]
@@ -51,7 +55,8 @@ class Scene:
                 own = torch.from_numpy(rows == row)
                 self.keys[sequence][layer] = torch.cat((self.keys[sequence][layer], k[own]))
                 self.values[sequence][layer] = torch.cat((self.values[sequence][layer], v[own]))
-                expected = attention(q[own], self.keys[sequence][layer], self.values[sequence][layer])
+                window = self.windows[self.groups[layer]]
+                expected = attention(q[own], self.keys[sequence][layer], self.values[sequence][layer], window=window)
                 torch.testing.assert_close(out[own].double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -82,3 +87,14 @@ def test_lengths_may_all_be_equal() -> None:
     scene = Scene(16, 3)
     scene.step({0: 9, 1: 9, 2: 9})
     scene.step({0: 1, 1: 1, 2: 1})
+
+
+@pytest.mark.parametrize(("block_size", "window"), [(8, 1), (8, 8), (8, 13), (16, 16), (16, 40)])
+def test_windows_see_their_last_tokens_and_no_block_before_them(block_size: int, window: int) -> None:
+    """Blocks that nobody sees any more become NaN, as if others had written them, and tables go on naming them."""
+    scene = Scene(block_size, 3, groups=(0, 1), windows=(window, None))
+    for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 64, 0: 20, 1: 1}, {0: 1, 1: 9, 2: 1}, *[{0: 1, 1: 1, 2: 1}] * 12):
+        for sequence in moves:
+            left = max(0, len(scene.keys[sequence][0]) - window + 1) // block_size
+            scene.kv[:, 0, scene.tables[0][sequence, :left]] = float("nan")
+        scene.step(moves)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.activation import silu_and_mul
-from quire.kernels.reference.norm import rms_norm
+from quire.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
+from quire.kernels.reference.experts import experts, route
+from quire.kernels.reference.norm import layer_norm, rms_norm
 from quire.kernels.reference.paged import attend_chunk, attend_tokens, kv_write
 from quire.kernels.reference.rotary import rotary
 from quire.kernels.table import KERNELS, kernel
@@ -78,7 +79,9 @@ def test_kv_write_touches_its_places_only() -> None:
     assert (keys != 0).sum() == (values != 0).sum() == 18
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, cap: float | None = None, window: int | None = None
+) -> Tensor:
     """Lower-right causal attention, one head at a time, in float64: q [n, heads, d], k and v [length, kv_heads, d]."""
     (n, heads, d), (length, kv_heads, _) = q.shape, k.shape
     out = torch.empty(n, heads, d, dtype=torch.float64)
@@ -86,8 +89,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         own = head // (heads // kv_heads)
         for i in range(n):
             seen = length - n + i + 1
-            weights = (k[:seen, own].double() @ q[i, head].double() / d**0.5).softmax(-1)
-            out[i, head] = weights @ v[:seen, own].double()
+            first = 0 if window is None else max(0, seen - window)
+            scores = k[first:seen, own].double() @ q[i, head].double() * (scale or d**-0.5)
+            weights = (scores if cap is None else cap * (scores / cap).tanh()).softmax(-1)
+            out[i, head] = weights @ v[first:seen, own].double()
     return out
 
 
@@ -121,3 +126,97 @@ def test_attend_chunk(dtype: torch.dtype, n: int, length: int) -> None:
     attend_chunk(q, keys, values, blocks, mask, out, 0.25)
     k, v = (x[blocks].flatten(0, 1)[:length] for x in (keys, values))
     near(out, attention(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_applies_an_fp32_weight_before_it_rounds(dtype: torch.dtype) -> None:
+    """Several heads at once, each with its weight; in bf16 within half a unit of the exact product."""
+    x, weight = normal(5, 3, 16, dtype=dtype), normal(3, 16, seed=1)
+    out = torch.empty_like(x)
+    rms_norm(x, weight, 1e-3, out)
+    wide = x.double()
+    exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
+    torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps * 0.51 + 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_norm(dtype: torch.dtype) -> None:
+    x, weight, bias, delta = (normal(*s, dtype=dtype, seed=i) for i, s in enumerate([(6, 24), (24,), (24,), (6, 24)]))
+    total = (x + delta).double()
+    layer_norm(x, weight, bias, 1e-3, out := torch.empty_like(x), delta)
+    assert torch.equal(x.double(), total)
+    centred = total - total.mean(-1, keepdim=True)
+    scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    near(out, scaled * weight.double() + bias.double())
+
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + ((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelus(dtype: torch.dtype) -> None:
+    x = normal(5, 24, dtype=dtype)
+    gelu(x, whole := torch.empty_like(x))
+    near(whole, tanh_gelu(x.double()))
+    gelu_and_mul(x, out := torch.empty(5, 12, dtype=dtype))
+    near(out, tanh_gelu(x[:, :12].double()) * x[:, 12:].double())
+
+
+def test_soft_cap_bounds() -> None:
+    x = torch.tensor([-1e6, -3.0, 0.0, 0.01, 50.0])
+    exact = 7 * (x.double() / 7).tanh()
+    soft_cap(x, 7.0)
+    near(x, exact)
+
+
+def test_rotary_keeps_what_is_beyond_its_width() -> None:
+    x = normal(4, 2, 10)
+    angle = normal(4, 3, seed=1)
+    rotary(x, angle.cos(), angle.sin(), out := torch.empty_like(x))
+    rotary(x[..., :6], angle.cos(), angle.sin(), part := torch.empty(4, 2, 6))
+    assert torch.equal(out[..., :6], part)
+    assert torch.equal(out[..., 6:], x[..., 6:])
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_route_takes_the_likeliest(renormalise: bool) -> None:
+    logits = normal(9, 6)
+    weights, numbers = route(logits, 3, renormalise)
+    exact = logits.double().softmax(-1)
+    for row, (own, chosen) in enumerate(zip(weights, numbers, strict=True)):
+        assert chosen.tolist() == exact[row].argsort(descending=True)[:3].tolist()
+        expected = exact[row, chosen] / (exact[row, chosen].sum() if renormalise else 1)
+        near(own, expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 11])
+def test_experts_are_their_mlps_summed_by_weight(tokens: int) -> None:
+    x, gate_up, down = normal(tokens, 8), normal(5, 12, 8, seed=1), normal(5, 8, 6, seed=2)
+    weights, numbers = route(normal(tokens, 5, seed=3), 2, False)
+    experts(x, gate_up, down, numbers, weights, out := torch.empty_like(x))
+    expected = torch.zeros(tokens, 8, dtype=torch.float64)
+    for token in range(tokens):
+        for weight, number in zip(weights[token].double(), numbers[token], strict=True):
+            gate, up = (gate_up[number].double() @ x[token].double()).chunk(2)
+            expected[token] += weight * (down[number].double() @ (gate / (1 + (-gate).exp()) * up))
+    near(out, expected)
+
+
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_attention_scales_and_bounds_its_scores(cap: float | None) -> None:
+    """Both forms, against the formula: one token of each of two rows, and a chunk with and without a past."""
+    keys, values, q = normal(5, 8, 2, 16), normal(5, 8, 2, 16, seed=1), normal(12, 6, 16, seed=2)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, 0.4, cap)
+
+    k, v = (x[torch.tensor([3, 1])].flatten(0, 1) for x in (keys, values))
+    attend_tokens(q[:1], keys, values, torch.tensor([[3, 1]]), 13, None, out := torch.empty(1, 6, 16), 0.4, cap)
+    near(out, exact(q[:1], k[:13], v[:13]))
+    blocks, out = torch.tensor([3, 1]), torch.empty(12, 6, 16)
+    attend_chunk(q, keys, values, blocks, None, out, 0.4, cap)
+    near(out, exact(q, k[:12], v[:12]))
+    mask = torch.full((12, 15), -float("inf")).triu(4)
+    attend_chunk(q, keys, values, blocks, mask, out, 0.4, cap)
+    near(out, exact(q, k[:15], v[:15]))

@@ -5,26 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from quire.attention.backend import KVView, Rows
-from quire.attention.cpu import CpuAttention
-from quire.clock import SystemClock
-from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place, needs_of, pull_all
-from quire.layers.positions import Positions
 from quire.models.frequencies import rotary_frequencies
-from quire.models.model import build_model
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
-from quire.models.spec import read_spec
-from quire.weights.checkpoint import check
-from quire.weights.progress import ReadingProgress
-from quire.weights.safetensors import SafetensorsCheckpoint
 from tests.checkpoints import make_llama
-
-CPU = torch.device("cpu")
+from tests.models.forward import logits_of
 
 
 @pytest.mark.parametrize(
@@ -41,31 +28,10 @@ def test_logits_equal_transformers(flags: dict[str, Any], tmp_path: Path) -> Non
     from transformers import LlamaForCausalLM
 
     directory = make_llama(tmp_path, tokenizer=False, **flags)
-    spec, length = read_spec(directory), 150
-    factory = LayerFactory(Place(CPU, torch.float32))
-    model = build_model(spec, factory)
-    checkpoint = SafetensorsCheckpoint(directory)
-    check(checkpoint, needs_of(factory.layers), spec.architecture)
-    pull_all(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
-
-    shape = (spec.layers, 11, 16, spec.kv_heads, spec.head_dim)
-    keys, values = torch.zeros(shape), torch.zeros(shape)
-    backend = CpuAttention(KVView(tuple(keys), tuple(values), (0,) * spec.layers, (None,), 16))
-    positions = torch.arange(length)
-    backend.prepare(
-        Rows(
-            counts=np.array([length]),
-            row_of_token=np.zeros(length, dtype=np.int64),
-            starts=torch.tensor([0]),
-            positions=positions,
-            slots=torch.tensor([0]),
-            tables=(torch.arange(1, 11).unsqueeze(0),),
-        )
-    )
-    tokens = torch.randint(3, 320, (length,), generator=torch.Generator().manual_seed(4))
-    ours = model.logits(model.hidden(tokens, Positions(positions), backend))
+    tokens = torch.randint(3, 320, (150,), generator=torch.Generator().manual_seed(4))
+    ours = logits_of(directory, tokens, torch.float32)
     theirs = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)(tokens.unsqueeze(0)).logits[0]
-    assert ours.shape == (length, spec.vocab_size)
+    assert ours.shape == (150, 320)
     assert ((ours - theirs).abs().max() / theirs.abs().max()) < 1e-5
     assert torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs) < 1e-5
 

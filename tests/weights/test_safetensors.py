@@ -193,3 +193,32 @@ def test_names_without_their_prefix(tmp_path: Path) -> None:
     assert torch.equal(read(checkpoint, "model.norm.weight", (5,)), B)
     assert torch.equal(read(checkpoint, "lm_head.weight", (1, 4), start=(2, 0)), A[2:] + 1)
     checkpoint.close()
+
+
+def test_a_bare_gpt2_has_its_prefix_and_its_masks_are_passed_over(tmp_path: Path) -> None:
+    weight = torch.randn(3, 2)
+    tensors = {"wte.weight": weight, "h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.ones(())}
+    save_file(tensors, tmp_path / SINGLE)
+    checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
+    check(checkpoint, [Need("transformer.wte.weight", (3, 2))], "GPT2LMHeadModel")
+    checkpoint.read("transformer.wte.weight", out := torch.empty(3, 2))
+    assert torch.equal(out, weight)
+
+
+def test_stacked_experts_are_seen_one_by_one(tmp_path: Path) -> None:
+    gate_up, down, other = torch.randn(3, 8, 5), torch.randn(3, 5, 4), torch.randn(3, 5)
+    names = ("m.experts.gate_up_proj", "m.experts.down_proj", "m.gate.weight")
+    save_file(dict(zip(names, (gate_up, down, other), strict=True)), tmp_path / SINGLE)
+    checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
+    shapes = {"gate": (4, 5), "up": (4, 5), "down": (5, 4)}
+    needs = [Need(f"m.experts.{i}.{part}_proj.weight", shape) for i in range(3) for part, shape in shapes.items()]
+    check(checkpoint, [*needs, Need("m.gate.weight", (3, 5))], "Qwen3MoeForCausalLM")
+    for i in range(3):
+        parts = {"gate": gate_up[i, :4], "up": gate_up[i, 4:], "down": down[i]}
+        for part, expected in parts.items():
+            checkpoint.read(f"m.experts.{i}.{part}_proj.weight", out := torch.empty(shapes[part]))
+            assert torch.equal(out, expected)
+    checkpoint.read("m.experts.1.up_proj.weight", window := torch.empty(2, 3), (1, 2))
+    assert torch.equal(window, gate_up[1, 5:7, 2:5])
+    checkpoint.read("m.gate.weight", out := torch.empty(3, 5))
+    assert torch.equal(out, other)

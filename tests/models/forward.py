@@ -1,0 +1,49 @@
+"""One forward pass of a model over a sequence, on hand-made blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attention.backend import Rows
+from quire.attention.cpu import CpuAttention
+from quire.clock import SystemClock
+from quire.layers.factory import LayerFactory
+from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.positions import Positions
+from quire.models.model import build_model
+from quire.models.spec import read_spec
+from quire.weights.checkpoint import check
+from quire.weights.progress import ReadingProgress
+from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.worker.kv_tensors import allocate_kv
+
+CPU = torch.device("cpu")
+
+
+def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """[length, vocab_size], of tokens [length] read at once."""
+    spec, length = read_spec(directory), len(tokens)
+    factory = LayerFactory(Place(CPU, dtype))
+    model = build_model(spec, factory)
+    checkpoint = SafetensorsCheckpoint(directory)
+    check(checkpoint, needs_of(factory.layers), spec.architecture)
+    pull_all(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
+    blocks, groups = -(-length // 16), len(spec.kv_groups())
+    backend = CpuAttention(allocate_kv(spec, blocks * groups, 16, dtype, CPU))
+    positions = torch.arange(length)
+    backend.prepare(
+        Rows(
+            counts=np.array([length]),
+            row_of_token=np.zeros(length, dtype=np.int64),
+            starts=torch.tensor([0]),
+            positions=positions,
+            slots=torch.tensor([0]),
+            tables=tuple((1 + g * blocks + torch.arange(blocks)).unsqueeze(0) for g in range(groups)),
+        )
+    )
+    lengths = positions.clamp(min=length) if spec.keys else None
+    return model.logits(model.hidden(tokens, Positions(positions, lengths), backend))
