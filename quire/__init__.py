@@ -1,7 +1,7 @@
 """Quire: an LLM inference and serving engine.
 
-`LLM` and `SamplingParams` are the offline front door; `quire serve` is the server. Both names are loaded on first use:
-`import quire` imports no torch.
+`LLM`, `SamplingParams` and `BeamSearchParams` are the offline front door; `quire serve` is the server. The names are
+loaded on first use: `import quire` imports no torch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.beam_search import BeamSearchParams as BeamSearchParams
     from quire.llm import LLM as LLM
     from quire.sampling import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
-_EXPORTS = {"LLM": "quire.llm", "SamplingParams": "quire.sampling"}
+_EXPORTS = {"BeamSearchParams": "quire.beam_search", "LLM": "quire.llm", "SamplingParams": "quire.sampling"}
 
 
 def __getattr__(name: str) -> Any:

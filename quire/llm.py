@@ -9,13 +9,13 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from quire.beam_search import BeamSearchParams, search
 from quire.clock import SystemClock
 from quire.config import BUILTIN_MODEL, Config, environment
 from quire.config.foreign import FOREIGN, check_foreign
@@ -25,9 +25,10 @@ from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.errors import ConfigError, GenerationError, RequestError
 from quire.executor.local import LocalExecutor
+from quire.generation_bar import GenerationBar
 from quire.logits_processors import import_path
-from quire.messages import Abort, Add, Deltas, Ready
-from quire.outputs import RequestOutput
+from quire.messages import Abort, Add, Deltas, Ready, TokenLogprobs
+from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling import SamplingParams
 from quire.text.bad_words import bad_word_tokens
 from quire.text.choice import Choice
@@ -127,6 +128,37 @@ class LLM:
             prompts.append((text, tokenizer.encode(text, add_special_tokens=False)))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest sequences of each prompt, as far as a beam sees; tokens and text begin with the prompt's.
+
+        Args:
+            prompts: See `generate`.
+            params: Of all of them.
+            concurrency_limit: Prompts that are searched at once; all of them by default.
+
+        Raises:
+            RequestError: A prompt or the parameters cannot be served; nothing was computed.
+        """
+        self._check_beams(params)
+        singles = [self._tokens_of(prompt)[1] for prompt in _as_prompts(prompts)]
+        for tokens in singles:
+            self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # does it fit as a whole
+        found: list[BeamSearchOutput] = []
+        tokenizer, step = self._text.tokenizer, params.step()
+        at_once = concurrency_limit or max(1, len(singles))
+        for start in range(0, len(singles), at_once):
+            several = singles[start : start + at_once]
+            for sequences in search(several, params, self._text.eos_ids, lambda beams: self._next_tokens(beams, step)):
+                texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
+                found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
+        return found
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
@@ -168,7 +200,33 @@ class LLM:
             bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
             adds = self._submission.adds(tokens, each, priority=rank, bad_words=bad_words)
             requests.append([self._sequence(add, index) for index, add in enumerate(adds)])
-        open_sequences = {sequence.add.id: sequence for request in requests for sequence in request}
+        self._gather([sequence for request in requests for sequence in request], use_tqdm)
+        return [self._output(text, request) for (text, _), request in zip(prompts, requests, strict=True)]
+
+    def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
+        """The likeliest next tokens of each, as one step of beam search wants them."""
+        gathered = [self._sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
+        self._gather(gathered, use_tqdm=False)
+        return [sequence.whole.logprobs[0] for sequence in gathered]
+
+    def _check_beams(self, params: BeamSearchParams) -> None:
+        model = self._config.model
+        if model.logprobs_mode.endswith("logits"):
+            raise RequestError("beam search needs log probabilities: leave logprobs_mode out.", param="beam_width")
+        if 0 <= model.max_logprobs < 2 * params.beam_width:
+            raise RequestError(
+                f"beam_width must be at most {model.max_logprobs // 2}, half of max_logprobs here; "
+                f"got {params.beam_width}.",
+                param="beam_width",
+            )
+
+    def _gather(self, sequences: Sequence[GatheredSequence], use_tqdm: bool) -> None:
+        """Run sequences until each has ended.
+
+        Raises:
+            GenerationError: The engine could not go on with one.
+        """
+        open_sequences = {sequence.add.id: sequence for sequence in sequences}
         try:
             for sequence in open_sequences.values():
                 self._engine.send(sequence.add)
@@ -176,11 +234,13 @@ class LLM:
         finally:
             if open_sequences:  # interrupted: what still runs must not be found by the next call
                 self._engine.send(Abort(list(open_sequences)))
-        return [self._output(text, request) for (text, _), request in zip(prompts, requests, strict=True)]
+        for sequence in sequences:
+            if sequence.end is not None and sequence.end.reason == "error":
+                raise GenerationError(sequence.end.message)
 
     def _take_messages(self, open_sequences: dict[int, GatheredSequence], use_tqdm: bool) -> None:
         with ExitStack() as stack:
-            bar = stack.enter_context(_Bar(len(open_sequences))) if use_tqdm and sys.stderr.isatty() else None
+            bar = stack.enter_context(GenerationBar(len(open_sequences))) if use_tqdm and sys.stderr.isatty() else None
             while open_sequences:
                 message = self._engine.receive(None)
                 if not isinstance(message, Deltas):
@@ -197,9 +257,6 @@ class LLM:
 
     def _output(self, text: str | None, sequences: Sequence[GatheredSequence]) -> RequestOutput:
         number, self._next_request = self._next_request, self._next_request + 1
-        for sequence in sequences:
-            if sequence.end is not None and sequence.end.reason == "error":
-                raise GenerationError(sequence.end.message)
         first, tokenizer = sequences[0], self._text.tokenizer
         return RequestOutput(
             str(number),
@@ -249,30 +306,3 @@ def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
     if known.get("logits_processors"):
         known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
     return known
-
-
-class _Bar:
-    """Progress over sequences, with output tokens a second."""
-
-    def __init__(self, total: int) -> None:
-        self._progress = Progress(
-            TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(), console=Console(stderr=True), transient=True,
-        )  # fmt: skip
-        self._total = total
-        self._tokens = 0
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        self._task: TaskID = self._progress.add_task("", total=self._total, rate="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def advance(self, tokens: int) -> None:
-        """One sequence more, of that many tokens."""
-        self._tokens += tokens
-        elapsed = self._progress.tasks[self._task].elapsed or 0.0
-        rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed else ""
-        self._progress.update(self._task, advance=1, rate=rate)

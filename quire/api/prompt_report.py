@@ -50,5 +50,4 @@ class PromptReport:
         if not self.show_logprobs:
             return {}
         rows = prompt_logprobs_by_id(self.tokens(index), self.entries(index, pieces), self.tokenizer)
-        shown = [row and {str(token): msgspec.to_builtins(each) for token, each in row.items()} for row in rows]
-        return {"prompt_logprobs": shown}
+        return {"prompt_logprobs": msgspec.to_builtins(rows, str_keys=True)}

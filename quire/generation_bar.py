@@ -1,0 +1,33 @@
+"""The progress bar of an offline call. Knows nothing about requests."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class GenerationBar:
+    """Progress over sequences, with output tokens a second."""
+
+    def __init__(self, total: int) -> None:
+        self._progress = Progress(
+            TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(), console=Console(stderr=True), transient=True,
+        )  # fmt: skip
+        self._total = total
+        self._tokens = 0
+
+    def __enter__(self) -> GenerationBar:
+        self._progress.start()
+        self._task: TaskID = self._progress.add_task("", total=self._total, rate="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, tokens: int) -> None:
+        """One sequence more, of that many tokens."""
+        self._tokens += tokens
+        elapsed = self._progress.tasks[self._task].elapsed or 0.0
+        rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed else ""
+        self._progress.update(self._task, advance=1, rate=rate)
