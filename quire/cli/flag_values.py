@@ -5,11 +5,13 @@ One rule a type, in tyro's terms. Knows nothing about which flags there are.
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import re
 import types
 from collections.abc import Callable
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
@@ -38,12 +40,16 @@ def human_integer(text: str) -> int:
     return int(match[1]) * _MULTIPLES[match[2]] if "." not in match[1] else int(value)
 
 
+def integer_or_auto(text: str) -> int | str:
+    """As `human_integer`, or the word auto."""
+    return text if text == "auto" else human_integer(text)
+
+
 def without_none(kind: Any) -> Any:
-    """X of `X | None`; any other type as it is."""
+    """The type without None in its union; any other as it is."""
     if get_origin(kind) in (types.UnionType, Union):
         inner = [part for part in get_args(kind) if part is not type(None)]
-        if len(inner) == 1:
-            return inner[0]
+        return functools.reduce(operator.or_, inner)
     return kind
 
 
@@ -52,6 +58,8 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     optional = kind is not info.type
     if kind is int:
         return _single("INT", human_integer, str, optional)
+    if kind == int | Literal["auto"]:
+        return _single("{INT,auto}", integer_or_auto, str, optional)
     if kind is dict or get_origin(kind) is dict:
         return _single("JSON", _json_object, json.dumps, optional)
     if kind == tuple[str, ...]:

@@ -12,11 +12,14 @@ class CacheConfig:
 
     block_size: Literal[8, 16, 32] = 16
     """Tokens a block."""
+    gpu_memory_utilization: float | None = None
+    """Share of memory that the engine may take: weights and activations first, the KV cache at most the rest. On a CPU,
+    of what is available at the start. Default: 0.9, of which the KV cache leaves half free on a CPU."""
     kv_cache_memory_bytes: int | None = None
-    """Bytes for the KV cache. Default: chosen from the memory there is and what --max-num-seqs can use."""
+    """Bytes for the KV cache, whatever the memory."""
     enable_prefix_caching: bool = True
     """Share the blocks of equal beginnings between requests."""
     swap_space: float = 4.0
-    """GiB of host memory that preempted sequences may be swapped to; 0 for none."""
+    """GiB of host memory that preempted sequences may be swapped to, as far as there is memory; 0 for none."""
     num_gpu_blocks_override: int | None = None
     """Exact number of blocks (on a CPU as well), whatever the memory."""

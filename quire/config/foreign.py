@@ -68,9 +68,6 @@ _WITHOUT_EFFECT: dict[str, ForeignSetting] = {
 }  # fmt: skip
 
 _DEVICES: dict[str, ForeignSetting] = {
-    **_group(
-        "this version runs on the CPU; --kv-cache-memory-bytes sizes the cache", gpu_memory_utilization=ANY
-    ),
     **_group("this version runs on one device; leave it out or pass 1",
         tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1,
         prefill_context_parallel_size=1, nnodes=1, data_parallel_size_local=1, api_server_count=1,

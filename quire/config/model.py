@@ -21,8 +21,9 @@ class ModelConfig:
     """Work on token ids only; no tokenizer is loaded."""
     dtype: Literal["auto", "bfloat16", "float", "float32"] = "auto"
     """Of weights, activations and KV cache. auto: the checkpoint's, or float32 where this processor is slow at it."""
-    max_model_len: int | None = None
-    """Longest sequence, prompt and output together, in tokens. Default: the model's own limit."""
+    max_model_len: int | Literal["auto"] | None = None
+    """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.
+    Default: the model's own limit."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     hf_token: str | None = None

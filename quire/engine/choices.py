@@ -5,52 +5,31 @@ Returns a new Config; changes nothing in place. Imports no torch, so the supervi
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
-from quire.config import Config
-from quire.errors import ConfigError, MemoryBudgetError
+from quire.config import Config, SchedulerConfig
+from quire.costmodel.memory import Footprint
+from quire.engine.machine import Machine, this_machine
+from quire.engine.memory import AUTO_LENGTH, GIB, Sharing, share_out, size
+from quire.errors import ConfigError
 from quire.models.spec import ModelSpec, read_spec
 from quire.weights import hub
 
 Dtype = Literal["bfloat16", "float32"]
 
-GIB = 2**30
 DEFAULT_SEQS = 256
 DEFAULT_TOKENS_CPU = 512
-KV_CEILING = 4 * GIB
-KV_SHARE = 0.4
-"""Of the memory that is left beside the weights."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the choices look at: bytes of memory that can be used, and whether bfloat16 products are native."""
-
-    memory_bytes: int
-    native_bfloat16: bool
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Resolved settings, the model's spec, and a line of reasons for each automatic choice."""
+    """Resolved settings, the model's spec, what it will take of memory, and a line of reasons for each choice."""
 
     config: Config
     spec: ModelSpec
+    footprint: Footprint
     reasons: tuple[str, ...]
-
-
-def this_machine() -> Machine:
-    """Memory that is available (also under a cgroup's limit) and the processor's flags, from /proc and /sys."""
-    available = _meminfo("MemAvailable") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _read("/sys/fs/cgroup/memory.max")
-    if limit.isdigit():
-        used = _read("/sys/fs/cgroup/memory.current")
-        available = min(available, int(limit) - int(used or 0))
-    flags = next((line for line in _read("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features"))), "")
-    return Machine(available, any(flag in flags.split() for flag in ("avx512_bf16", "amx_bf16", "bf16")))
 
 
 def choose(config: Config, machine: Machine | None = None) -> Choices:
@@ -69,33 +48,27 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
         tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, config.load.download_dir)
     spec = read_spec(directory)
     dtype, dtype_reason = _dtype(config, spec, machine)
-    length, length_reason = _max_model_len(config, spec)
-    asked = config.scheduler
-    seqs = DEFAULT_SEQS if asked.max_num_seqs is None else asked.max_num_seqs
-    tokens = DEFAULT_TOKENS_CPU if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
-    for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
-        if value < 1:
-            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.", param=flag)
+    _check_max_model_len(config, spec)
+    asked_length = config.model.max_model_len
+    scheduler, batch_line = _batch(config.scheduler)
     model = replace(
         model,
         model=str(directory),
         tokenizer=str(tokenizer),
         dtype=dtype,
-        max_model_len=length,
         served_model_name=model.served_model_name or (name,),
     )
-    scheduler = replace(asked, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     config = replace(config, model=model, scheduler=scheduler)
-    config, cache_reason = _cache(config, spec, machine)
+    sharing = share_out(config, spec, machine.memory_bytes)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
         f"dtype       {dtype}: {dtype_reason}",
-        f"context     {length:,} tokens: {length_reason}",
-        f"batch       up to {seqs} sequences and {tokens} tokens a step: "
-        + ("as asked" if asked.max_num_seqs and asked.max_num_batched_tokens else "default"),
-        cache_reason,
+        f"context     {sharing.length:,} tokens: {_length_reason(asked_length, spec)}",
+        batch_line,
+        _cache_line(config, sharing),
+        _memory_line(config, sharing, machine),
     )
-    return Choices(config, spec, reasons)
+    return Choices(_shared_out(config, sharing), spec, sharing.footprint, reasons)
 
 
 def _dtype(config: Config, spec: ModelSpec, machine: Machine) -> tuple[Dtype, str]:
@@ -111,61 +84,58 @@ def _dtype(config: Config, spec: ModelSpec, machine: Machine) -> tuple[Dtype, st
     return "float32", "this processor has no bfloat16 products"
 
 
-def _max_model_len(config: Config, spec: ModelSpec) -> tuple[int, str]:
+def _batch(asked: SchedulerConfig) -> tuple[SchedulerConfig, str]:
+    """The largest step, and its line."""
+    seqs = DEFAULT_SEQS if asked.max_num_seqs is None else asked.max_num_seqs
+    tokens = DEFAULT_TOKENS_CPU if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
+    for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
+        if value < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.", param=flag)
+    reason = "as asked" if asked.max_num_seqs and asked.max_num_batched_tokens else "default"
+    line = f"batch       up to {seqs} sequences and {tokens} tokens a step: {reason}"
+    return replace(asked, max_num_seqs=seqs, max_num_batched_tokens=tokens), line
+
+
+def _check_max_model_len(config: Config, spec: ModelSpec) -> None:
     asked = config.model.max_model_len
-    if asked is None:
-        return spec.max_model_len, "the model's limit"
-    if not 1 < asked <= spec.max_model_len:
+    if isinstance(asked, int) and asked != AUTO_LENGTH and not 1 < asked <= spec.max_model_len:
         raise ConfigError(
             f"--max-model-len {asked} is outside 2..{spec.max_model_len}, which is what the model was made for.",
             param="max_model_len",
         )
-    return asked, "as asked"
 
 
-def _cache(config: Config, spec: ModelSpec, machine: Machine) -> tuple[Config, str]:
-    """The number of KV blocks, from what was asked, what all sequences could use, and the memory there is."""
-    cache, length, seqs = config.cache, config.model.max_model_len or 0, config.scheduler.max_num_seqs or 0
-    block_bytes = cache.block_size * spec.kv_bytes_per_token(config.model.dtype)
-    per_sequence = -(-length // cache.block_size)
-    if cache.num_gpu_blocks_override is not None:
-        blocks, reason = cache.num_gpu_blocks_override, "as asked"
-        if blocks < 1:
-            raise ConfigError("--num-gpu-blocks-override must be at least 1.", param="num_gpu_blocks_override")
-    elif cache.kv_cache_memory_bytes is not None:
-        blocks, reason = cache.kv_cache_memory_bytes // block_bytes, "as asked"
-        if blocks < 1:
-            raise MemoryBudgetError(
-                f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes} holds no block of {block_bytes} bytes: raise it"
-            )
-    else:
-        left = machine.memory_bytes - spec.weight_bytes(config.model.dtype)
-        budget = int(min(KV_CEILING, left * KV_SHARE))
-        wanted = per_sequence * seqs
-        blocks = min(wanted, max(0, budget) // block_bytes)
-        share = f"{KV_SHARE:.0%} of the memory left, at most {KV_CEILING // GIB} GiB"
-        reason = "all sequences at full length" if blocks == wanted else share
-        if blocks < per_sequence:
-            raise MemoryBudgetError(
-                f"One sequence of {length:,} tokens needs {per_sequence * block_bytes / GIB:.2f} GiB of KV cache; "
-                f"{max(0, left) / GIB:.2f} GiB are left beside the weights: lower --max-model-len or free memory."
-            )
-    text = (
-        f"kv cache    {blocks:,} blocks of {cache.block_size} = {blocks * cache.block_size:,} tokens, "
-        f"{blocks * block_bytes / GIB:.2f} GiB: {reason}"
+def _length_reason(asked: int | str | None, spec: ModelSpec) -> str:
+    if asked in ("auto", AUTO_LENGTH):
+        return f"the longest that fits, of the model's {spec.max_model_len:,}"
+    return "the model's limit" if asked is None else "as asked"
+
+
+def _shared_out(config: Config, sharing: Sharing) -> Config:
+    """The settings with their memory shared out."""
+    block_bytes = sharing.footprint.kv_cache // (sharing.blocks + 1)
+    cache = replace(
+        config.cache,
+        num_gpu_blocks_override=sharing.blocks,
+        swap_space=sharing.swap_blocks * block_bytes / GIB,
     )
-    return replace(config, cache=replace(cache, num_gpu_blocks_override=blocks)), text
+    return replace(config, cache=cache, model=replace(config.model, max_model_len=sharing.length))
 
 
-def _meminfo(key: str) -> int:
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
+def _cache_line(config: Config, sharing: Sharing) -> str:
+    block_size = config.cache.block_size
+    return (
+        f"kv cache    {sharing.blocks:,} blocks of {block_size} = {sharing.blocks * block_size:,} tokens: "
+        f"{sharing.reason}"
+    )
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+def _memory_line(config: Config, sharing: Sharing, machine: Machine) -> str:
+    """What is taken of memory: the report of the start-up."""
+    parts, asked = sharing.footprint, config.cache.swap_space
+    of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""
+    return (
+        f"memory      weights {size(parts.weights)}, activations up to {size(parts.activations)}, KV cache "
+        f"{size(parts.kv_cache)}: {size(parts.total)} of {size(machine.memory_bytes)} available; "
+        f"swap space up to {size(parts.swap_space)}{of}"
+    )

@@ -102,7 +102,7 @@ class Worker:
         config = self._config
         length, size = config.model.max_model_len, config.cache.block_size
         rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
-        if length is None or rows is None or tokens is None:
+        if not isinstance(length, int) or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
         processors = load_processors(config.model.logits_processors)
         slots = SlotTable(rows, -(-length // size), len(spec.kv_groups()), spec.vocab_size, self._device, processors)

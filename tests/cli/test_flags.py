@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
@@ -45,6 +45,8 @@ def written(kind: Any) -> tuple[list[str], Any]:
         return ['{"a": [1]}'], {"a": [1]}
     if get_origin(kind) is tuple:
         return ["x", "y"], ("x", "y")
+    if kind == int | Literal["auto"]:
+        return ["auto"], "auto"
     if get_args(kind):
         return [str(get_args(kind)[-1])], get_args(kind)[-1]
     return ["3"], kind("3")

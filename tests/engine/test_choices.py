@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from quire.config import Config
-from quire.engine.choices import GIB, Choices, Machine, choose, this_machine
+from quire.engine.choices import Choices, choose
+from quire.engine.machine import Machine, this_machine
+from quire.engine.memory import GIB
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
 from tests.checkpoints import make_llama
 
@@ -30,7 +32,7 @@ def test_everything_open_is_resolved_with_a_reason(checkpoint: Path) -> None:
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 512)
     assert config.cache.num_gpu_blocks_override == 256 * 512 // 16
     assert config.model.served_model_name == (str(checkpoint),)
-    assert len(choices.reasons) == 5
+    assert len(choices.reasons) == 6
     assert "the checkpoint's" in choices.reasons[1]
 
 
@@ -49,13 +51,91 @@ def test_what_is_asked_is_taken(checkpoint: Path) -> None:
     assert config.cache.num_gpu_blocks_override == 10**6 // block_bytes
 
 
-def test_the_cache_is_a_share_of_what_is_left(checkpoint: Path) -> None:
-    tight = chosen(checkpoint, Machine(4 * 2**20, native_bfloat16=True))
-    blocks = tight.config.cache.num_gpu_blocks_override
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+PER_TOKEN = 2 * 3 * 2 * 16 * 2  # keys and values × layers × kv heads × head_dim × bf16
+SEQUENCE = 512 * PER_TOKEN
+
+
+def test_a_utilization_is_filled_to_the_last_block(checkpoint: Path) -> None:
+    machine = Machine(80 * 2**20, native_bfloat16=True)
+    half = chosen(checkpoint, machine, gpu_memory_utilization=0.5)
+    whole = chosen(checkpoint, machine, gpu_memory_utilization=1)
+    for choices, share in ((half, 0.5), (whole, 1.0)):
+        left = share * machine.memory_bytes - choices.footprint.total
+        assert 0 <= left < 16 * PER_TOKEN * (1 + 1 / 3)  # a block, and its share of what attention gathers
+        assert "less weights and activations" in choices.reasons[4]
+    assert blocks_of(whole) > 2 * blocks_of(half)
+
+
+def test_a_memory_that_nobody_asked_for_is_left_by_half(checkpoint: Path) -> None:
+    machine = Machine(80 * 2**20, native_bfloat16=True)
+    asked = chosen(checkpoint, machine, gpu_memory_utilization=0.9)
+    default = chosen(checkpoint, machine)
+    assert blocks_of(default) == pytest.approx(blocks_of(asked) / 2, rel=0.01)
+    assert "nothing swaps; --gpu-memory-utilization 0.9" in default.reasons[4]
+
+
+def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
+    fixed = chosen(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).footprint.total
+    machine = Machine(int((fixed + 1.5 * SEQUENCE) / 0.9), native_bfloat16=True)
+    choices = chosen(checkpoint, machine, max_num_seqs=4)
+    assert blocks_of(choices) == 512 // 16
+    assert "one sequence at full length" in choices.reasons[4]
+
+
+def test_a_length_that_does_not_fit_is_refused_and_auto_finds_the_longest(checkpoint: Path) -> None:
+    fixed = chosen(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).footprint.total
+    tight = Machine(int((fixed + 0.8 * SEQUENCE) / 0.9), native_bfloat16=True)
+    with pytest.raises(MemoryBudgetError, match=r"--max-model-len auto .*raise --gpu-memory-utilization"):
+        chosen(checkpoint, tight, max_num_seqs=4)
+    by_word = chosen(checkpoint, tight, max_num_seqs=4, max_model_len="auto")
+    by_number = chosen(checkpoint, tight, max_num_seqs=4, max_model_len=-1)
+    assert by_word.config == by_number.config
+    length = by_word.config.model.max_model_len
+    assert isinstance(length, int)
+    assert 16 < length <= blocks_of(by_word) * 16 < 512
+    assert chosen(checkpoint, tight, max_num_seqs=4, max_model_len=length).config == by_word.config
+    assert "the longest that fits, of the model's 512" in by_word.reasons[2]
+    assert chosen(checkpoint, max_model_len="auto").config.model.max_model_len == 512
+
+
+def test_auto_takes_the_blocks_that_were_asked_for(checkpoint: Path) -> None:
+    assert chosen(checkpoint, max_model_len="auto", num_gpu_blocks_override=5).config.model.max_model_len == 80
+    given = chosen(checkpoint, max_model_len="auto", kv_cache_memory_bytes=3 * 16 * PER_TOKEN + 1)
+    assert given.config.model.max_model_len == 48
+    with pytest.raises(MemoryBudgetError, match=r"more than --kv-cache-memory-bytes .*--max-model-len auto"):
+        chosen(checkpoint, kv_cache_memory_bytes=7 * 16 * PER_TOKEN)
+
+
+def test_no_room_at_all_says_so(checkpoint: Path) -> None:
+    for length in (None, "auto"):
+        with pytest.raises(MemoryBudgetError, match="are left: give a smaller model"):
+            chosen(checkpoint, Machine(2**20, native_bfloat16=True), max_model_len=length)
+
+
+def test_swap_space_is_what_memory_and_sequences_can_use(checkpoint: Path) -> None:
+    roomy = chosen(checkpoint, swap_space=0.001)
+    assert roomy.footprint.swap_space == pytest.approx(0.001 * GIB, rel=0.01)
+    assert chosen(checkpoint).footprint.swap_space == 256 * SEQUENCE  # of 4 GiB: no more is of any use
+    machine = Machine(120 * 2**20, native_bfloat16=True)
+    tight = chosen(checkpoint, machine, gpu_memory_utilization=0.9)
+    assert tight.footprint.swap_space < (0.9 * machine.memory_bytes - tight.footprint.total) / 2 + 1
+    assert "of 4 GiB asked" in tight.reasons[5]
+    assert chosen(checkpoint, swap_space=0).footprint.swap_space == 0
+
+
+def test_the_report_adds_up(checkpoint: Path) -> None:
+    choices = chosen(checkpoint)
+    assert choices.reasons[5].startswith("memory ")
+    for part in ("weights 0.3 MiB", "activations up to", "KV cache 48.0 MiB", "of 64.00 GiB available", "swap space"):
+        assert part in choices.reasons[5], choices.reasons[5]
+
+
+def blocks_of(choices: Choices) -> int:
+    blocks = choices.config.cache.num_gpu_blocks_override
     assert blocks is not None
-    assert 0 < blocks * 16 * 2 * 3 * 2 * 16 * 2 <= 0.4 * 4 * 2**20
-    with pytest.raises(MemoryBudgetError, match="lower --max-model-len"):
-        chosen(checkpoint, Machine(2**19, native_bfloat16=True))
+    return blocks
 
 
 @pytest.mark.parametrize(
@@ -67,6 +147,9 @@ def test_the_cache_is_a_share_of_what_is_left(checkpoint: Path) -> None:
         ({"max_num_batched_tokens": 0}, ConfigError, "--max-num-batched-tokens must be at least 1"),
         ({"num_gpu_blocks_override": 0}, ConfigError, "--num-gpu-blocks-override"),
         ({"kv_cache_memory_bytes": 5}, MemoryBudgetError, "raise it"),
+        ({"gpu_memory_utilization": 0}, ConfigError, "--gpu-memory-utilization 0 is no share"),
+        ({"gpu_memory_utilization": 1.01}, ConfigError, "at most 1"),
+        ({"gpu_memory_utilization": float("nan")}, ConfigError, "at most 1"),
         ({"tokenizer": "/no/such/tokenizer"}, ModelNotFoundError, "/no/such/tokenizer"),
     ],
 )

@@ -1,0 +1,77 @@
+"""What a model takes of a device's memory while it runs: plain arithmetic from its spec, no torch.
+
+Weights and keys and values are exact. Activations are what the largest step holds at once, by the layers' own buffers;
+whoever changes these changes the figures here, and `tests/engine/test_memory.py` measures both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.models.spec import DTYPE_BYTES, ModelSpec
+
+RUNTIME_BYTES = 20 * 2**20
+"""Compiled products and their scratch space, and what the allocator holds between steps, whatever the model."""
+LOGIT_BYTES = 24
+"""Of each logit drawn from, beside the model's own: scores and weights in fp32, these and their sums in fp64."""
+MASK_BYTES = 1
+"""Of each pair of positions in a mask, beside the mask itself."""
+INDEX_BYTES = 8
+"""Of an entry of a block table."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that an engine takes.
+
+    Attributes:
+        weights: Of the model.
+        activations: Of the largest step, and of the buffers that steps share.
+        kv_cache: Keys and values, the dummy block included.
+        swap_space: On the host, taken up as it is used.
+    """
+
+    weights: int
+    activations: int
+    kv_cache: int
+    swap_space: int = 0
+
+    @property
+    def total(self) -> int:
+        """All but the swap space."""
+        return self.weights + self.activations + self.kv_cache
+
+
+@dataclass(frozen=True)
+class LargestStep:
+    """The limits that the largest step keeps.
+
+    Attributes:
+        tokens: Of all rows.
+        rows: Sequences, each of which may draw.
+        length: Of the longest sequence.
+    """
+
+    tokens: int
+    rows: int
+    length: int
+
+
+def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: LargestStep, blocks: int) -> int:
+    """What the largest step holds at once beside the weights and the cache, in which it may see all `blocks`.
+
+    The stream, its norm and its next addend live through a layer; beside them stand the buffers of attention, then
+    those of the MLP. The logits come after the last layer, but the allocator does not give back what the layers freed.
+    """
+    width = DTYPE_BYTES[dtype]
+    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    experts = spec.experts.chosen * spec.experts.width if spec.experts else 0
+    stream = step.tokens * 3 * spec.hidden * width
+    attention = step.tokens * ((q + 2 * kv) + (q + kv) + q) * width
+    mlp = step.tokens * 3 * max(spec.intermediate, experts) * width
+    masks = step.tokens * step.length * (width + MASK_BYTES)
+    logits = min(step.rows, step.tokens) * (spec.hidden * width + spec.vocab_size * (width + LOGIT_BYTES))
+    tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
+    layers = max(len(group.layers) for group in spec.kv_groups())
+    gathered = blocks * spec.kv_block_bytes(dtype, block_size) // layers  # keys and values, layer by layer
+    return RUNTIME_BYTES + tables + stream + masks + max(attention + gathered, mlp) + logits

@@ -1,0 +1,70 @@
+"""What is reported at the start is what is then used."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.config import Config
+from quire.engine.choices import choose
+from quire.layers.factory import LayerFactory
+from quire.layers.layer import Place, needs_of
+from quire.models.model import build_model
+from quire.worker.kv_tensors import allocate_kv
+from tests.checkpoints import edit_config, make_llama
+
+MEASURABLE = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 131_072, "hidden_size": 512, "intermediate_size": 1_408,
+    "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 768,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 2,
+}  # fmt: skip
+
+
+def test_the_report_is_within_3_percent_of_what_is_used(tmp_path: Path) -> None:
+    """A process's own memory at its highest (660 MiB of weights, a KV cache written to its last block, the largest
+    steps), less what the process had before."""
+    (tmp_path / "config.json").write_text(json.dumps(MEASURABLE))
+    settings = {
+        "model": str(tmp_path), "dtype": "float32", "load_format": "dummy", "use_tqdm_on_load": False,
+        "max_num_seqs": 8, "num_gpu_blocks_override": 8 * 768 // 16, "swap_space": 0,
+    }  # fmt: skip
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.engine.measure_memory", json.dumps(settings)],
+        capture_output=True, text=True, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "2"},
+    )  # fmt: skip
+    found = json.loads(answer.stdout)
+    reported = found["weights"] + found["kv"] + found["step"]
+    assert reported == pytest.approx(found["used"], rel=0.03), found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: str) -> None:
+    make_llama(tmp_path, tie=True, attention_bias=True, tokenizer=False)
+    choices = choose(Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10))
+    spec, torch_dtype = choices.spec, getattr(torch, dtype)
+    factory = LayerFactory(Place(torch.device("cpu"), torch_dtype))
+    build_model(spec, factory)
+    weights = sum(math.prod(need.shape) for need in needs_of(factory.layers)) * torch_dtype.itemsize
+    assert choices.footprint.weights == weights
+    kv = allocate_kv(spec, 10, 16, torch_dtype, torch.device("cpu"))
+    assert choices.footprint.kv_cache == sum(t.nbytes for t in (*kv.keys, *kv.values))
+
+
+def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
+    """Layers with and without a window: a block is as deep as one group, and the report counts what is allocated."""
+    make_llama(tmp_path, layers=4, tokenizer=False)
+    edit_config(tmp_path, {
+        "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
+        "max_window_layers": 2,
+    })  # fmt: skip
+    choices = choose(Config().with_values(model=str(tmp_path), dtype="float32", num_gpu_blocks_override=10))
+    assert len(choices.spec.kv_groups()) == 2
+    kv = allocate_kv(choices.spec, 10, 16, torch.float32, torch.device("cpu"))
+    assert choices.footprint.kv_cache == sum(t.nbytes for t in (*kv.keys[:2], *kv.values[:2]))
