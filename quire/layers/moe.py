@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,8 +51,9 @@ class Experts:
         self._width = width
         self._place = place
         self._experts = kernel("experts", place.device.type)
-        self._gate_up: Tensor
-        self._down: Tensor
+        self._pack = kernel("pack_experts", place.device.type)
+        self._gate_up: Sequence[Tensor]
+        self._down: Sequence[Tensor]
 
     def needs(self) -> Iterator[Need]:
         """See Layer."""
@@ -63,16 +64,17 @@ class Experts:
 
     def pull(self, checkpoint: Checkpoint) -> None:
         """See Layer."""
-        self._gate_up = self._empty(2 * self._width, self._hidden)
-        self._down = self._empty(self._hidden, self._width)
+        gate_up = self._empty(2 * self._width, self._hidden)
+        down = self._empty(self._hidden, self._width)
         for number in range(self._count):
-            gate, up = self._gate_up[number].chunk(2)
+            gate, up = gate_up[number].chunk(2)
             for projection, part in (
                 (self._names.gate, gate),
                 (self._names.up, up),
-                (self._names.down, self._down[number]),
+                (self._names.down, down[number]),
             ):
                 checkpoint.read(f"{self._name}.{number}.{projection}.weight", part)
+        self._gate_up, self._down = self._pack(gate_up), self._pack(down)
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
-from quire.kernels.reference.experts import experts, route
+from quire.kernels.reference.experts import experts, pack_experts, route
 from quire.kernels.reference.norm import layer_norm, rms_norm
 from quire.kernels.reference.paged import attend_chunk, attend_tokens, kv_write
 from quire.kernels.reference.rotary import rotary
@@ -194,12 +194,14 @@ def test_route_takes_the_likeliest(renormalise: bool) -> None:
 def test_experts_are_their_mlps_summed_by_weight(tokens: int) -> None:
     x, gate_up, down = normal(tokens, 8), normal(5, 12, 8, seed=1), normal(5, 8, 6, seed=2)
     weights, numbers = route(normal(tokens, 5, seed=3), 2, False)
-    experts(x, gate_up, down, numbers, weights, out := torch.empty_like(x))
+    experts(x, pack_experts(gate_up), pack_experts(down), numbers, weights, out := torch.empty_like(x))
     expected = torch.zeros(tokens, 8, dtype=torch.float64)
     for token in range(tokens):
         for weight, number in zip(weights[token].double(), numbers[token], strict=True):
             gate, up = (gate_up[number].double() @ x[token].double()).chunk(2)
             expected[token] += weight * (down[number].double() @ (gate / (1 + (-gate).exp()) * up))
+    near(out, expected)
+    kernel("experts", "cpu")(x, *map(kernel("pack_experts", "cpu"), (gate_up, down)), numbers, weights, out)
     near(out, expected)
 
 

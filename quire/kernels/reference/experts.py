@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,15 +26,29 @@ def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tenso
     return weights.to(logits.dtype), numbers
 
 
-def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
+def pack_experts(weights: Tensor) -> Sequence[Tensor]:
+    """The weights [experts, rows, columns] as `experts` wants them: one by one."""
+    return weights.unbind()
+
+
+def experts(
+    x: Tensor,
+    gate_up: Sequence[Tensor],
+    down: Sequence[Tensor],
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    linear: Callable[[Tensor, Tensor, None], Tensor] = F.linear,
+) -> None:
     """out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts.
 
     Args:
         x: [tokens, hidden].
-        gate_up: [experts, 2 · width, hidden]: gate, then up.
-        down: [experts, hidden, width].
+        gate_up: By expert, [2 · width, hidden]: gate, then up.
+        down: By expert, [hidden, width].
         numbers, weights: [tokens, chosen]; see `route`.
         out: [tokens, hidden].
+        linear: The product with one of the weights; see the op of this name.
     """
     out.zero_()
     order = numbers.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
@@ -42,6 +58,6 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: 
     for expert, end in enumerate(ends):
         if end > first:
             own = tokens[first:end]
-            gate, up = F.linear(x.index_select(0, own), gate_up[expert]).chunk(2, dim=-1)
-            out.index_add_(0, own, F.linear(F.silu(gate).mul_(up), down[expert]).mul_(shares[first:end]))
+            gate, up = linear(x.index_select(0, own), gate_up[expert], None).chunk(2, dim=-1)
+            out.index_add_(0, own, linear(F.silu(gate).mul_(up), down[expert], None).mul_(shares[first:end]))
         first = end

@@ -1,0 +1,22 @@
+"""Experts on weights in oneDNN's blocked layout, each expert's packed on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from quire.kernels.cpu.linear import linear, pack_linear
+from quire.kernels.reference import experts as reference
+
+
+def pack_experts(weights: Tensor) -> Sequence[Tensor]:
+    """The weights [experts, rows, columns] as `experts` wants them."""
+    return [pack_linear(weight) for weight in weights]
+
+
+def experts(
+    x: Tensor, gate_up: Sequence[Tensor], down: Sequence[Tensor], numbers: Tensor, weights: Tensor, out: Tensor
+) -> None:
+    """See the reference; `gate_up` and `down` are packed."""
+    reference.experts(x, gate_up, down, numbers, weights, out, linear)
