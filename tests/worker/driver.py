@@ -26,9 +26,20 @@ def config_for(model: Path, **values: Any) -> Config:
     return Config().with_values(**defaults | values)
 
 
-def admitted(slot: int, *, seed: int, drawn: int, stop_ids: Any = (), **sampling: Any) -> Admitted:
+def admitted(
+    slot: int,
+    *,
+    seed: int,
+    drawn: int,
+    stop_ids: Any = (),
+    bad_words: Any = (),
+    history: Any = (),
+    prompt_len: int = 0,
+    **sampling: Any,
+) -> Admitted:
     """A new owner whose blocks are empty."""
-    return Admitted(slot, 0, seed, drawn, SamplingParams(**{"max_tokens": 512} | sampling), list(stop_ids))
+    params = SamplingParams(**{"max_tokens": 512} | sampling)
+    return Admitted(slot, 0, seed, drawn, params, list(stop_ids), list(bad_words), list(history), prompt_len)
 
 
 @dataclass
