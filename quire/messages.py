@@ -16,6 +16,9 @@ from quire.sampling import SamplingParams
 CLIENT_SHIFT = 48
 """Request ids are unique over API processes: the process's number stands in the bits above this one."""
 
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Upper bounds of the buckets into which a step's tokens are counted."""
+
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
@@ -146,6 +149,11 @@ class Load(_Message, frozen=True):
     num_host_blocks: int = 0
     step: int = 0
     step_ms: float = 0.0
+    deferred: int = 0
+    """Of those that wait: how many do not wait for room, but for a token in flight or the prompt that they share."""
+    unwritten_tokens: int = 0
+    """Tokens that would still fit into the blocks in use: what paging wastes."""
+    block_size: int = 0
 
 
 class Deltas(_Message, frozen=True):
@@ -178,12 +186,21 @@ class Done(_Message, frozen=True):
 
 
 class Heartbeat(_Message, frozen=True):
-    """The engine is alive; `last_progress` tells whether it moves: monotonic seconds of the last finished step, or of
-    the last moment without work."""
+    """The engine is alive.
+
+    Attributes:
+        last_progress: Tells whether it moves: monotonic seconds of the last finished step, or of the last moment
+            without work.
+        step_tokens: How many steps moved at most so many tokens forward, by bucket of STEP_TOKEN_BOUNDS, and those
+            above.
+        step_tokens_sum: Tokens of all steps.
+    """
 
     now: float
     last_progress: float
     load: Load = Load()
+    step_tokens: list[int] = []
+    step_tokens_sum: int = 0
 
 
 class Dead(_Message, frozen=True):

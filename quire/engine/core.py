@@ -15,6 +15,7 @@ from quire.engine.assembly import Traits, ready_of, scheduler_of
 from quire.engine.liveness import ClientWatch
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port
+from quire.engine.step_tokens import StepTokens
 from quire.executor.executor import Executor
 from quire.messages import (
     CLIENT_SHIFT,
@@ -58,6 +59,7 @@ class EngineCore:
         self._watch = ClientWatch(clock)
         self._drains: list[Control] = []  # not answered yet
         self._step, self._step_ms = 0, 0.0
+        self._step_tokens = StepTokens()
         self._last_beat = self._last_progress = clock.now()
         self._was_busy = False
 
@@ -67,6 +69,7 @@ class EngineCore:
             self._receive(message)
         while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
+            self._step_tokens.observe(plan.counts)
         if self._scheduler.in_flight:
             self._settle_oldest()
         for request_id in self._watch.orphans(request.id for request in self._scheduler.requests()):
@@ -156,8 +159,10 @@ class EngineCore:
             self._last_progress = now
         if now - self._last_beat >= BEAT_S or (self._was_busy and not busy):
             self._last_beat = now
+            steps = self._step_tokens
+            beat = Heartbeat(now, self._last_progress, self._load(), list(steps.counts), steps.sum)
             for client in self._watch.clients:
-                self._port.send(client, Heartbeat(now, self._last_progress, self._load()))
+                self._port.send(client, beat)
         self._was_busy = busy
 
     # --- state ------------------------------------------------------------------------------------------------------
@@ -194,6 +199,9 @@ class EngineCore:
             num_host_blocks=scheduler.host.num_blocks,
             step=self._step,
             step_ms=self._step_ms,
+            deferred=scheduler.deferred,
+            unwritten_tokens=scheduler.unwritten_tokens,
+            block_size=scheduler.pool.block_size,
         )
 
     @property

@@ -125,6 +125,17 @@ class Scheduler:
         """Tokens of waiting requests that are to be computed before their next output."""
         return sum(len(request.tokens) for request in self._waiting)
 
+    @property
+    def deferred(self) -> int:
+        """Of the waiting requests: those that await a token in flight or the prompt they fork from, not room."""
+        return sum(bool(request.drawing) or request.parent is not None for request in self._waiting)
+
+    @property
+    def unwritten_tokens(self) -> int:
+        """Tokens that would still fit into the blocks that running requests hold: what paging wastes."""
+        lengths, rows = self._lengths, self._running.rows
+        return int(np.maximum(lengths.room[rows] - lengths.computed[rows], 0).sum()) * len(self._groups)
+
     def requests(self) -> Iterable[Request]:
         """All that are not over."""
         return self._roster
