@@ -14,7 +14,7 @@ from quill.heldout import normalize
 from quill.tasks import EXAMINED, TASKS, draw
 
 QUESTIONS = 1000
-MAX_ANSWER_TOKENS = 320
+MAX_ANSWER_TOKENS = 256
 _SEED = 20_000
 
 
