@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.errors import ConfigError
 from quire.messages import Plan, Result, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch, BatchBuffers
@@ -30,6 +32,9 @@ class Runner:
         batches: BatchBuffers,
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
+        if logprobs_mode not in get_args(LogprobsMode):
+            modes = ", ".join(get_args(LogprobsMode))
+            raise ConfigError(f"--logprobs-mode {logprobs_mode} is not one of {modes}.", param="logprobs_mode")
         self._model = model
         self._transfer = transfer
         self._attention = attention
