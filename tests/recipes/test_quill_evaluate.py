@@ -45,9 +45,13 @@ class _Oracle(BaseHTTPRequestHandler):
         """Quiet."""
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # the default of 5 resets connections when many come at once
+
+
 @pytest.fixture
 def base_url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Oracle)
+    server = _Server(("127.0.0.1", 0), _Oracle)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
