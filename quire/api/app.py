@@ -20,6 +20,7 @@ from quire import __version__
 from quire.api.auth import ApiKeys
 from quire.api.body_limit import BodyLimit
 from quire.api.errors import UnforeseenErrors, add_error_handlers
+from quire.api.http_counts import CountedAnswers
 from quire.api.prompts import Prompts
 from quire.api.request_ids import HEADER, RequestIds
 from quire.api.routes.chat import add_chat
@@ -34,7 +35,9 @@ from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving
 from quire.api.session import EngineSession
+from quire.clock import SystemClock
 from quire.config import Config
+from quire.metrics.http import HttpCounts
 from quire.metrics.log_line import LoadLine
 from quire.metrics.stats import Stats
 from quire.text.model_text import ModelText
@@ -81,12 +84,12 @@ def create_app(
     if developer_mode:
         add_debug(app, serving)
     add_error_handlers(app)
-    _add_layers(app, config)
+    _add_layers(app, config, session.stats.http)
     _document_bodies(app)
     return app
 
 
-def _add_layers(app: FastAPI, config: Config) -> None:
+def _add_layers(app: FastAPI, config: Config, counts: HttpCounts) -> None:
     """From the inside out: the last one added sees a request first."""
     server = config.server
     app.add_middleware(BodyLimit, max_bytes=server.max_request_bytes)
@@ -100,29 +103,29 @@ def _add_layers(app: FastAPI, config: Config) -> None:
         allow_credentials=server.allow_credentials,
         expose_headers=[HEADER],
     )
+    app.add_middleware(CountedAnswers, counts=counts, clock=SystemClock())
     app.add_middleware(RequestIds, always_answer=server.enable_request_id_headers)
 
 
 @contextlib.asynccontextmanager
 async def _life(serving: Serving) -> AsyncIterator[None]:
     serving.session.start()
-    reporting = None
-    if not serving.config.server.disable_log_stats:
-        reporting = asyncio.create_task(_report(serving.session.stats))
+    reporting = asyncio.create_task(_report(serving.session.stats, not serving.config.server.disable_log_stats))
     try:
         yield
     finally:
-        if reporting is not None:
-            reporting.cancel()
+        reporting.cancel()
         serving.prompts.close()
         await serving.session.close()
 
 
-async def _report(stats: Stats) -> None:
+async def _report(stats: Stats, aloud: bool) -> None:
+    """Renew the rates, and say them."""
     lines = LoadLine(stats, time.monotonic())
     while True:
         await asyncio.sleep(LOG_EVERY_S)
-        if line := lines.since_last(time.monotonic()):
+        line = lines.since_last(time.monotonic())
+        if line and aloud:
             logger.info("%s", line)
 
 

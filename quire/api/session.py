@@ -240,7 +240,7 @@ class EngineSession:
                 self._on_deltas(message, self._clock.now())
             case Heartbeat():
                 self._liveness.moved(message.last_progress)
-                self.stats.load = message.load
+                self.stats.heard(message)
             case Ready():
                 self._on_ready(message)
             case Done():
@@ -279,7 +279,7 @@ class EngineSession:
                 continue
             stream, progress = self._streams[sequence]
             if delta.tokens:
-                self.stats.gained(progress, len(delta.tokens), now)
+                self.stats.gained(progress, len(delta.tokens), now, delta.cached_tokens or 0)
             stream.put(sequence, delta)
             if delta.end is not None:
                 self._end(sequence, delta.end.reason, delta.end)

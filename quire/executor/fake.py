@@ -178,9 +178,9 @@ class FakeExecutor:
             slot.last_token = token
             slot.drawn += 1
             tokens.append(token)
-            wanted = slot.owner.sampling.logprobs
-            top = [token, *((token + 1 + i) % self._vocab_size for i in range(max(0, (wanted or 0) - 1)))]
-            top = top[: wanted or 0]
+            wanted = slot.owner.sampling.num_reported
+            top = [(token + i) % self._vocab_size for i in range(wanted or 0)]
+            top = slot.owner.sampling.logprob_token_ids or top
             entry = TokenLogprobs(-0.5, 1, top, [-0.5 - i for i in range(len(top))])
             logprobs.append(None if wanted is None else entry)
         asked = any(entry is not None for entry in logprobs)

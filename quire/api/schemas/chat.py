@@ -57,6 +57,8 @@ class ChatRequest(SamplingFields):
         """
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        if self.logprob_token_ids is not None and not self.top_logprobs:
+            return None  # these are reported instead
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

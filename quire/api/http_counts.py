@@ -1,0 +1,46 @@
+"""Every answer is counted by route, method and status; probes are not."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.clock import Clock
+from quire.metrics.http import HttpCounts
+
+UNCOUNTED = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
+CLIENT_GONE = 499
+"""Counted where a client left before there was an answer."""
+
+
+class CountedAnswers:
+    """ASGI layer."""
+
+    def __init__(self, app: ASGIApp, *, counts: HttpCounts, clock: Clock) -> None:
+        """
+        Args:
+            app: What runs inside.
+            counts: Filled.
+            clock: For durations.
+        """
+        self._app = app
+        self._counts = counts
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http" or scope["path"] in UNCOUNTED:
+            await self._app(scope, receive, send)
+            return
+        began, status = self._clock.now(), CLIENT_GONE
+
+        async def seen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, seen)
+        finally:
+            handler = getattr(scope.get("route"), "path", None)
+            self._counts.answered(scope["method"], handler, status, self._clock.now() - began)
