@@ -51,6 +51,7 @@ class Generation:
                 piece = self.choices[index].take(delta)
                 if not self._answers:
                     piece = Piece(prompt_logprobs=piece.prompt_logprobs, finish_reason=piece.finish_reason)
+                self._session.took(self._stream, index, len(piece.tokens))
                 news.append((index, piece))
                 if piece.finish_reason is not None:
                     self._session.stop(self._stream, index, piece.finish_reason)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from quire.errors import QuireError
 from quire.messages import Add
+from quire.metrics.stats import Progress
 from quire.text.choice import Delta
 
 
@@ -18,14 +19,22 @@ class RequestStream:
     """The sequences of one request by their index, in the order of its Adds.
 
     Written by the session and read by one task, all in the event loop.
+
+    Attributes:
+        progress: What the metrics remember of each sequence.
     """
 
-    def __init__(self, adds: Sequence[Add]) -> None:
+    def __init__(self, adds: Sequence[Add], progress: Sequence[Progress]) -> None:
         self.adds = tuple(adds)
+        self.progress = tuple(progress)
         self._index = {add.id: index for index, add in enumerate(adds)}
         self._unread: dict[int, Delta] = {}
         self._error: QuireError | None = None
         self._changed = asyncio.Event()
+
+    def progress_of(self, sequence: int) -> Progress:
+        """That of a sequence by its id."""
+        return self.progress[self._index[sequence]]
 
     def put(self, sequence: int, delta: Delta) -> None:
         """Add to what the reader will see of a sequence."""

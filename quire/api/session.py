@@ -30,13 +30,12 @@ from quire.messages import (
     Dead,
     Deltas,
     Done,
-    End,
     EndReason,
     FromEngine,
     Heartbeat,
     Ready,
 )
-from quire.metrics.stats import Progress, Stats
+from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
 from quire.text.choice import deltas_by_sequence
 
@@ -74,7 +73,7 @@ class EngineSession:
         self._eos_ids = eos_ids
         self._clock = clock or SystemClock()
         self._submission: Submission | None = None
-        self._streams: dict[int, tuple[RequestStream, Progress]] = {}  # by sequence id
+        self._streams: dict[int, RequestStream] = {}  # by sequence id, until the engine is done with it
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
         self._liveness = Liveness(self._clock)
@@ -172,25 +171,33 @@ class EngineSession:
             raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
-        stream = RequestStream(adds)
+        stream = RequestStream(adds, [self.stats.began(add) for add in adds])
         self._idle.clear()
         for add in adds:
-            self._streams[add.id] = (stream, self.stats.began(add))
+            self._streams[add.id] = stream
             self._client.send(add)
         return stream
 
+    def took(self, stream: RequestStream, index: int, tokens: int) -> None:
+        """The reader has had that many more tokens of one sequence."""
+        self.stats.delivered(stream.progress[index], tokens)
+
     def stop(self, stream: RequestStream, index: int, reason: EndReason) -> None:
-        """The reader wants no more of one sequence."""
-        self._let_go([stream.adds[index]], reason)
+        """The reader has all of one sequence; if the engine has not ended it, it does now."""
+        self._let_go([stream.adds[index]])
+        self.stats.finished(stream.progress[index], reason, self._clock.now())
 
-    def close_stream(self, stream: RequestStream) -> None:
+    def close_stream(self, stream: RequestStream, reason: EndReason = "abort") -> None:
         """The reader is gone or has all it wanted; what still runs is aborted."""
-        self._let_go(stream.adds, "abort")
+        self._let_go(stream.adds)
+        now = self._clock.now()
+        for progress in stream.progress:
+            self.stats.finished(progress, progress.end.reason if progress.end else reason, now)
 
-    def _let_go(self, adds: Sequence[Add], reason: EndReason) -> None:
+    def _let_go(self, adds: Sequence[Add]) -> None:
         running = [add.id for add in adds if add.id in self._streams]
         for sequence in running:
-            self._end(sequence, reason)
+            self._forget(sequence)
         if running and self.state != "dead":
             self._client.send(Abort(running))
 
@@ -277,12 +284,13 @@ class EngineSession:
         for sequence, delta in deltas_by_sequence(deltas).items():
             if sequence not in self._streams:
                 continue
-            stream, progress = self._streams[sequence]
-            if delta.tokens:
-                self.stats.gained(progress, len(delta.tokens), now, delta.cached_tokens or 0)
+            stream = self._streams[sequence]
+            progress = stream.progress_of(sequence)
+            self.stats.gained(progress, len(delta.tokens), now, delta.cached_tokens)
             stream.put(sequence, delta)
             if delta.end is not None:
-                self._end(sequence, delta.end.reason, delta.end)
+                progress.end = delta.end
+                self._forget(sequence)
                 if delta.end.reason == "error":
                     message = delta.end.message or "The engine could not go on with this request."
                     stream.fail(GenerationError(message))
@@ -297,20 +305,19 @@ class EngineSession:
             if not answer.done():
                 answer.set_exception(EngineDeadError(_REFUSALS["dead"]))
 
-    def _end(self, sequence: int, reason: EndReason, end: End | None = None) -> None:
-        """Forget a sequence; the only place where one leaves."""
-        _, progress = self._streams.pop(sequence)
-        self.stats.finished(progress, reason, self._clock.now(), end)
+    def _forget(self, sequence: int) -> None:
+        """The engine is done with a sequence; the only place where one leaves."""
+        del self._streams[sequence]
         if not self._streams:
             self._idle.set()
 
     def _fail_all(self, error: QuireError, reason: EndReason) -> None:
         for stream in self._open_streams():
-            self._let_go(stream.adds, reason)
+            self.close_stream(stream, reason)
             stream.fail(error)
 
     def _open_streams(self) -> list[RequestStream]:
-        return list({id(stream): stream for stream, _ in self._streams.values()}.values())
+        return list({id(stream): stream for stream in self._streams.values()}.values())
 
     async def _beat(self) -> None:
         while not self._closing and self.state != "dead":

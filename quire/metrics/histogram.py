@@ -24,6 +24,11 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def take_over(self, counts: Sequence[int], sum_: float) -> None:
+        """Counts that somebody else has made, by bucket, the one above the last bound included."""
+        assert len(counts) == len(self._counts)
+        self._counts, self.sum = list(counts), sum_
+
     @property
     def count(self) -> int:
         """Number of values."""

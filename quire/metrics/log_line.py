@@ -1,4 +1,4 @@
-"""The periodic line about throughput and load; silent while nothing happens."""
+"""The periodic line about throughput and load; silent while nothing happens. Its interval is that of the rates, too."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ class LoadLine:
         self._stats = stats
         self._then = now
         self._prompt, self._generated = stats.prompt_tokens, stats.generation_tokens
+        self._queries, self._hits = stats.load.prefix_queries, stats.load.prefix_hits
 
     def since_last(self, now: float) -> str | None:
-        """The line, or None when there was and is no work."""
-        stats, seconds = self._stats, max(now - self._then, 1e-9)
+        """The line, or None when there was and is no work. Renews the rates in Stats."""
+        stats, load, seconds = self._stats, self._stats.load, max(now - self._then, 1e-9)
         prompt, generated = stats.prompt_tokens - self._prompt, stats.generation_tokens - self._generated
+        queries, hits = load.prefix_queries - self._queries, load.prefix_hits - self._hits
         self._then, self._prompt, self._generated = now, stats.prompt_tokens, stats.generation_tokens
-        if not (prompt or generated or stats.load.running or stats.load.waiting):
+        self._queries, self._hits = load.prefix_queries, load.prefix_hits
+        stats.prompt_rate, stats.generation_rate = prompt / seconds, generated / seconds
+        if not (prompt or generated or load.running or load.waiting):
             return None
         return (
-            f"prompt {prompt / seconds:.1f} tokens/s, generation {generated / seconds:.1f} tokens/s, "
-            f"running {stats.load.running}, waiting {stats.load.waiting}, KV cache {stats.cache_usage:.1%}, "
-            f"preemptions {stats.load.preemptions}"
+            f"prompt {stats.prompt_rate:.1f} tokens/s, generation {stats.generation_rate:.1f} tokens/s, "
+            f"running {load.running}, waiting {load.waiting}, KV cache {stats.cache_usage:.1%}, "
+            f"prefix cache hits {hits / queries if queries > 0 else 0:.1%}, preemptions {load.preemptions}"
         )

@@ -5,7 +5,7 @@ Owns names, help texts and labels. One registry for each server; reads the Stats
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,6 +18,7 @@ from quire.metrics.stats import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
+_OLDER = "The same as vllm:{}, under its older name."
 
 
 class Exposition:
@@ -27,7 +28,7 @@ class Exposition:
         """
         Args:
             stats: Read at each scrape.
-            model_name, engine: Labels of everything.
+            model_name, engine: Labels of everything but the http metrics.
             cache: Shown by cache_config_info.
         """
         self._registry = CollectorRegistry(auto_describe=False)
@@ -50,62 +51,116 @@ class _StatsCollector(Collector):
         yield from self._counters()
         yield from self._histograms()
         yield self._cache_info()
+        yield from self._http()
 
     def _gauges(self) -> Iterator[Metric]:
-        load, usage = self._stats.load, self._stats.cache_usage
+        stats, load = self._stats, self._stats.load
+        # Before num_requests_waiting: scrapers that look for this name anywhere in a line take the last one they find.
+        reasons = {"capacity": load.waiting - load.deferred, "deferred": load.deferred}
+        yield self._gauge_by(
+            "num_requests_waiting_by_reason", "Sequences waiting, by what for.", "reason", reasons.items()
+        )
         for name, text, value in (
             ("num_requests_running", "Sequences in the batch.", load.running),
             ("num_requests_waiting", "Sequences waiting to be admitted.", load.waiting),
-            ("kv_cache_usage_perc", "KV cache in use; 1 is full.", usage),
-            ("gpu_cache_usage_perc", "The same as vllm:kv_cache_usage_perc, under its older name.", usage),
+            ("kv_cache_usage_perc", "KV cache in use; 1 is full.", stats.cache_usage),
+            ("gpu_cache_usage_perc", _OLDER.format("kv_cache_usage_perc"), stats.cache_usage),
+            ("cpu_cache_usage_perc", "Swap space in use; 1 is full.", stats.host_usage),
+            ("kv_cache_waste_perc", "Room in the KV blocks in use that holds no token; 1 is all.", stats.cache_waste),
+            ("gpu_prefix_cache_hit_rate", "Prefix cache hits of all queries since the start.", stats.prefix_hit_rate),
+            ("cpu_prefix_cache_hit_rate", _OLDER.format("gpu_prefix_cache_hit_rate"), stats.prefix_hit_rate),
+            ("avg_prompt_throughput_toks_per_s", "Prompt tokens a second, last 10 s.", stats.prompt_rate),
+            ("avg_generation_throughput_toks_per_s", "Tokens generated a second, last 10 s.", stats.generation_rate),
         ):
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             family.add_metric(self._labels, value)
             yield family
 
     def _counters(self) -> Iterator[Metric]:
-        stats = self._stats
+        stats, load = self._stats, self._stats.load
         for name, text, value in (
             ("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens),
+            ("prompt_tokens_cached", "Of these: found computed.", stats.cached_tokens),
             ("generation_tokens", "Tokens generated.", stats.generation_tokens),
-            ("num_preemptions", "Sequences put back to make room.", stats.load.preemptions),
+            ("num_preemptions", "Sequences put back to make room.", load.preemptions),
+            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
+            ("prefix_cache_hits", "Of these: found.", load.prefix_hits),
         ):
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-            family.add_metric(self._labels, value)
-            yield family
-        success = CounterMetricFamily(
-            "vllm:request_success", "Sequences that ended, by reason.", labels=(*_LABELS, "finished_reason")
+            yield self._counter_by(name, text, "", [("", value)])
+        sources = {
+            "local_compute": stats.prompt_tokens - stats.cached_tokens,
+            "local_cache_hit": stats.cached_tokens,
+        }
+        yield self._counter_by(
+            "prompt_tokens_by_source", "Prompt tokens, by where they are from.", "source", sources.items()
         )
-        for reason, count in stats.ended.items():
-            success.add_metric((*self._labels, reason), count)
-        yield success
+        yield self._counter_by(
+            "request_success", "Sequences that ended, by reason.", "finished_reason", stats.ended.items()
+        )
 
     def _histograms(self) -> Iterator[Metric]:
         stats = self._stats
         for name, text, histogram in (
             ("time_to_first_token_seconds", "From arrival to the first token.", stats.first_token_s),
             ("inter_token_latency_seconds", "Between one step's tokens and the next.", stats.inter_token_s),
-            ("request_time_per_output_token_seconds", "A request's mean time for a token.", stats.mean_token_s),
-            ("time_per_output_token_seconds", "The same, under its older name.", stats.mean_token_s),
+            ("request_time_per_output_token_seconds", "A sequence's mean time for a token.", stats.mean_token_s),
+            (
+                "time_per_output_token_seconds",
+                _OLDER.format("request_time_per_output_token_seconds"),
+                stats.mean_token_s,
+            ),
             ("e2e_request_latency_seconds", "From arrival to the end.", stats.whole_s),
             ("request_queue_time_seconds", "Waiting before the first step.", stats.queued_s),
+            ("request_inference_time_seconds", "From the first step to the end.", stats.inference_s),
             ("request_prefill_time_seconds", "From the first step to the first token.", stats.prefill_s),
             ("request_decode_time_seconds", "From the first token to the end.", stats.decode_s),
             ("request_prompt_tokens", "Length of prompts.", stats.prompt_lengths),
+            ("request_prefill_kv_computed_tokens", "Of prompts: what was computed.", stats.computed_lengths),
             ("request_generation_tokens", "Length of outputs.", stats.output_lengths),
+            ("request_max_num_generation_tokens", "The longest output of a prompt's n.", stats.most_tokens),
             ("request_params_max_tokens", "max_tokens asked for.", stats.max_tokens),
-            ("request_params_n", "n asked for.", stats.choices),
+            ("request_params_n", "n asked for, once a prompt.", stats.choices),
+            ("iteration_tokens_total", "Tokens that a step moves forward by.", stats.step_tokens),
         ):
-            yield self._histogram(f"vllm:{name}", text, histogram)
-
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=_LABELS)
-        family.add_metric(self._labels, histogram.cumulative(), histogram.sum)
-        return family
+            yield _histogram(f"vllm:{name}", text, _LABELS, {self._labels: histogram})
 
     def _cache_info(self) -> Metric:
         settings = {name: str(value) for name, value in asdict(self._cache).items()}
         settings["num_gpu_blocks"] = str(self._stats.load.num_blocks)
+        settings["num_cpu_blocks"] = str(self._stats.load.num_host_blocks)
         family = GaugeMetricFamily("vllm:cache_config_info", "Settings of the KV cache.", labels=(*_LABELS, *settings))
         family.add_metric((*self._labels, *settings.values()), 1)
         return family
+
+    def _http(self) -> Iterator[Metric]:
+        counts = self._stats.http
+        family = CounterMetricFamily(
+            "http_requests", "Answers to HTTP requests.", labels=("method", "handler", "status")
+        )
+        for answered, count in counts.answers.items():
+            family.add_metric(answered, count)
+        yield family
+        text = "How long they took, streams until their last byte."
+        yield _histogram("http_request_duration_seconds", text, ("method", "handler"), counts.seconds)
+
+    def _gauge_by(self, name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=(*_LABELS, label))
+        for key, value in values:
+            family.add_metric((*self._labels, key), value)
+        return family
+
+    def _counter_by(self, name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+        """`label` may be empty: then there is one value."""
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=(*_LABELS, label) if label else _LABELS)
+        for key, value in values:
+            family.add_metric((*self._labels, key) if label else self._labels, value)
+        return family
+
+
+def _histogram(
+    name: str, text: str, labels: tuple[str, ...], histograms: Mapping[tuple[str, str], Histogram]
+) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in histograms.items():
+        family.add_metric(values, histogram.cumulative(), histogram.sum)
+    return family

@@ -68,7 +68,6 @@ def test_who_hangs_up_is_counted_until_then(tmp_path: Path) -> None:
         assert values["vllm:prompt_tokens_total"] == values["vllm:request_prompt_tokens_sum"]
         assert 10 <= values["vllm:generation_tokens_total"] < 400
         assert values["vllm:generation_tokens_total"] == values["vllm:request_generation_tokens_sum"]
-        assert values["vllm:generation_tokens_total"] == values["vllm:inter_token_latency_seconds_count"] + 1
 
 
 def test_cached_tokens_are_those_of_usage(tmp_path: Path) -> None:

@@ -6,22 +6,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import CacheConfig
-from quire.messages import Add, End, Load
+from quire.messages import Add, End, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
 from quire.metrics.log_line import LoadLine
 from quire.metrics.prometheus import Exposition
 from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
-
-NAMES = {
-    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc",
-    "vllm:prompt_tokens", "vllm:generation_tokens", "vllm:num_preemptions", "vllm:request_success",
-    "vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds",
-    "vllm:request_time_per_output_token_seconds", "vllm:time_per_output_token_seconds",
-    "vllm:e2e_request_latency_seconds", "vllm:request_queue_time_seconds", "vllm:request_prefill_time_seconds",
-    "vllm:request_decode_time_seconds", "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
-    "vllm:request_params_n", "vllm:request_params_max_tokens", "vllm:cache_config_info",
-}  # fmt: skip
 
 
 def scrape(stats: Stats) -> dict[str, float]:
@@ -29,24 +19,27 @@ def scrape(stats: Stats) -> dict[str, float]:
     values = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            assert sample.labels["model_name"] == "tiny"
-            assert sample.labels["engine"] == "0"
-            extra = sample.labels.get("finished_reason") or sample.labels.get("le")
+            if not sample.name.startswith("http_"):
+                assert sample.labels.pop("model_name") == "tiny"
+                assert sample.labels.pop("engine") == "0"
+            extra = (
+                " ".join(value for _, value in sorted(sample.labels.items()))
+                if family.name != "vllm:cache_config_info"
+                else ""
+            )
             values[f"{sample.name}/{extra}" if extra else sample.name] = sample.value
     return values
 
 
 def one_request(stats: Stats) -> None:
-    add = Add(1, [5] * 10, 10, SamplingParams(n=2, max_tokens=4), [], 0, arrival=100.0)
+    add = Add(1, [5] * 10, 10, SamplingParams(max_tokens=4), [], 0, arrival=100.0)
     progress = stats.began(add)
     for tokens, now in ((1, 100.5), (0, 100.6), (2, 100.7), (1, 100.8)):
         stats.gained(progress, tokens, now)
-    stats.finished(progress, "length", 100.8, End(1, "length", queued_s=0.1, prefill_s=0.4, decode_s=0.3))
-
-
-def test_every_name_is_there_from_the_start() -> None:
-    text = Exposition(Stats(), "tiny", CacheConfig()).text().decode()
-    assert {family.name for family in text_string_to_metric_families(text)} == NAMES
+        stats.delivered(progress, tokens)
+    progress.end = End(1, "length", queued_s=0.1, prefill_s=0.4, decode_s=0.3)
+    for reason in ("length", "abort"):  # only the first counts
+        stats.finished(progress, reason, 100.8)
 
 
 def test_one_request_is_counted_to_the_token() -> None:
@@ -65,19 +58,65 @@ def test_one_request_is_counted_to_the_token() -> None:
     assert values["vllm:time_per_output_token_seconds_sum"] == pytest.approx(0.1)
     assert values["vllm:e2e_request_latency_seconds_sum"] == pytest.approx(0.8)
     assert values["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.1)
-    assert values["vllm:request_params_n_bucket/2.0"] == 1
-    assert values["vllm:request_params_n_bucket/1.0"] == 0
+    assert values["vllm:request_params_n_bucket/1.0"] == 1
+    assert values["vllm:request_inference_time_seconds_sum"] == pytest.approx(0.7)
     assert values["vllm:request_params_max_tokens_bucket/5.0"] == 1
+
+
+def test_the_choices_of_a_prompt_are_one_family() -> None:
+    stats = Stats()
+    stats.size(2_000)
+    params = SamplingParams(n=3, max_tokens=50)
+    parents = {1: None, 2: 1, 3: 1}
+    each = [stats.began(Add(i, [5] * 10, 10, params, [], 0, 0.0, fork_of=parent)) for i, parent in parents.items()]
+    for progress, tokens, cached in zip(each, (3, 30, 8), (0, 9, 9), strict=True):
+        stats.gained(progress, tokens + 5, 1.0, cached)
+        stats.delivered(progress, tokens)  # a stop string: the rest is not wanted
+    stats.finished(each[1], "stop", 2.0)
+    stats.finished(each[0], "abort", 2.0)
+    assert scrape(stats)["vllm:request_params_n_count"] == 0
+    stats.finished(each[2], "length", 2.0)
+    values = scrape(stats)
+    assert values["vllm:request_params_n_sum"] == 3
+    assert values["vllm:request_params_n_count"] == 1
+    assert values["vllm:request_max_num_generation_tokens_sum"] == 30
+    assert values["vllm:request_generation_tokens_sum"] == values["vllm:generation_tokens_total"] == 41
+    assert values["vllm:prompt_tokens_total"] == 30
+    assert values["vllm:prompt_tokens_cached_total"] == 18
+    assert values["vllm:prompt_tokens_by_source_total/local_cache_hit"] == 18
+    assert values["vllm:prompt_tokens_by_source_total/local_compute"] == 12
+    assert values["vllm:request_prefill_kv_computed_tokens_sum"] == 12
 
 
 def test_load_is_what_the_engine_said_last() -> None:
     stats = Stats()
-    stats.load = Load(running=3, waiting=2, free_blocks=25, num_blocks=100, preemptions=7)
+    load = Load(
+        running=3, waiting=5, free_blocks=25, num_blocks=100, preemptions=7, prefix_queries=200, prefix_hits=50,
+        free_host_blocks=9, num_host_blocks=10, deferred=2, unwritten_tokens=60, block_size=16,
+    )  # fmt: skip
+    stats.heard(Heartbeat(0.0, 0.0, load, [0, 2, *[0] * 12], 9))
     values = scrape(stats)
-    assert values["vllm:num_requests_running"] == 3
-    assert values["vllm:num_requests_waiting"] == 2
-    assert values["vllm:kv_cache_usage_perc"] == values["vllm:gpu_cache_usage_perc"] == 0.75
-    assert values["vllm:num_preemptions_total"] == 7
+    for name, value in {
+        "num_requests_running": 3, "num_requests_waiting": 5, "num_requests_waiting_by_reason/capacity": 3,
+        "num_requests_waiting_by_reason/deferred": 2, "kv_cache_usage_perc": 0.75, "gpu_cache_usage_perc": 0.75,
+        "cpu_cache_usage_perc": 0.1, "kv_cache_waste_perc": 60 / (75 * 16), "num_preemptions_total": 7,
+        "prefix_cache_queries_total": 200, "prefix_cache_hits_total": 50, "gpu_prefix_cache_hit_rate": 0.25,
+        "cpu_prefix_cache_hit_rate": 0.25, "iteration_tokens_total_count": 2, "iteration_tokens_total_sum": 9,
+        "iteration_tokens_total_bucket/1.0": 0, "iteration_tokens_total_bucket/8.0": 2,
+    }.items():  # fmt: skip
+        assert values[f"vllm:{name}"] == pytest.approx(value), name
+
+
+def test_http_answers_are_counted_by_what_cannot_be_invented() -> None:
+    stats = Stats()
+    stats.http.answered("POST", "/v1/completions", 200, 0.3)
+    stats.http.answered("POST", "/v1/completions", 201, 0.7)
+    stats.http.answered("BREW", None, 404, 0.0)
+    values = scrape(stats)
+    assert values["http_requests_total//v1/completions POST 2xx"] == 2
+    assert values["http_requests_total/none OTHER 4xx"] == 1
+    assert values["http_request_duration_seconds_bucket//v1/completions 0.5 POST"] == 1
+    assert values["http_request_duration_seconds_sum//v1/completions POST"] == 1.0
 
 
 def test_histograms_count_at_and_under_each_bound() -> None:
@@ -96,8 +135,14 @@ def test_the_line_is_silent_when_nothing_happens() -> None:
     assert line.since_last(100.0) is None
     one_request(stats)
     assert line.since_last(110.0) == (
-        "prompt 1.0 tokens/s, generation 0.4 tokens/s, running 0, waiting 0, KV cache 0.0%, preemptions 0"
+        "prompt 1.0 tokens/s, generation 0.4 tokens/s, running 0, waiting 0, KV cache 0.0%, "
+        "prefix cache hits 0.0%, preemptions 0"
     )
+    assert scrape(stats)["vllm:avg_prompt_throughput_toks_per_s"] == 1.0
+    assert scrape(stats)["vllm:avg_generation_throughput_toks_per_s"] == 0.4
     assert line.since_last(120.0) is None
-    stats.load = Load(running=1)
-    assert line.since_last(130.0) is not None
+    assert scrape(stats)["vllm:avg_generation_throughput_toks_per_s"] == 0.0
+    stats.load = Load(running=1, prefix_queries=80, prefix_hits=20)
+    assert "prefix cache hits 25.0%" in str(line.since_last(130.0))
+    stats.load = Load(running=1, prefix_queries=100, prefix_hits=20)
+    assert "prefix cache hits 0.0%" in str(line.since_last(140.0))

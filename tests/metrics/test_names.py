@@ -1,0 +1,72 @@
+"""Names, types and labels: one golden file, which a live server's page and the documentation must agree with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.api.server import running
+
+GOLDEN = Path(__file__).with_name("names.txt")
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+TYPES = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """/metrics after one request."""
+    with running(tmp_path_factory.mktemp("model")) as server:
+        assert server.post("/v1/completions", {"prompt": "abc", "max_tokens": 3}).status_code == 200
+        return server.get("/metrics").text
+
+
+def labels_of(family: Metric) -> str:
+    names = {name for sample in family.samples for name in sample.labels} - {"le"}
+    if family.name == "vllm:cache_config_info":
+        assert {"block_size", "gpu_memory_utilization", "num_gpu_blocks"} <= names
+        names = {"engine", "model_name", "…"}  # and every setting of the cache
+    return ",".join(sorted(names))
+
+
+def test_the_page_has_exactly_the_golden_names_types_and_labels(page: str) -> None:
+    found = sorted(f"{f.name} {f.type} {labels_of(f)}" for f in text_string_to_metric_families(page))
+    assert found == GOLDEN.read_text().splitlines()
+
+
+def test_the_documentation_lists_the_same(page: str) -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| ([^|]*?) \| (.+?) \|$", DOCS.read_text(), re.M)
+    documented = {name: (kind, labels, text) for name, kind, labels, text in rows}
+    families = {f.name: f for f in text_string_to_metric_families(page)}
+    assert documented.keys() == families.keys()
+    for name, (kind, labels, text) in documented.items():
+        family = families[name]
+        own = set(labels_of(family).split(",")) - {"model_name", "engine"}
+        assert kind == family.type, name
+        assert set(re.findall(r"`([^`]+)`", labels)) == own, name
+        assert text == family.documentation, name
+
+
+def test_queries_of_the_documentation_name_what_there_is(page: str) -> None:
+    series = {
+        f.name + suffix for f in text_string_to_metric_families(page) for suffix in TYPES[f.type]
+    }  # fmt: skip
+    queries = "\n".join(re.findall(r"```promql\n(.*?)```", DOCS.read_text(), re.S))
+    asked = set(re.findall(r"\b(?:vllm:|http_)\w+", queries))
+    assert len(asked) > 8
+    assert asked <= series
+
+
+def test_a_scraper_that_looks_for_a_name_anywhere_in_a_line_finds_its_number(page: str) -> None:
+    """As the guides do it: the last line that has the name in it counts."""
+    wanted = ("vllm:gpu_cache_usage_perc", "vllm:num_requests_waiting", "vllm:cpu_prefix_cache_hit_rate")
+    last = {}
+    for line in page.splitlines():
+        for name in wanted:
+            if name in line and not line.startswith("#"):
+                last[name] = line
+    assert {name: line.partition("{")[0] for name, line in last.items()} == {name: name for name in wanted}
+    assert all(0 <= float(line.split()[-1]) <= 1 for line in last.values())
