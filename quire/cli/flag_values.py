@@ -42,7 +42,10 @@ def human_integer(text: str) -> int:
 
 def integer_or_auto(text: str) -> int | str:
     """As `human_integer`, or the word auto."""
-    return text if text == "auto" else human_integer(text)
+    try:
+        return text if text == "auto" else human_integer(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a whole number nor auto") from None
 
 
 def without_none(kind: Any) -> Any:

@@ -263,6 +263,13 @@ def test_a_neutral_value_is_accepted_with_one_warning(
     assert said in line
 
 
+@pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("-1", -1), ("4k", 4_000)])
+def test_the_longest_sequence_is_a_number_or_auto(word: str, value: int | str) -> None:
+    assert config("--max-model-len", word).model.max_model_len == value
+    assert config(f"--max-model-len={word}").model.max_model_len == value
+    assert "'long' is neither a whole number nor auto" in error("--max-model-len", "long")
+
+
 @pytest.mark.parametrize(
     ("arguments", "flag"),
     [
