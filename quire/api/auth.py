@@ -65,7 +65,7 @@ class ApiKeys:
 
     def _has_key(self, scope: Scope) -> bool:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
+        if scheme.lower() != "bearer" or not key.strip():
             return False
         digest = _digest(key.strip())
         found = False

@@ -169,7 +169,7 @@ class StreamingClient:
         if not outcome.error and not done:
             outcome.error = "The stream ended early."
         elif not outcome.error and outcome.first is None:
-            outcome.error = "No token came."
+            outcome.error = "The model ended at once, without text: --ignore-eos makes it go on."
 
     def _take(self, event: _Event, outcome: Outcome, now: float, said: list[str]) -> bool:
         """Whether the event brought a token."""

@@ -166,7 +166,7 @@ def _unknown(rest: Sequence[str], options: type, program: str, *, foreign: bool)
     """What to say of arguments that are none of the command's."""
     flag = next((argument for argument in rest if argument.startswith("-")), None)
     if flag is None:
-        return ConfigError(f"'{rest[-1]}' was not expected: {program} takes flags ({program} --help).")
+        return ConfigError(f"'{rest[-1]}' was not expected: is it the value of a flag? See {program} --help.")
     flag = flag.partition("=")[0]
     own = _closest(flag, [*_names(options, foreign=False), "config", "help"])
     close = own or (_closest(flag, list(FOREIGN)) if foreign else None)

@@ -26,10 +26,12 @@ class RemoteServer:
     def __init__(self, url: str, api_key: str | None) -> None:
         """
         Args:
-            url: Up to and including /v1.
+            url: Up to and including /v1, which is added if there is no path.
             api_key: If the server asks for one.
         """
         self._url = url.rstrip("/")
+        if self._url.count("/") == 2:
+            self._url += "/v1"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_S))
 
@@ -80,7 +82,7 @@ class RemoteServer:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise UnavailableError(f"No server listens at {self._url}. Start one with: quire serve") from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise UnavailableError(f"{self._url} cannot be asked: {error}.") from error
+            raise UnavailableError(f"{self._url} cannot be asked: {str(error).rstrip('.')}.") from error
         if answer.status_code != httpx.codes.OK:
             answer.read()
             answer.close()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from quire.cli.flags import parse_config
 from quire.config import environment
 from quire.engine.choices import choose
+from quire.errors import ConfigError
 from quire.supervisor.announce import announce_settings
 from quire.supervisor.listen import listen
 from quire.supervisor.supervisor import Supervisor
@@ -20,8 +21,12 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         SetupError: It cannot start.
     """
-    config = environment.apply(parse_config(arguments, "quire serve", DESCRIPTION))
+    config = parse_config(arguments, "quire serve", DESCRIPTION)
+    if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
+        raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
+    config = environment.apply(config)
     with listen(config.server) as listener:
         choices = choose(config)
+        supervisor = Supervisor(choices.config, listener, environment.developer_mode())
         announce_settings(choices.config, choices.reasons)
-        return Supervisor(choices.config, listener, environment.developer_mode()).run()
+        return supervisor.run()

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from quire.config import Config
+from quire.errors import ConfigError
 
 _SHOWN_PREFIXES = (
     "QUIRE_",
@@ -23,10 +24,16 @@ _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def apply(config: Config) -> Config:
-    """Fill what flags left open from VLLM_API_KEY (or QUIRE_API_KEY) and HF_TOKEN. Flags win."""
+    """Fill what flags left open from QUIRE_API_KEY (or VLLM_API_KEY) and HF_TOKEN. Flags win.
+
+    Raises:
+        ConfigError: The variable for the key is set and empty, so somebody meant to close the server.
+    """
     server, model = config.server, config.model
-    key = os.environ.get("QUIRE_API_KEY") or os.environ.get("VLLM_API_KEY")
-    if key and not server.api_key:
+    key = os.environ.get("QUIRE_API_KEY", os.environ.get("VLLM_API_KEY"))
+    if key is not None and not server.api_key:
+        if not key.strip():
+            raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is set but empty: give it a key, or unset it.")
         server = replace(server, api_key=(key,))
     token = os.environ.get("HF_TOKEN")
     if token and model.hf_token is None:

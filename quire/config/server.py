@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -15,7 +17,8 @@ class ServerConfig:
     port: int = 8000
     """Port to listen on; 0 for any free one."""
     api_key: tuple[str, ...] = ()
-    """Keys of which a request must carry one, as 'Authorization: Bearer KEY'. Default: VLLM_API_KEY, else none."""
+    """Keys of which a request must carry one, as 'Authorization: Bearer KEY'. Default: the variable QUIRE_API_KEY or
+    VLLM_API_KEY; without either, none is needed."""
     allowed_origins: tuple[str, ...] = ("*",)
     """CORS: origins a browser may call from."""
     allowed_methods: tuple[str, ...] = ("*",)
@@ -43,10 +46,14 @@ class ServerConfig:
     disable_uvicorn_access_log: bool = False
     """No access log line for each request. Health and metrics probes are never logged."""
     enable_log_requests: bool = False
-    """Log each request's parameters (never its text) when it arrives."""
+    """Log each request's parameters when it arrives: stop strings and bad words, never prompts or answers."""
     disable_log_stats: bool = False
     """No periodic line with throughput and cache use."""
     shutdown_timeout: float = 30.0
     """Seconds that open requests get to finish after SIGTERM; then they are ended."""
     max_request_bytes: int = 16 * 2**20
     """Largest request body that is read."""
+
+    def __post_init__(self) -> None:
+        if any(not key.strip() for key in self.api_key):
+            raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")

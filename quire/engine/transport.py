@@ -116,7 +116,11 @@ class ZmqClient:
         """See EngineClient."""
         if not self._inbox.poll(None if timeout is None else int(timeout * 1e3)):
             return None
-        return self._decoder.decode(self._inbox.recv())
+        try:
+            return self._decoder.decode(self._inbox.recv())
+        except msgspec.MsgspecError as error:
+            logger.error("dropped a message that is none of ours: %s", error)
+            return None
 
     def close(self) -> None:
         """See EngineClient."""

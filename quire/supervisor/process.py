@@ -82,8 +82,8 @@ class ChildProcess:
         code = self._process.wait()
         if code < 0:
             hint = " (out of memory? see the kernel's log)" if code == -signal.SIGKILL else ""
-            return f"the {self.name} process was ended by {signal.Signals(-code).name}{hint}"
-        return f"the {self.name} process exited with code {code}"
+            return f"it was ended by {signal.Signals(-code).name}{hint}"
+        return f"it exited with code {code}"
 
     def close(self) -> None:
         """Let go of the descriptors; a child that still runs leaves by itself."""

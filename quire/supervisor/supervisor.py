@@ -52,12 +52,12 @@ class Supervisor:
         self._started = time.monotonic()
         self._ready: set[str] = set()
         self._exit_code: int | None = None
+        self._events = Events()  # from here on signals are heard
         self._startup: dict[str, float] = {}
 
     def run(self) -> int:
         """Until the end; the exit code: 0 after a drain, the class of a failed start, 70 when a process died."""
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
-        self._events = Events()
         self._directory = directory
         self._listener.set_inheritable(True)
         launch = Launch(self._config, str(directory), developer_mode=self._developer_mode)
@@ -109,8 +109,8 @@ class Supervisor:
         if self._state is State.STARTING and failure is not None and error is not None:
             self._last_line = failure.message
             return error.exit_code if failure.error else CRASHED
-        advice = "Requests in flight got an error; start the server again."
-        self._last_line = f"{child.name} process died: {child.cause_of_death()}. {advice}"
+        told = "Requests in flight got an error" if child is self._engine else "Open connections were cut"
+        self._last_line = f"{child.name} process died: {child.cause_of_death()}. {told}; start the server again."
         return CRASHED
 
     def _drain(self, number: int) -> int:
@@ -124,7 +124,8 @@ class Supervisor:
             if again:
                 self._last_line = f"stopped at once by {signal.Signals(again).name}"
                 return 128 + again
-            if child.exit_code() != 0:
+            stopped_early = child.name not in self._ready and child.exit_code() == -signal.SIGTERM
+            if child.exit_code() != 0 and not stopped_early:
                 self._last_line = f"{child.name} process did not end cleanly: {self._how_it_ended(child)}"
                 return CRASHED
         say("stopped")

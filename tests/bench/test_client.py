@@ -99,7 +99,7 @@ def failing(status: int, *chunks: bytes) -> Any:
         (failing(400, b'{"error": {"message": "too long"}}'), "HTTP 400: too long"),
         (failing(500, b"oops"), "HTTP 500: oops"),
         (failing(200, text_event("x")), "The stream ended early."),
-        (failing(200, b"data: [DONE]\n\n"), "No token came."),
+        (failing(200, b"data: [DONE]\n\n"), "The model ended at once"),
         (failing(200, text_event("x"), event(error={"message": "engine died"}), b"data: [DONE]\n\n"), "engine died"),
         (failing(200, b"data: {\n\n"), "DecodeError"),
     ],

@@ -78,7 +78,11 @@ def test_what_the_server_refuses_is_passed_on(server: Server) -> None:
 
 def test_something_else_listens_there(server: Server) -> None:
     with pytest.raises(QuireError):
-        chat.run([f"--url={server.url}", f"--api-key={KEY}", "-q", "hi"])
+        chat.run([f"--url={server.url}/elsewhere", f"--api-key={KEY}", "-q", "hi"])
+
+
+def test_an_address_without_a_path_gets_the_usual_one(server: Server) -> None:
+    assert chat.run([f"--url={server.url}", f"--api-key={KEY}", "-q", "hi"]) == 0
 
 
 def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, tmp_path: Path) -> None:

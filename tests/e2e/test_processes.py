@@ -159,6 +159,14 @@ def test_children_leave_with_a_killed_supervisor(server: QuireServe) -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in children.values())
 
 
+def test_a_signal_during_the_start_is_an_orderly_end(checkpoint: Path) -> None:
+    with QuireServe(str(checkpoint), "--port", "0") as server:
+        server.wait_line("access")
+        server.signal()
+        assert server.wait(20) == 0, server.log
+        assert server.last_line == "stopped"
+
+
 def broken(tmp_path: Path, checkpoint: Path, change: dict[str, Any]) -> str:
     copy = tmp_path / "broken"
     copy.mkdir()
@@ -173,13 +181,15 @@ def broken(tmp_path: Path, checkpoint: Path, change: dict[str, Any]) -> str:
     [
         ({"vocab_size": 640}, [], 4, "expected"),
         ({"architectures": ["FluxCapacitor"]}, [], 4, "FluxCapacitor"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, [], 4, "yarn"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, [], 4, "spiral"),
         ({"quantization_config": {"quant_method": "awq"}}, [], 4, "awq"),
         ({}, ["--max-model-len", "9999"], 2, "--max-model-len 9999"),
         ({}, ["--kv-cache-memory-bytes", "10"], 5, "--kv-cache-memory-bytes 10"),
         ({}, ["--num-gpu-blocks-override", "1000000000"], 5, "--num-gpu-blocks-override"),
         ({}, ["--tensor-parallel-size", "2"], 2, "--tensor-parallel-size 2 is not supported"),
         ({}, ["--no-such-flag"], 2, "no-such-flag"),
+        ({}, ["--api-key"], 2, "--api-key has no key"),
+        ({}, ["--api-key", ""], 2, "--api-key is empty"),
         ({}, ["--host", "203.0.113.1"], 2, "--host"),
         ({}, ["--chat-template", "/no/such/file"], 2, "--chat-template"),
         ({}, ["--override-generation-config", '{"warmth": 1}'], 2, "warmth"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from quire.engine.transport import ZmqClient, ZmqPort, engine_address, report_death
+from quire.engine.transport import ZmqClient, ZmqPort, client_address, engine_address, report_death
 from quire.messages import Abort, ClientHeartbeat, Dead, Done, FromEngine
 from tests.engine.harness import add
 
@@ -79,3 +79,15 @@ def test_death_is_announced_by_the_engine_or_by_who_noticed(port: ZmqPort, clien
     assert [client.receive(2.0), client.receive(2.0)] == [Done(1), Dead("planted")]
     report_death(directory, 3, "seen from outside")
     assert client.receive(2.0) == Dead("seen from outside")
+
+
+def test_a_client_drops_what_is_no_message_too(client: ZmqClient, directory: Path) -> None:
+    context = zmq.Context()
+    stranger = context.socket(zmq.PUSH)
+    stranger.connect(client_address(directory, 3))
+    stranger.send(b"\xc1")
+    stranger.close()
+    context.term()
+    report_death(directory, 3, "real")
+    got = [client.receive(2.0), client.receive(2.0)]
+    assert sorted(map(str, got)) == sorted([str(None), str(Dead("real"))])
