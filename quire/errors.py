@@ -104,7 +104,7 @@ class GenerationError(QuireError):
 
 
 class EngineDeadError(QuireError):
-    """The engine process is gone; the message carries its cause."""
+    """The engine process is gone. Clients are told that; the cause is the operator's, in the log."""
 
     code = "engine_dead"
 
