@@ -1,5 +1,6 @@
-"""Every struct that crosses a process while it serves (`child.py` has those of its start), and what it costs: one message in for a request; one Plan, one Result
-and one Deltas for each API process a step, whatever the batch size.
+"""Every struct that crosses a process while it serves (`child.py` has those of its start), and what it costs.
+
+One message in for a request; one Plan, one Result and one Deltas for each API process a step, whatever the batch size.
 
 Plain data for msgspec over ZMQ, a direct call or shared memory; no torch, no I/O. Columns, not objects: a plan of
 256 rows is a few hundred bytes. Encoded as arrays, so the order of the fields is the wire format.
