@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -37,8 +37,14 @@ from quire.text.model_text import load_model_text
 from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, these two with a `cache_salt` if wanted."""
 Message = Mapping[str, Any]
+
+
+class _ReadPrompt(NamedTuple):
+    text: str | None
+    tokens: list[int]
+    cache_salt: str = ""
 
 
 class LLM:
@@ -100,7 +106,7 @@ class LLM:
             raise RequestError(
                 f"{len(singles)} prompts need as many priorities, got {len(priority)}.", param="priority"
             )
-        return self._run([self._tokens_of(prompt) for prompt in singles], params, use_tqdm, priority)
+        return self._run([self._read(prompt) for prompt in singles], params, use_tqdm, priority)
 
     def chat(
         self,
@@ -125,7 +131,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
             )
-            prompts.append((text, tokenizer.encode(text, add_special_tokens=False)))
+            prompts.append(_ReadPrompt(text, tokenizer.encode(text, add_special_tokens=False)))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
 
     def beam_search(
@@ -146,7 +152,7 @@ class LLM:
             RequestError: A prompt or the parameters cannot be served; nothing was computed.
         """
         self._check_beams(params)
-        singles = [self._tokens_of(prompt)[1] for prompt in _as_prompts(prompts)]
+        singles = [self._read(prompt).tokens for prompt in _as_prompts(prompts)]
         for tokens in singles:
             self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # does it fit as a whole
         found: list[BeamSearchOutput] = []
@@ -189,19 +195,21 @@ class LLM:
 
     def _run(
         self,
-        prompts: Sequence[tuple[str | None, list[int]]],
+        prompts: Sequence[_ReadPrompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Submit all, take messages until each sequence has ended, and put the outputs together."""
         requests: list[list[GatheredSequence]] = []  # all made before anything is sent: a wrong request starts nothing
-        for (_, tokens), each, rank in zip(prompts, params, priority or [0] * len(prompts), strict=True):
+        for prompt, each, rank in zip(prompts, params, priority or [0] * len(prompts), strict=True):
             bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
-            adds = self._submission.adds(tokens, each, priority=rank, bad_words=bad_words)
+            adds = self._submission.adds(
+                prompt.tokens, each, priority=rank, cache_salt=prompt.cache_salt, bad_words=bad_words
+            )
             requests.append([self._sequence(add, index) for index, add in enumerate(adds)])
         self._gather([sequence for request in requests for sequence in request], use_tqdm)
-        return [self._output(text, request) for (text, _), request in zip(prompts, requests, strict=True)]
+        return [self._output(prompt.text, request) for prompt, request in zip(prompts, requests, strict=True)]
 
     def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
         """The likeliest next tokens of each, as one step of beam search wants them."""
@@ -267,14 +275,20 @@ class LLM:
             num_cached_tokens=first.choice.cached_tokens,
         )
 
-    def _tokens_of(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _read(self, prompt: Prompt) -> _ReadPrompt:
+        salt = ""
         if isinstance(prompt, Mapping):
+            if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
+                raise RequestError(
+                    f"A prompt with '{min(unknown)}' is not supported: leave it out.", param=min(unknown)
+                )
+            salt = str(prompt.get("cache_salt") or "")
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), list(prompt["prompt_token_ids"])
+                return _ReadPrompt(prompt.get("prompt"), list(prompt["prompt_token_ids"]), salt)
             prompt = prompt.get("prompt", "")
         if isinstance(prompt, str):
-            return prompt, self.get_tokenizer().encode(prompt)
-        return None, [int(token) for token in prompt]
+            return _ReadPrompt(prompt, self.get_tokenizer().encode(prompt), salt)
+        return _ReadPrompt(None, [int(token) for token in prompt], salt)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None

@@ -164,3 +164,17 @@ def test_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Mo
     monkeypatch.undo()
     assert len(llm.generate(["the"], SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].token_ids) <= 4
     assert llm._engine.counts()["requests"] == 0
+
+
+def test_a_shared_beginning_is_computed_once_unless_the_salt_differs(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    stem = [(i * 17) % 300 + 5 for i in range(400)]
+    tails = [[5, 6, 7], [8, 9, 10, 11]]
+    salted = [{"prompt_token_ids": stem + tail, "cache_salt": "mine"} for tail in tails]
+    cold = llm.generate([salted[0]], params)[0]
+    hit = llm.generate([salted[1]], params)[0]
+    other = llm.generate([{"prompt_token_ids": stem + tails[1], "cache_salt": "yours"}], params)[0]
+    assert (cold.num_cached_tokens, hit.num_cached_tokens, other.num_cached_tokens) == (0, 400, 0)
+    assert hit.outputs == other.outputs
+    with pytest.raises(RequestError, match="'multi_modal_data' is not supported"):
+        llm.generate([{"prompt": "a", "multi_modal_data": {}}], params)
