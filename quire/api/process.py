@@ -6,6 +6,7 @@ Owns uvicorn's life: it serves an inherited socket and drains at SIGTERM. Never 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -22,6 +23,7 @@ from quire.api.app import create_app
 from quire.api.session import EngineSession
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
+from quire.errors import EngineDeadError
 from quire.text.model_text import load_model_text
 
 logger = logging.getLogger(__name__)
@@ -68,13 +70,21 @@ async def _serve(
         while not http.started and not serving.done():
             await asyncio.sleep(0.005)
         gc.freeze()  # what is loaded now stays: collections, which stop the loop, need not look at it again
-        report(child.Report("ready"))
+        reporting = loop.create_task(_report_ready(session, report))
         await _until_end(session, stopping, serving)
+        reporting.cancel()
         if stopping.is_set() and not await session.drain(shutdown_timeout):
             logger.warning("Requests that were still open after %g s were ended.", shutdown_timeout)
     finally:
         http.should_exit = True
         await serving
+
+
+async def _report_ready(session: EngineSession, report: Callable[[child.Report], None]) -> None:
+    """Say so when a request that comes now is served: HTTP answers already, and the engine has said what it can do."""
+    with contextlib.suppress(EngineDeadError):
+        await session.wait_ready()
+        report(child.Report("ready"))
 
 
 async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:

@@ -63,6 +63,7 @@ class Reader(threading.Thread):
 def test_settings_are_said_with_reasons_and_the_api_process_has_no_torch(server: QuireServe) -> None:
     assert "context     512 tokens: the model's limit" in server.log
     assert "dtype       float32: the checkpoint's" in server.log
+    server.wait_line("try it")
     start = server.log[: server.log.index("try it")]
     assert len([line for line in start.splitlines() if not line.startswith("INFO")]) <= 15
     maps = Path(f"/proc/{server.children()['api']}/maps").read_text()
