@@ -23,12 +23,11 @@ class PromptLogprobs:
     Args:
         model: Makes the logits.
         vocab_size: Of each.
-        room: See ROOM.
     """
 
-    def __init__(self, model: Model, vocab_size: int, room: int = ROOM) -> None:
+    def __init__(self, model: Model, vocab_size: int) -> None:
         self._model = model
-        self._slice = max(1, room // vocab_size)  # positions
+        self._slice = max(1, ROOM // vocab_size)  # positions
 
     def of(self, plan: Plan, batch: Batch, hidden: Tensor, wanted: list[int]) -> list[list[TokenLogprobs]]:
         """One list for each of `plan.scored`.

@@ -145,6 +145,7 @@ def test_modes(checkpoint: Path, reference: Reference, mode: str) -> None:
     both = [SamplingParams(temperature=0, **bias), SamplingParams(temperature=0.5, top_k=3, seed=1, **bias)]  # type: ignore[arg-type]
     with LLM(str(checkpoint), dtype="float32", logprobs_mode=mode) as llm:
         outputs = llm.generate([prompt, prompt], both)
+        assert [llm.generate([prompt], params)[0].outputs for params in both] == [o.outputs for o in outputs]
     raw = reference.logits(prompt)[-1]
     ruled = [x + 3.0 * (token == 7) for token, x in enumerate(raw)]
     best = sorted(range(VOCAB_SIZE), key=lambda t: -ruled[t])[:3]
