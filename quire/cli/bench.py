@@ -17,8 +17,9 @@ BENCHMARKS = {
     "latency": ("quire.bench.latency:LatencyOptions", "one batch at a time, in this process"),
     "serve": ("quire.bench.serve:ServeOptions", "load on a running server"),
     "startup": ("quire.bench.startup:StartupOptions", "from the process's start until it takes work, by stage"),
+    "kernels": ("quire.bench.kernels:KernelsOptions", "each kernel on its own, against what the device reaches"),
 }
-WITHOUT_ENGINE = ("serve",)
+WITHOUT_ENGINE = ("serve", "kernels")
 
 
 def run(arguments: Sequence[str]) -> int:
