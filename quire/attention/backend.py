@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+Ints = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class AttentionLayer:
@@ -27,6 +29,22 @@ class AttentionLayer:
     number: int
     scale: float
     cap: float | None = None
+
+
+@dataclass(frozen=True)
+class HeadRule:
+    """What is done to queries and keys before they meet: a norm head by head, then rotation; either may be missing.
+
+    Attributes:
+        norm: [heads + kv_heads, head_dim], the norm's weight.
+        eps: See the kernel `rms_norm`.
+        cos, sin: [tokens, width / 2], see the kernel `rotary`.
+    """
+
+    norm: Tensor | None = None
+    eps: float = 0.0
+    cos: Tensor | None = None
+    sin: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -53,36 +71,49 @@ class KVView:
 class Rows:
     """What a step moves forward, and by how much.
 
+    What the host knows has its shape from the plan; what only the device knows (lengths) has no copy on the host.
+
     Attributes:
         counts: [rows] int64 on the host: tokens of each row, in batch order.
         row_of_token: [tokens] int64 on the host.
+        bounds: [rows] int64 on the host: most tokens that a row has before the step; exactly so many where the row's
+            own tokens are known to the host, as a prompt's are.
+        slot_of_token: [tokens] int64: each token's line in the tables.
         starts: [rows] int64: each row's length before the step.
         positions: [tokens] int64: each token's position in its sequence.
         slots: [rows] int64: each row's line in the tables.
         tables: By KV group, [slots, blocks of the longest sequence] int64.
+        columns: What `AttentionBackend.columns` asked for, on the device.
     """
 
-    counts: npt.NDArray[np.int64]
-    row_of_token: npt.NDArray[np.int64]
+    counts: Ints
+    row_of_token: Ints
+    bounds: Ints
+    slot_of_token: Tensor
     starts: Tensor
     positions: Tensor
     slots: Tensor
     tables: tuple[Tensor, ...]
+    columns: tuple[Tensor, ...] = ()
 
 
 class AttentionBackend(Protocol):
     """Computes a step's attention, layer by layer."""
 
+    def columns(self, counts: Ints, bounds: Ints) -> tuple[Ints, ...]:
+        """What `prepare` wants to find on the device, made from the host's part of Rows; it travels in the step's copy."""
+        ...
+
     def prepare(self, rows: Rows) -> None:
         """Take in a step: whatever its layers share is computed here, once."""
         ...
 
-    def run(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """Store this step's keys and values, then attend, causally within each row.
+    def run(self, layer: AttentionLayer, qkv: Tensor, rule: HeadRule, out: Tensor) -> None:
+        """Apply the rule, store this step's keys and values, then attend, causally within each row.
 
         Args:
-            q: [tokens, heads, head_dim], rotated.
-            k, v: [tokens, kv_heads, head_dim], k rotated.
+            qkv: [tokens, heads + 2 · kv_heads, head_dim], as projected: queries, keys, values.
+            rule: For the queries and keys.
             out: [tokens, heads, head_dim].
         """
         ...

@@ -8,14 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionLayer, KVView, Rows
+from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Rows
 from quire.kernels.table import kernel
 
-Ints = npt.NDArray[np.int64]
 _MINUS_INFINITY = float("-inf")
 
 
@@ -62,10 +60,14 @@ class CpuAttention:
     def __init__(self, kv: KVView) -> None:
         self._kv = kv
         self._dtype = kv.keys[0].dtype
-        self._kv_write = kernel("kv_write", "cpu")
+        self._rotate_and_store = kernel("rotate_and_store", "cpu")
         self._attend_tokens = kernel("attend_tokens", "cpu")
         self._attend_chunk = kernel("attend_chunk", "cpu")
         self._steps: list[_GroupStep] = []
+
+    def columns(self, counts: Ints, bounds: Ints) -> tuple[Ints, ...]:
+        """See AttentionBackend."""
+        return ()
 
     def prepare(self, rows: Rows) -> None:
         """See AttentionBackend."""
@@ -73,14 +75,15 @@ class CpuAttention:
         groups = zip(rows.tables, self._kv.windows, strict=True)
         self._steps = [self._prepare_group(rows, table, lengths, window) for table, window in groups]
 
-    def run(self, layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, qkv: Tensor, rule: HeadRule, out: Tensor) -> None:
         """See AttentionBackend."""
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
         if step.fresh.numel():
             keys.index_fill_(0, step.fresh, 0)
             values.index_fill_(0, step.fresh, 0)
-        self._kv_write(k, v, keys, values, step.places)
+        q = torch.empty_like(out)
+        self._rotate_and_store(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
         if step.singles is not None:
             self._run_singles(step.singles, layer, q, keys, values, out)
         for chunk in step.chunks:
@@ -100,8 +103,7 @@ class CpuAttention:
 
     def _prepare_group(self, rows: Rows, table: Tensor, lengths: Ints, window: int | None) -> _GroupStep:
         size = self._kv.block_size
-        slot_of_token = rows.slots.index_select(0, torch.from_numpy(rows.row_of_token))
-        block_of_token = table[slot_of_token, rows.positions // size]
+        block_of_token = table[rows.slot_of_token, rows.positions // size]
         offset = rows.positions % size
         single = np.flatnonzero(rows.counts == 1)
         longer = np.flatnonzero(rows.counts > 1).tolist()

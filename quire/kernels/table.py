@@ -12,7 +12,6 @@ from typing import Any
 KERNELS: dict[tuple[str, str], str] = {
     ("rms_norm", "cpu"): "quire.kernels.reference.norm:rms_norm",
     ("layer_norm", "cpu"): "quire.kernels.reference.norm:layer_norm",
-    ("rotary", "cpu"): "quire.kernels.reference.rotary:rotary",
     ("silu_and_mul", "cpu"): "quire.kernels.reference.activation:silu_and_mul",
     ("gelu_and_mul", "cpu"): "quire.kernels.reference.activation:gelu_and_mul",
     ("gelu", "cpu"): "quire.kernels.reference.activation:gelu",
@@ -27,7 +26,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ("route", "cuda"): "quire.kernels.reference.experts:route",
     ("pack_experts", "cuda"): "quire.kernels.reference.experts:pack_experts",
     ("experts", "cuda"): "quire.kernels.reference.experts:experts",
-    ("kv_write", "cpu"): "quire.kernels.reference.paged:kv_write",
+    ("rotate_and_store", "cpu"): "quire.kernels.reference.paged:rotate_and_store",
     ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",
     ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",
 }

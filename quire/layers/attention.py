@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer
-from quire.kernels.table import kernel
-from quire.layers.layer import Place
+from quire.attention.backend import AttentionBackend, AttentionLayer, HeadRule
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import Angles
@@ -27,27 +25,19 @@ class Heads:
 class Attention:
     """One layer's attention; `norm` is that of queries and keys, head by head, if there is one."""
 
-    def __init__(
-        self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None, place: Place
-    ) -> None:
+    def __init__(self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None) -> None:
         self._layer = layer
         self._heads = heads
         self._qkv = qkv
         self._out = out
         self._norm = norm
-        self._rotary = kernel("rotary", place.device.type)
 
     def __call__(self, x: Tensor, angles: Angles | None, backend: AttentionBackend) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]; without angles nothing is rotated."""
         n, q, kv, d = len(x), self._heads.query, self._heads.kv, self._heads.width
         qkv = self._qkv(x).view(n, q + 2 * kv, d)
-        qk, v = qkv[:, : q + kv], qkv[:, q + kv :]
-        if self._norm is not None:
-            qk = self._norm(qk)
-        if angles is not None:
-            turned = torch.empty((n, q + kv, d), dtype=x.dtype, device=x.device)
-            self._rotary(qk, angles.cos, angles.sin, turned)
-            qk = turned
+        norm, eps = (None, 0.0) if self._norm is None else (self._norm.weight, self._norm.eps)
+        cos, sin = (None, None) if angles is None else (angles.cos, angles.sin)
         o = torch.empty((n, q, d), dtype=x.dtype, device=x.device)
-        backend.run(self._layer, qk[:, :q], qk[:, q:], v, o)
+        backend.run(self._layer, qkv, HeadRule(norm, eps, cos, sin), o)
         return self._out(o.view(n, q * d))

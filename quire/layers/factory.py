@@ -67,7 +67,7 @@ class LayerFactory:
         self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None = None
     ) -> Attention:
         """A layer's attention between its projections: queries, keys and values side by side, and back."""
-        return Attention(layer, heads, qkv, out, norm, self.place)
+        return Attention(layer, heads, qkv, out, norm)
 
     def gated_mlp(self, gate_up: Linear, down: Linear, width: int, activation: str) -> MLP:
         """An MLP whose first projection gives the gate and, beside it, what it gates."""

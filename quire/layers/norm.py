@@ -35,6 +35,10 @@ class RMSNorm:
         width: What is normed.
         kind: See RMS.
         place: Where the weights live.
+
+    Attributes:
+        weight: [width] or [heads, width], once it is pulled.
+        eps: Added to the mean square.
     """
 
     def __init__(self, names: tuple[tuple[str, int], ...], width: int, kind: RMS, place: Place) -> None:
@@ -42,8 +46,9 @@ class RMSNorm:
         self._width = width
         self._kind = kind
         self._place = place
+        self.eps = kind.eps
         self._rms_norm = kernel("rms_norm", place.device.type)
-        self._weight: Tensor
+        self.weight: Tensor
 
     def needs(self) -> Iterator[Need]:
         """See Layer."""
@@ -59,12 +64,12 @@ class RMSNorm:
             checkpoint.read(f"{name}.weight", weight)
             weight = weight.to(dtype) + 1 if self._kind.unit_offset else weight
             parts.append(weight.expand(heads, -1) if heads else weight)
-        self._weight = torch.cat(parts)  # [width], or [heads, width]
+        self.weight = torch.cat(parts)  # [width], or [heads, width]
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """The norm of x, after `delta` is added to x in place; both [tokens, width] or [tokens, heads, width]."""
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        self._rms_norm(x, self._weight, self._kind.eps, out, delta)
+        self._rms_norm(x, self.weight, self.eps, out, delta)
         return out
 
 

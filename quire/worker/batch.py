@@ -69,10 +69,14 @@ class BatchBuffers:
         slots.copy_(torch.from_numpy(host_slots))
         torch.index_select(table.length, 0, slots, out=starts)
         table.length.index_add_(0, slots, torch.from_numpy(counts).to(table.device))
+        bounds = table.host.length[host_slots]
+        table.host.length[host_slots] += counts
         own = self._place(starts, row_of_token, ends - counts, total)
         rows = Rows(
             counts=counts,
             row_of_token=row_of_token,
+            bounds=bounds,
+            slot_of_token=slots if total == size else slots[torch.from_numpy(row_of_token).to(slots.device)],
             starts=starts,
             positions=own,
             slots=slots,

@@ -29,11 +29,13 @@ class HostMirror:
         self.cut_top = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
         self.prompt_logprobs: dict[int, int] = {}
+        self.length = np.zeros(slots, dtype=np.int64)  # at most
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
     def admit(self, owner: Admitted, vocab_size: int) -> None:
         """A slot's new owner."""
         slot, sampling = owner.slot, owner.sampling
+        self.length[slot] = owner.length
         self.random[slot] = not sampling.greedy
         self.cut_min_p[slot] = sampling.min_p > 0
         self.cut_top[slot] = sampling.top_p < 1 or 0 < sampling.top_k < vocab_size

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionLayer, KVView, Rows
+from quire.attention.backend import AttentionLayer, HeadRule, KVView, Rows
 from quire.attention.cpu import CpuAttention
 from tests.kernels.test_reference import attention
 
@@ -45,12 +45,21 @@ class Scene:
         starts = [len(self.keys[s][0]) for s in moves]
         positions = torch.cat([start + torch.arange(n) for start, n in zip(starts, counts, strict=True)])
         self.backend.prepare(
-            Rows(counts, rows, torch.tensor(starts), positions, torch.tensor(list(moves)), self.tables)
+            Rows(
+                counts=counts,
+                row_of_token=rows,
+                bounds=np.array(starts),
+                slot_of_token=torch.tensor(list(moves))[torch.from_numpy(rows)],
+                starts=torch.tensor(starts),
+                positions=positions,
+                slots=torch.tensor(list(moves)),
+                tables=self.tables,
+            )
         )
         for layer in range(len(self.groups)):
             q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
             out = torch.empty(len(rows), HEADS, D)
-            self.backend.run(AttentionLayer(layer, D**-0.5), q, k, v, out)
+            self.backend.run(AttentionLayer(layer, D**-0.5), torch.cat((q, k, v), 1), HeadRule(), out)
             for row, sequence in enumerate(moves):
                 own = torch.from_numpy(rows == row)
                 self.keys[sequence][layer] = torch.cat((self.keys[sequence][layer], k[own]))

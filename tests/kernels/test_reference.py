@@ -9,7 +9,7 @@ from torch import Tensor
 from quire.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
 from quire.kernels.reference.experts import experts, pack_experts, route
 from quire.kernels.reference.norm import layer_norm, rms_norm
-from quire.kernels.reference.paged import attend_chunk, attend_tokens, kv_write
+from quire.kernels.reference.paged import attend_chunk, attend_tokens, rotate_and_store
 from quire.kernels.reference.rotary import rotary
 from quire.kernels.table import KERNELS, kernel
 
@@ -26,7 +26,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("op", [op for op, _ in KERNELS])
+@pytest.mark.parametrize("op", [op for op, device in KERNELS if device == "cpu"])
 def test_every_entry_of_the_table_exists(op: str) -> None:
     assert callable(kernel(op, "cpu"))
 
@@ -69,14 +69,27 @@ def test_rotary_turns_pairs(dtype: torch.dtype) -> None:
     near(out, torch.cat((turned.real, turned.imag), -1))
 
 
-def test_kv_write_touches_its_places_only() -> None:
-    keys, values = torch.zeros(4, 8, 2, 3), torch.zeros(4, 8, 2, 3)
-    k, v = normal(3, 2, 3), normal(3, 2, 3, seed=1)
-    kv_write(k, v, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]))
+def test_rotate_and_store_touches_its_places_only() -> None:
+    keys, values = torch.zeros(4, 8, 2, 4), torch.zeros(4, 8, 2, 4)
+    qkv, q = normal(3, 5 + 4, 4), torch.empty(3, 5, 4)
+    rotate_and_store(qkv, None, 0.0, None, None, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]), q)
+    assert torch.equal(q, qkv[:, :5])
     for i, (block, offset) in enumerate([(1, 7), (2, 0), (3, 1)]):
-        assert torch.equal(keys[block, offset], k[i])
-        assert torch.equal(values[block, offset], v[i])
-    assert (keys != 0).sum() == (values != 0).sum() == 18
+        assert torch.equal(keys[block, offset], qkv[i, 5:7])
+        assert torch.equal(values[block, offset], qkv[i, 7:])
+    assert (keys != 0).sum() == (values != 0).sum() == 24
+
+
+def test_rotate_and_store_norms_then_turns_queries_and_keys_but_no_values() -> None:
+    qkv, norm, q = normal(3, 3 + 4, 8), normal(5, 8, seed=1), torch.empty(3, 3, 8)
+    angle = normal(3, 4, seed=2)
+    keys, values = torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8)
+    rotate_and_store(qkv, norm, 1e-3, angle.cos(), angle.sin(), keys, values, torch.arange(3), q)
+    normed, turned = torch.empty(3, 5, 8), torch.empty(3, 5, 8)
+    rms_norm(qkv[:, :5], norm, 1e-3, normed)
+    rotary(normed, angle.cos(), angle.sin(), turned)
+    assert torch.equal(torch.cat((q, keys[0, :3]), 1), turned)
+    assert torch.equal(values[0, :3], qkv[:, 5:])
 
 
 def attention(

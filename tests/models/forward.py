@@ -39,6 +39,8 @@ def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         Rows(
             counts=np.array([length]),
             row_of_token=np.zeros(length, dtype=np.int64),
+            bounds=np.zeros(1, dtype=np.int64),
+            slot_of_token=torch.zeros(length, dtype=torch.int64),
             starts=torch.tensor([0]),
             positions=positions,
             slots=torch.tensor([0]),

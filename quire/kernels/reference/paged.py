@@ -10,17 +10,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.reference.activation import soft_cap
+from quire.kernels.reference.norm import rms_norm
+from quire.kernels.reference.rotary import rotary
 
 
-def kv_write(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, places: Tensor) -> None:
-    """Store each token's key and value at its place.
+def rotate_and_store(
+    qkv: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    places: Tensor,
+    q: Tensor,
+) -> None:
+    """Norm and rotate queries and keys; store each token's key and value at its place.
 
     Args:
-        k, v: [tokens, kv_heads, d].
+        qkv: [tokens, heads + 2 · kv_heads, d], as projected; not changed.
+        norm: [heads + kv_heads, d], the weight of a norm of each head of queries and keys (see rms_norm); None: none.
+        eps: Of that norm.
+        cos, sin: [tokens, r/2] (see rotary); None: nothing is rotated.
         keys, values: [blocks, block_size, kv_heads, d], written in place.
         places: [tokens] int64, block · block_size + offset.
+        q: [tokens, heads, d], the queries that come out.
     """
-    keys.flatten(0, 1).index_copy_(0, places, k)
+    heads, kv_heads = q.shape[1], keys.shape[2]
+    qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+    if norm is not None:
+        normed = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
+        rms_norm(qk, norm, eps, normed)
+        qk = normed
+    if cos is not None and sin is not None:
+        turned = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
+        rotary(qk, cos, sin, turned)
+        qk = turned
+    q.copy_(qk[:, :heads])
+    keys.flatten(0, 1).index_copy_(0, places, qk[:, heads:])
     values.flatten(0, 1).index_copy_(0, places, v)
 
 
