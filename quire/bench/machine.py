@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
-import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import pynvml
 
 import quire
 
@@ -24,7 +24,6 @@ PROCESSOR_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16",
     "sve",
 )  # fmt: skip
-_GPU_COLUMNS = ("name", "memory.total", "driver_version", "compute_cap")
 
 
 def machine() -> dict[str, Any]:
@@ -52,17 +51,28 @@ def versions() -> dict[str, str]:
 
 
 def gpus() -> list[dict[str, str]]:
-    """NVIDIA GPUs as nvidia-smi names them; empty where there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, f"--query-gpu={','.join(_GPU_COLUMNS)}", "--format=csv,noheader"]
+    """NVIDIA GPUs as their driver describes them; empty where there is no driver."""
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
         return []
-    rows = [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [dict(zip(_GPU_COLUMNS, row, strict=False)) for row in rows]
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        return [_gpu(pynvml.nvmlDeviceGetHandleByIndex(n), driver) for n in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        return [{"error": f"the driver's library says: {error}"}]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: Any, driver: str) -> dict[str, str]:
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return {
+        "name": pynvml.nvmlDeviceGetName(handle),
+        "memory.total": f"{pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20} MiB",
+        "driver_version": driver,
+        "compute_cap": f"{major}.{minor}",
+    }
 
 
 def _flags() -> list[str]:
