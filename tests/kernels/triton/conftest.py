@@ -8,20 +8,32 @@ from typing import Any
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported, so set before any is
 
+def _mend_interpreter() -> None:
+    """Two things that the interpreter of Triton 3.6 gets wrong."""
+    import triton.language as tl
     from triton.runtime import interpreter
 
-    _patch_tensor = interpreter._patch_lang_tensor
+    patch_tensor, create_dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
 
-    def _patch_tensor_and_index(tensor: Any, scope: Any) -> None:
-        """Loops over bounds that are known at run time: Triton 3.6 makes an int of an array of one dimension, which
-        numpy takes no more since 2.4."""
-        _patch_tensor(tensor, scope)
+    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+        """Loops over bounds known at run time: it makes an int of an array of one dimension, which numpy takes no more
+        since 2.4."""
+        patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
-    interpreter._patch_lang_tensor = _patch_tensor_and_index
+    def dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        """Products of bfloat16: it multiplies their bits as if they were integers."""
+        a, b = (self.cast_impl(side, tl.float32) if side.dtype.scalar == tl.bfloat16 else side for side in (a, b))
+        return create_dot(self, a, b, *others)
+
+    interpreter._patch_lang_tensor = patch_tensor_and_index
+    interpreter.InterpreterBuilder.create_dot = dot
+
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported, so set before any is
+    _mend_interpreter()
 
 
 @pytest.fixture(scope="session")
