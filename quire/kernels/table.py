@@ -29,6 +29,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("rotate_and_store", "cpu"): "quire.kernels.reference.paged:rotate_and_store",
     ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",
     ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",
+    ("begin_step", "cpu"): "quire.kernels.reference.step:begin_step",
+    ("begin_step", "cuda"): "quire.kernels.reference.step:begin_step",
 }
 
 

@@ -1,10 +1,12 @@
-"""A Plan's rows as tensors: which tokens, at which positions, of which slots.
+"""A Plan's rows as columns: which tokens, at which positions, of which slots.
 
-The buffers live as long as the worker. Knows nothing about models or sampling.
+First on the host, from the plan alone; then on the device, which knows where each slot stands. The device's buffers
+live as long as the worker. Knows nothing about models or sampling.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,36 +15,112 @@ import torch
 from torch import Tensor
 
 from quire.attention.backend import Rows
+from quire.kernels.table import kernel
 from quire.layers.positions import Positions
 from quire.messages import Plan
 from quire.worker.slots import SlotTable
 
 Ints = npt.NDArray[np.int64]
+DRAWN_LAST = -1
+"""In the place of a token's id: what its slot drew last, which only the device knows."""
+
+
+@dataclass(frozen=True)
+class HostBatch:
+    """One step's rows, as the host knows them; all int64.
+
+    Attributes:
+        slots, counts, bounds: [rows]; see Rows. Rows beyond the plan's belong to the dummy slot.
+        row_of_token: [tokens].
+        offsets: [tokens], each token's place in its row.
+        ids: [tokens], or DRAWN_LAST.
+        firsts: [rows], the place among the tokens of each row's first one.
+        read_tokens: [reads], the place among the tokens of each read's last position.
+        read_slots: [reads].
+    """
+
+    slots: Ints
+    counts: Ints
+    bounds: Ints
+    row_of_token: Ints
+    offsets: Ints
+    ids: Ints
+    firsts: Ints
+    read_tokens: Ints
+    read_slots: Ints
+
+    @classmethod
+    def of(cls, plan: Plan, bounds: Ints) -> HostBatch:
+        """The plan's; `bounds` [slots] are the most tokens that each slot has, and move on."""
+        slots, counts = np.array(plan.slots, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
+        ends = counts.cumsum()
+        total, rows = int(ends[-1]), np.arange(len(slots))
+        firsts = ends - counts
+        row_of_token = rows if total == len(slots) else np.repeat(rows, counts)
+        offsets = np.zeros_like(rows) if total == len(slots) else np.arange(total) - firsts[row_of_token]
+        reads = np.array(plan.reads, dtype=np.int64)
+        own = bounds[slots]
+        bounds[slots] += counts
+        ids = _ids(plan, row_of_token)
+        return cls(slots, counts, own, row_of_token, offsets, ids, firsts, ends[reads] - 1, slots[reads])
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row moves by one token and is read."""
+        return len(self.ids) == len(self.slots) == len(self.read_slots)
+
+    def padded(self, rows: int, dummy: int) -> HostBatch:
+        """The same with as many rows of the dummy slot behind it as make `rows`; of a step that is_decode."""
+        more = rows - len(self.slots)
+        if not more:
+            return self
+        numbers, zeros = np.arange(rows), np.zeros(more, dtype=np.int64)
+        return HostBatch(
+            slots=np.concatenate((self.slots, zeros + dummy)),
+            counts=np.ones(rows, dtype=np.int64),
+            bounds=np.concatenate((self.bounds, zeros)),
+            row_of_token=numbers,
+            offsets=np.zeros(rows, dtype=np.int64),
+            ids=np.concatenate((self.ids, zeros)),
+            firsts=numbers,
+            read_tokens=self.read_tokens,
+            read_slots=self.read_slots,
+        )
+
+    def columns(self) -> tuple[Ints, ...]:
+        """What the device gets, in the order in which `BatchBuffers.begin` takes it."""
+        return self.slots, self.ids, self.counts, self.row_of_token, self.offsets
+
+
+def _ids(plan: Plan, row_of_token: Ints) -> Ints:
+    """[tokens] what the plan gives, and DRAWN_LAST for every other row's."""
+    if len(plan.given) == len(plan.slots):
+        return np.array(plan.tokens, dtype=np.int64)
+    ids = np.full(len(row_of_token), DRAWN_LAST, dtype=np.int64)
+    if plan.given:
+        is_given = np.zeros(len(plan.slots), dtype=np.bool_)
+        is_given[plan.given] = True
+        ids[is_given[row_of_token]] = plan.tokens
+    return ids
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's input.
+    """One step's input on the device.
 
     Attributes:
         rows: What attention needs.
         positions: What layers need.
         tokens: [tokens] int64.
-        firsts: [rows] int64 on the host: the place in `tokens` of each row's first one.
-        read_tokens: [reads] int64 on the host: the place in `tokens` of each read's last position.
-        read_slots: [reads] int64 on the host.
     """
 
     rows: Rows
     positions: Positions
     tokens: Tensor
-    firsts: Ints
-    read_tokens: Ints
-    read_slots: Ints
 
 
 class BatchBuffers:
-    """Turns plans into batches and moves the slots' lengths.
+    """Turns a step's columns into its batch, and moves the slots' lengths.
 
     Args:
         slots: The table that says where each row stands.
@@ -53,64 +131,54 @@ class BatchBuffers:
     def __init__(self, slots: SlotTable, max_rows: int, max_tokens: int, by_length: bool = False) -> None:
         self._table = slots
         self._by_length = by_length
-        self._tokens, self._positions = (
-            torch.zeros(max_tokens, dtype=torch.int64, device=slots.device) for _ in range(2)
+        self._begin_step = kernel("begin_step", slots.device.type)
+        tokens, rows = max(max_rows, max_tokens), max_rows
+        self._tokens, self._positions, self._slot_of_token = torch.zeros(
+            (3, tokens), dtype=torch.int64, device=slots.device
+        ).unbind()
+        self._starts = torch.zeros(rows, dtype=torch.int64, device=slots.device)
+
+    def begin(self, host: HostBatch, columns: Sequence[Tensor], attention: tuple[Tensor, ...]) -> Batch:
+        """The batch of a step whose plan's differences are applied; its slots' lengths move on.
+
+        Args:
+            host: The step's rows.
+            columns: `host.columns()` on the device.
+            attention: What the attention backend asked for.
+        """
+        table, rows, total = self._table, len(host.slots), len(host.ids)
+        slots, ids, counts, row_of_token, offsets = columns
+        starts, positions = self._starts[:rows], self._positions[:total]
+        slot_of_token, tokens = self._slot_of_token[:total], self._tokens[:total]
+        self._begin_step(
+            slots,
+            counts,
+            row_of_token,
+            offsets,
+            ids,
+            table.length,
+            table.last,
+            table.dummy,
+            starts,
+            positions,
+            slot_of_token,
+            tokens,
         )
-        self._slots, self._starts = (torch.zeros(max_rows, dtype=torch.int64, device=slots.device) for _ in range(2))
-
-    def fill(self, plan: Plan) -> Batch:
-        """The batch of a plan whose differences are applied; its slots' lengths move on."""
-        table, size = self._table, len(plan.slots)
-        host_slots, counts = np.array(plan.slots, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
-        ends = counts.cumsum()
-        total = int(ends[-1])
-        row_of_token = np.arange(size) if total == size else np.repeat(np.arange(size), counts)
-        slots, starts = self._slots[:size], self._starts[:size]
-        slots.copy_(torch.from_numpy(host_slots))
-        torch.index_select(table.length, 0, slots, out=starts)
-        table.length.index_add_(0, slots, torch.from_numpy(counts).to(table.device))
-        bounds = table.host.length[host_slots]
-        table.host.length[host_slots] += counts
-        own = self._place(starts, row_of_token, ends - counts, total)
-        rows = Rows(
-            counts=counts,
-            row_of_token=row_of_token,
-            bounds=bounds,
-            slot_of_token=slots if total == size else slots[torch.from_numpy(row_of_token).to(slots.device)],
-            starts=starts,
-            positions=own,
-            slots=slots,
-            tables=table.tables,
+        lengths = None
+        if self._by_length:  # at least its own length up to the token
+            lengths = torch.maximum(table.counts_as.index_select(0, slot_of_token), positions + 1)
+        return Batch(
+            Rows(
+                counts=host.counts,
+                row_of_token=host.row_of_token,
+                bounds=host.bounds,
+                slot_of_token=slot_of_token,
+                starts=starts,
+                positions=positions,
+                slots=slots,
+                tables=table.tables,
+                columns=attention,
+            ),
+            Positions(positions, lengths),
+            tokens,
         )
-        reads = np.array(plan.reads, dtype=np.int64)
-        tokens = self._inputs(plan, slots, row_of_token, total)
-        lengths = self._lengths(own, slots, row_of_token) if self._by_length else None
-        return Batch(rows, Positions(own, lengths), tokens, ends - counts, ends[reads] - 1, host_slots[reads])
-
-    def _place(self, starts: Tensor, row_of_token: Ints, firsts: Ints, total: int) -> Tensor:
-        """[tokens] positions: each row counts on from its start."""
-        positions = self._positions[:total]
-        if total == len(starts):
-            return positions.copy_(starts)
-        offsets = np.arange(total) - firsts[row_of_token]
-        torch.index_select(starts, 0, torch.from_numpy(row_of_token).to(starts.device), out=positions)
-        return positions.add_(torch.from_numpy(offsets).to(starts.device))
-
-    def _lengths(self, positions: Tensor, slots: Tensor, row_of_token: Ints) -> Tensor:
-        """[tokens] what each one's sequence counts as: at least its own length up to the token."""
-        of_rows = self._table.counts_as.index_select(0, slots)
-        return torch.maximum(of_rows[torch.from_numpy(row_of_token).to(slots.device)], positions + 1)
-
-    def _inputs(self, plan: Plan, slots: Tensor, row_of_token: Ints, total: int) -> Tensor:
-        """[tokens] ids: what the plan gives, and for every other row what its slot drew last."""
-        tokens = self._tokens[:total]
-        if len(plan.given) == len(plan.slots):
-            return tokens.copy_(torch.from_numpy(np.array(plan.tokens, dtype=np.int64)))
-        last = self._table.last.index_select(0, slots)
-        if not plan.given:
-            return tokens.copy_(last)
-        torch.index_select(last, 0, torch.from_numpy(row_of_token).to(last.device), out=tokens)
-        is_given = np.zeros(len(plan.slots), dtype=np.bool_)
-        is_given[plan.given] = True
-        where = torch.from_numpy(np.flatnonzero(is_given[row_of_token])).to(last.device)
-        return tokens.index_copy_(0, where, torch.tensor(plan.tokens, device=last.device))

@@ -11,7 +11,7 @@ from quire.attention.backend import KVView
 from quire.config import CacheConfig
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
-from quire.worker.transfer import BlockTransfer
+from quire.worker.transfer import BlockTransfer, DirectTransfer, StreamTransfer
 
 _GIB = 2**30
 
@@ -41,22 +41,29 @@ def number_of_host_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> in
     return int(cache.swap_space * _GIB / spec.kv_block_bytes(dtype, cache.block_size))
 
 
-def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> KVView:
-    """Zeroed keys and values for `blocks` blocks and the dummy, block 0.
+def allocate_storage(
+    spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Zeroed keys and values of `blocks` blocks and the dummy, block 0: [storages, 2, blocks + 1, block_size, kv_heads,
+    head_dim]. Layers of different groups share a storage.
 
     Raises:
         MemoryBudgetError: There is not that much memory.
     """
-    groups = spec.kv_groups()
-    storages = max(len(group.layers) for group in groups)
-    kv = _allocate(
+    storages = max(len(group.layers) for group in spec.kv_groups())
+    return _allocate(
         (storages, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim),
         dtype,
         device,
         f"The KV cache of {blocks} blocks",
         "lower --kv-cache-memory-bytes or --num-gpu-blocks-override",
     )
-    keys, values = list(kv[:, 0]), list(kv[:, 1])
+
+
+def kv_view(storage: torch.Tensor, spec: ModelSpec) -> KVView:
+    """The storage as attention sees it, layer by layer."""
+    groups = spec.kv_groups()
+    keys, values = list(storage[:, 0]), list(storage[:, 1])
     place = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
     places = [place[layer] for layer in range(spec.layers)]
     return KVView(
@@ -64,20 +71,23 @@ def allocate_kv(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtyp
         values=tuple(values[i] for _, i in places),
         groups=tuple(number for number, _ in places),
         windows=tuple(group.window for group in groups),
-        block_size=block_size,
+        block_size=storage.shape[3],
     )
 
 
-def block_transfer(kv: KVView, host_blocks: int) -> BlockTransfer:
+def block_transfer(storage: torch.Tensor, host_blocks: int) -> BlockTransfer:
     """The mover of whole blocks, with a host pool of `host_blocks`.
 
     Raises:
         MemoryBudgetError: There is not that much host memory.
     """
-    storage = list(dict.fromkeys((*kv.keys, *kv.values)))  # layers of different groups share theirs
-    shape, dtype = (len(storage), host_blocks, *storage[0].shape[1:]), storage[0].dtype
-    host = _allocate(shape, dtype, torch.device("cpu"), f"A swap space of {host_blocks} blocks", "lower --swap-space")
-    return BlockTransfer(storage, list(host))
+    flat = storage.flatten(0, 1)  # [2 · storages, blocks, …]
+    if storage.device.type != "cpu":
+        return StreamTransfer(flat, host_blocks)
+    shape = (len(flat), host_blocks, *flat.shape[2:])
+    what = f"A swap space of {host_blocks} blocks"
+    host = _allocate(shape, storage.dtype, storage.device, what, "lower --swap-space")
+    return DirectTransfer(flat, host)
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str) -> torch.Tensor:

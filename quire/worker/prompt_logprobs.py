@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire.messages import Plan, ScoredRow, TokenLogprobs
 from quire.models.model import Model
-from quire.worker.batch import Batch
+from quire.worker.batch import Batch, HostBatch
 from quire.worker.logprobs import entries_of
 
 ROOM = 2**24
@@ -29,21 +29,25 @@ class PromptLogprobs:
         self._model = model
         self._slice = max(1, ROOM // vocab_size)  # positions
 
-    def of(self, plan: Plan, batch: Batch, hidden: Tensor, wanted: list[int]) -> list[list[TokenLogprobs]]:
+    def of(
+        self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]
+    ) -> list[list[TokenLogprobs]]:
         """One list for each of `plan.scored`.
 
         Args:
-            batch: The plan's.
+            host, batch: The plan's.
             hidden: [tokens, hidden].
             wanted: How many of the likeliest tokens to report, for each of `plan.scored`.
         """
-        return [self._row(each, batch, hidden, k) for each, k in zip(plan.scored, wanted, strict=True)]
+        return [self._row(each, host, batch, hidden, k) for each, k in zip(plan.scored, wanted, strict=True)]
 
-    def _row(self, scored: ScoredRow, batch: Batch, hidden: Tensor, wanted: int) -> list[TokenLogprobs]:
-        first = int(batch.firsts[scored.row])
+    def _row(
+        self, scored: ScoredRow, host: HostBatch, batch: Batch, hidden: Tensor, wanted: int
+    ) -> list[TokenLogprobs]:
+        first = int(host.firsts[scored.row])
         start, end = first + scored.skip, first + scored.skip + scored.count
         targets = batch.tokens[start + 1 : end + 1]
-        if end == first + int(batch.rows.counts[scored.row]):  # the last one's stands in no row of this step
+        if end == first + int(host.counts[scored.row]):  # the last one's stands in no row of this step
             targets = torch.cat((batch.tokens[start + 1 : end], targets.new_tensor([scored.next])))
         entries: list[TokenLogprobs] = []
         while start < end:

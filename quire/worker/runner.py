@@ -1,8 +1,14 @@
-"""One step: a Plan to a batch, hidden states, logits of the positions that are read, tokens, and a Result."""
+"""One step: a Plan to a batch, hidden states, logits of the positions that are read, tokens, and a Result.
+
+On a GPU a step is only launched; its outputs come back to the host on their own, and nothing waits for the device but
+`Flight.result`.
+"""
 
 from __future__ import annotations
 
-import time
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -12,16 +18,45 @@ from quire.attention.backend import AttentionBackend
 from quire.errors import ConfigError
 from quire.messages import Plan, Result, TokenLogprobs
 from quire.models.model import Model
-from quire.worker.batch import Batch, BatchBuffers
+from quire.worker.batch import Batch, BatchBuffers, HostBatch
+from quire.worker.columns import Column, StepColumns
+from quire.worker.flight import Flight, HostCopies, HostWatch, StreamWatch, Watch
+from quire.worker.graphs import DecodeGraphs
 from quire.worker.logprobs import LogprobsMode
 from quire.worker.prompt_logprobs import PromptLogprobs
-from quire.worker.sampler import Drawn, sample
+from quire.worker.sampler import sample
 from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer
 
+_COLUMNS = 6
+"""Entries of a row and of a token in a step's columns, at least; longer columns are copied one by one."""
+
+
+@dataclass(frozen=True)
+class LargestStep:
+    """What a runner's buffers are made for.
+
+    Attributes:
+        rows: Most rows of a step.
+        tokens: Most tokens of a step.
+    """
+
+    rows: int
+    tokens: int
+
 
 class Runner:
-    """Executes plans in order. The slot table is the only thing that lives from one step to the next."""
+    """Launches plans in order. The slot table is the only thing that lives from one step to the next.
+
+    Args:
+        model: With its weights.
+        attention: Over the KV cache.
+        transfer: Of its blocks.
+        slots: The slot table.
+        largest: See LargestStep.
+        by_length: Whether the model asks how long sequences count as.
+        logprobs_mode: What is reported of drawn tokens.
+    """
 
     def __init__(
         self,
@@ -29,7 +64,8 @@ class Runner:
         attention: AttentionBackend,
         transfer: BlockTransfer,
         slots: SlotTable,
-        batches: BatchBuffers,
+        largest: LargestStep,
+        by_length: bool = False,
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
@@ -39,66 +75,116 @@ class Runner:
         self._transfer = transfer
         self._attention = attention
         self._slots = slots
-        self._batches = batches
         self._logprobs_mode: LogprobsMode = logprobs_mode
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
+        self._batches = BatchBuffers(slots, largest.rows, largest.tokens, by_length)
+        self._columns = StepColumns(_COLUMNS * (largest.rows + largest.tokens), slots.device)
+        self._graphs = DecodeGraphs(())
+        on_gpu = slots.device.type != "cpu"
+        self._copies = HostCopies(largest.rows, (torch.int64, torch.int8)) if on_gpu else None
 
-    def execute(self, plan: Plan) -> Result:
+    def launch(self, plan: Plan) -> Flight:
         """Apply the plan's differences, move its rows forward, draw its reads."""
-        began = time.perf_counter()
+        watch = StreamWatch(self._copies) if self._copies else HostWatch()
         with torch.inference_mode():
-            self._slots.apply(plan)
-            self._transfer.apply(plan)
-            if not plan.slots:
-                return Result(plan.step, [], [])
-            batch = self._batches.fill(plan)
-            self._attention.prepare(batch.rows)
-            hidden = self._model.hidden(batch.tokens, batch.positions, self._attention)
-            of_prompts = self._look_at_prompts(plan, batch, hidden) if plan.scored else []
+            host = HostBatch.of(plan, self._slots.host.bounds) if plan.slots else None
+            recorded = host is not None and host.is_decode and not plan.scored and self._graphs.fit(len(host.slots))
+            if host is not None and recorded:
+                host = host.padded(self._graphs.padded(len(host.slots)), self._slots.dummy)
+            laid = self._lay(plan, host)
+            self._slots.apply(plan, laid.slots)
+            self._transfer.apply(plan, laid.transfer)
+            if host is None:
+                return watch.flight(lambda ms: Result(plan.step, [], [], device_ms=ms))
+            if recorded:
+                logits = self._graphs.replay(len(host.slots))[: len(host.read_slots)]
+                return self._draw(plan, host, laid, logits, [], watch)
+            batch, hidden = self._forward(host, laid)
+            of_prompts = self._look_at_prompts(plan, host, batch, hidden) if plan.scored else []
             if not plan.reads:
-                return Result(plan.step, [], [], device_ms=_ms_since(began), prompt_logprobs=of_prompts)
-            drawn, logprobs = self._read(batch, hidden)
-            return _result(plan.step, drawn, logprobs, began, of_prompts)
+                return watch.flight(lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=of_prompts))
+            logits = self._model.logits(_of_reads(hidden, laid.reads[0]))
+            return self._draw(plan, host, laid, logits, of_prompts, watch)
 
-    def _read(self, batch: Batch, hidden: Tensor) -> tuple[Drawn, list[TokenLogprobs | None]]:
+    def _lay(self, plan: Plan, host: HostBatch | None) -> _Laid:
+        """Everything that the step takes from the host, on the device by one copy."""
+        rows: tuple[Column, ...] = ()
+        attention: tuple[Column, ...] = ()
+        reads: tuple[Column, ...] = ()
+        if host is not None:
+            rows, attention = host.columns(), self._attention.columns(host.counts, host.bounds)
+            reads = (host.read_tokens, host.read_slots)
+        parts = (rows, attention, reads, self._slots.columns(plan), self._transfer.columns(plan))
+        laid = iter(self._columns.lay([column for part in parts for column in part]))
+        return _Laid(*(tuple(itertools.islice(laid, len(part))) for part in parts))
+
+    def _forward(self, host: HostBatch, laid: _Laid) -> tuple[Batch, Tensor]:
+        """The step's batch and its hidden states, [tokens, hidden]."""
+        batch = self._batches.begin(host, laid.rows, laid.attention)
+        self._attention.prepare(batch.rows)
+        return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
+
+    def _look_at_prompts(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> list[list[TokenLogprobs]]:
+        wanted = [self._slots.host.prompt_logprobs[plan.slots[scored.row]] for scored in plan.scored]
+        return self._prompt_logprobs.of(plan, host, batch, hidden, wanted)
+
+    def _draw(
+        self,
+        plan: Plan,
+        host: HostBatch,
+        laid: _Laid,
+        logits: Tensor,
+        of_prompts: list[list[TokenLogprobs]],
+        watch: Watch,
+    ) -> Flight:
         """Draw a token for each read; its slot keeps it as the next step's input."""
-        if len(batch.read_tokens) < len(hidden):
-            hidden = hidden.index_select(0, torch.from_numpy(batch.read_tokens).to(hidden.device))
-        logits = self._model.logits(hidden)
-        reports = self._slots.host.reports(batch.read_slots, self._logprobs_mode)
+        reports = self._slots.host.reports(host.read_slots, self._logprobs_mode)
         if reports and not reports.processed:
             reports.see(logits)
-        drawn = sample(logits, batch.read_slots, self._slots, keep_scores=bool(reports) and reports.processed)
+        drawn = sample(logits, host.read_slots, self._slots, keep_scores=bool(reports) and reports.processed)
         if drawn.scores is not None:
             reports.see(drawn.scores)
-        where = torch.from_numpy(batch.read_slots).to(hidden.device)
+        where = laid.reads[1]
         self._slots.last.index_copy_(0, where, drawn.tokens)
         self._slots.drawn.index_add_(0, where, torch.ones_like(where))
-        return drawn, reports.of(drawn.tokens) if reports else []
+        tokens, faults = watch.to_host((drawn.tokens, drawn.faults))
 
-    def _look_at_prompts(self, plan: Plan, batch: Batch, hidden: Tensor) -> list[list[TokenLogprobs]]:
-        wanted = [self._slots.host.prompt_logprobs[plan.slots[scored.row]] for scored in plan.scored]
-        return self._prompt_logprobs.of(plan, batch, hidden, wanted)
+        def finish(device_ms: float) -> Result:
+            logprobs = reports.of(drawn.tokens) if reports else []
+            return _result(plan.step, tokens.tolist(), drawn.errors(faults), logprobs, of_prompts, device_ms)
+
+        return watch.flight(finish)
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """A step's columns on the device, by who asked for them."""
+
+    rows: tuple[Tensor, ...] = ()
+    attention: tuple[Tensor, ...] = ()
+    reads: tuple[Tensor, ...] = ()
+    slots: tuple[Tensor, ...] = ()
+    transfer: tuple[Tensor, ...] = ()
+
+
+def _of_reads(hidden: Tensor, read_tokens: Tensor) -> Tensor:
+    """[reads, hidden] the hidden states of the positions that are read."""
+    return hidden if len(read_tokens) == len(hidden) else hidden.index_select(0, read_tokens)
 
 
 def _result(
     step: int,
-    drawn: Drawn,
+    tokens: list[int],
+    errors: Mapping[int, str],
     logprobs: list[TokenLogprobs | None],
-    began: float,
     of_prompts: list[list[TokenLogprobs]],
+    device_ms: float,
 ) -> Result:
     """The step's columns; reads that failed are errors and gain nothing."""
-    tokens: list[int] = drawn.tokens.tolist()
     counts = [1] * len(tokens)
-    errors = drawn.errors()
     if errors:
         good = [read for read in range(len(tokens)) if read not in errors]
         counts = [int(read not in errors) for read in range(len(tokens))]
         tokens = [tokens[read] for read in good]
         logprobs = [logprobs[read] for read in good] if logprobs else []
-    return Result(step, counts, tokens, logprobs, list(errors.items()), _ms_since(began), of_prompts)
-
-
-def _ms_since(began: float) -> float:
-    return (time.perf_counter() - began) * 1e3
+    return Result(step, counts, tokens, logprobs, list(errors.items()), device_ms, of_prompts)

@@ -41,13 +41,14 @@ class Drawn:
     broken: dict[int, str]
     scores: Tensor | None
 
-    def errors(self) -> dict[int, str]:
-        """The reads that failed, and why."""
-        if not self.broken and not bool(self.faults.any()):
+    def errors(self, faults: Tensor | None = None) -> dict[int, str]:
+        """The reads that failed, and why; `faults` are those on the host, if they are there already."""
+        faults = self.faults if faults is None else faults
+        if not self.broken and not bool(faults.any()):
             return {}
         texts = {_UNSOUND: UNSOUND, _NOTHING_LEFT: NOTHING_LEFT}
-        faults = {read: texts[fault] for read, fault in enumerate(self.faults.tolist()) if fault}
-        return dict(sorted((faults | self.broken).items()))
+        found = {read: texts[fault] for read, fault in enumerate(faults.tolist()) if fault}
+        return dict(sorted((found | self.broken).items()))
 
 
 def sample(logits: Tensor, read_slots: Ints, slots: SlotTable, *, keep_scores: bool = False) -> Drawn:

@@ -16,12 +16,18 @@ from torch import Tensor
 
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
+from quire.worker.columns import Column
 from quire.worker.logprobs import NO_LOGPROBS, LogprobsMode, Reports
 from quire.worker.rules import Rules
 
+_INTS = 6
+_FLOATS = 3
+
 
 class HostMirror:
-    """What the host knows of each slot, as columns: does it draw at random, is anything cut off, what is reported."""
+    """What the host knows of each slot, as columns: its longest length, does it draw at random, what is cut off, what is
+    reported.
+    """
 
     def __init__(self, slots: int) -> None:
         self.random = np.zeros(slots, dtype=np.bool_)
@@ -29,13 +35,13 @@ class HostMirror:
         self.cut_top = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
         self.prompt_logprobs: dict[int, int] = {}
-        self.length = np.zeros(slots, dtype=np.int64)  # at most
+        self.bounds = np.zeros(slots, dtype=np.int64)
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
     def admit(self, owner: Admitted, vocab_size: int) -> None:
         """A slot's new owner."""
         slot, sampling = owner.slot, owner.sampling
-        self.length[slot] = owner.length
+        self.bounds[slot] = owner.length
         self.random[slot] = not sampling.greedy
         self.cut_min_p[slot] = sampling.min_p > 0
         self.cut_top[slot] = sampling.top_p < 1 or 0 < sampling.top_k < vocab_size
@@ -63,6 +69,11 @@ class SlotTable:
         vocab_size: A top_k from here on cuts nothing.
         device: Where the table lives.
         processors: Logits processors.
+
+    Attributes:
+        length, counts_as, last, seed, drawn, top_k: [slots] int64.
+        temperature, top_p, min_p: [slots] float32.
+        tables: By KV group, [slots, blocks] int64.
     """
 
     def __init__(
@@ -78,54 +89,73 @@ class SlotTable:
         self.dummy = sequences
         self.vocab_size = vocab_size
         self.device = device
-        self.length, self.counts_as, self.last, self.seed, self.drawn, self.top_k = (
-            torch.zeros(slots, dtype=torch.int64, device=device) for _ in range(6)
-        )
-        self.temperature, self.top_p, self.min_p = (torch.zeros(slots, device=device) for _ in range(3))
-        self.tables = tuple(torch.zeros((slots, blocks), dtype=torch.int64, device=device) for _ in range(groups))
+        self._ints = torch.zeros((_INTS, slots), dtype=torch.int64, device=device)
+        self._floats = torch.zeros((_FLOATS, slots), device=device)
+        self._tables = torch.zeros((groups, slots, blocks), dtype=torch.int64, device=device)
+        self.length, self.counts_as, self.last, self.seed, self.drawn, self.top_k = self._ints.unbind()
+        self.temperature, self.top_p, self.min_p = self._floats.unbind()
+        self.tables = self._tables.unbind()
         self.host = HostMirror(slots)
         self.rules = Rules(slots, vocab_size, device, processors)
 
-    def apply(self, plan: Plan) -> None:
-        """New owners, then block table differences."""
-        if plan.admitted:
-            self._admit(plan.admitted)
-        if plan.block_slots:
-            self._enter_blocks(plan)
-
-    def _admit(self, owners: Sequence[Admitted]) -> None:
-        for owner in owners:
+    def columns(self, plan: Plan) -> tuple[Column, ...]:
+        """The plan's differences: new owners, then entries of block tables. The host's mirror has the owners now."""
+        for owner in plan.admitted:
             self.host.admit(owner, self.vocab_size)
-            self.rules.admit(owner)
-        slots = self._ints([o.slot for o in owners])
-        self.length[slots] = self._ints([o.length for o in owners])
-        self.counts_as[slots] = self._ints([o.counts_as for o in owners])
-        self.last[slots] = 0
-        self.seed[slots] = self._ints([_signed(o.seed) for o in owners])
-        self.drawn[slots] = self._ints([o.drawn for o in owners])
-        asked = [o.sampling for o in owners]
-        self.top_k[slots] = self._ints([min(max(0, s.top_k), self.vocab_size) for s in asked])
-        self.temperature[slots] = self._floats([0.0 if s.greedy else s.temperature for s in asked])
-        self.top_p[slots] = self._floats([s.top_p for s in asked])
-        self.min_p[slots] = self._floats([s.min_p for s in asked])
-        for table in self.tables:
-            table[slots] = 0
+        owners = _owners(plan.admitted, self.vocab_size) if plan.admitted else ()
+        return *owners, *(self._entries(plan) if plan.block_slots else ())
 
-    def _enter_blocks(self, plan: Plan) -> None:
-        rows, columns, ids = (self._ints(x) for x in (plan.block_slots, plan.block_indices, plan.block_ids))
-        if len(self.tables) == 1:
-            self.tables[0][rows, columns] = ids
-            return
-        groups = self._ints(plan.block_groups)
-        for number, table in enumerate(self.tables):
-            own = groups == number
-            table[rows[own], columns[own]] = ids[own]
+    def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
+        """Make the plan's differences; `columns` are those of `columns(plan)` on the device."""
+        if plan.admitted:
+            for owner in plan.admitted:
+                self.rules.admit(owner)
+            slots, ints, floats = columns[:3]
+            self._ints.index_copy_(1, slots, ints.view(_INTS, -1))
+            self._floats.index_copy_(1, slots, floats.view(_FLOATS, -1).float())
+            self._tables.index_fill_(1, slots, 0)
+        if plan.block_slots:
+            places, ids = columns[-2:]
+            self._tables.view(-1).index_copy_(0, places, ids)
 
-    def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+    def _entries(self, plan: Plan) -> tuple[Column, Column]:
+        """Places in the tables as one flat array, and what stands there from now on; each place once."""
+        _, slots, blocks = self._tables.shape
+        group, slot, index, ids = (
+            np.array(column, dtype=np.int64)
+            for column in (plan.block_groups, plan.block_slots, plan.block_indices, plan.block_ids)
+        )
+        places = (group * slots + slot) * blocks + index
+        kept = np.unique(places[::-1], return_index=True)[1]  # the last word on each place
+        if len(kept) < len(places):
+            places, ids = places[::-1][kept], ids[::-1][kept]
+        return places, ids
 
-    def _floats(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+def _owners(owners: Sequence[Admitted], vocab_size: int) -> tuple[Column, Column, Column]:
+    """Their slots, and what stands there from now on: one row a column of the table, flat."""
+    sampling = [owner.sampling for owner in owners]
+    slots = np.array([owner.slot for owner in owners], dtype=np.int64)
+    ints = np.array(
+        [
+            [owner.length for owner in owners],
+            [owner.counts_as for owner in owners],
+            [0] * len(owners),  # nothing drawn yet
+            [_signed(owner.seed) for owner in owners],
+            [owner.drawn for owner in owners],
+            [min(max(0, s.top_k), vocab_size) for s in sampling],
+        ],
+        dtype=np.int64,
+    )
+    floats = np.array(
+        [
+            [0.0 if s.greedy else s.temperature for s in sampling],
+            [s.top_p for s in sampling],
+            [s.min_p for s in sampling],
+        ],
+        dtype=np.float64,
+    )
+    return slots, ints.reshape(-1), floats.reshape(-1)
 
 
 def _signed(seed: int) -> int:

@@ -25,10 +25,9 @@ from quire.weights.checkpoint import Checkpoint, Need, check, with_known_names
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.worker.batch import BatchBuffers
 from quire.worker.freed_memory import give_back_freed
-from quire.worker.kv_tensors import allocate_kv, block_transfer, number_of_blocks, number_of_host_blocks
-from quire.worker.runner import Runner
+from quire.worker.kv_tensors import allocate_storage, block_transfer, kv_view, number_of_blocks, number_of_host_blocks
+from quire.worker.runner import LargestStep, Runner
 from quire.worker.slots import SlotTable
 from quire.worker.threads import usable_cores
 from quire.worker.transfer import BlockTransfer
@@ -63,22 +62,24 @@ class Worker:
         give_back_freed()
         read = self._clock.now()
         blocks = number_of_blocks(config.cache, spec, config.model.dtype)
-        kv = allocate_kv(spec, blocks, config.cache.block_size, dtype, self._device)
+        storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
         host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
-        self._runner = self._build_runner(spec, model, CpuAttention(kv), block_transfer(kv, host_blocks))
+        self._runner = self._build_runner(
+            spec, model, CpuAttention(kv_view(storage, spec)), block_transfer(storage, host_blocks)
+        )
         startup = {"weights": read - began, "kv_cache": self._clock.now() - read}
         return Sizing(blocks, spec.vocab_size, host_blocks, startup)
 
     def execute(self, plan: Plan) -> Result:
         """Run one step."""
-        return self._runner.execute(plan)
+        return self._runner.launch(plan).result()
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
         load, name = self._config.load, self._config.model.dtype
         needs = needs_of(factory.layers)
         checkpoint = self._open(needs)
         check(checkpoint, needs, spec.architecture)
-        progress = ReadingProgress(spec.num_parameters, self._clock, load.use_tqdm_on_load)
+        progress = ReadingProgress(spec.weight_bytes(name), self._clock, load.use_tqdm_on_load)
         try:
             pull_all(factory.layers, checkpoint, torch.get_num_threads(), progress)
         except (RuntimeError, MemoryError) as error:
@@ -106,8 +107,8 @@ class Worker:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
         processors = load_processors(config.model.logits_processors)
         slots = SlotTable(rows, -(-length // size), len(spec.kv_groups()), spec.vocab_size, self._device, processors)
-        batches = BatchBuffers(slots, rows, tokens, by_length=spec.keys is not None)
-        return Runner(model, attention, transfer, slots, batches, config.model.logprobs_mode)
+        largest = LargestStep(rows, tokens)
+        return Runner(model, attention, transfer, slots, largest, spec.keys is not None, config.model.logprobs_mode)
 
 
 def _dtype(config: Config) -> torch.dtype:

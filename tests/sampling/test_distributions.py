@@ -18,7 +18,7 @@ from quire.worker.sampler import sample
 from quire.worker.slots import SlotTable
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.rules import ruled
-from tests.worker.driver import admitted
+from tests.worker.driver import admit, admitted
 
 DRAWS = 100_000
 ROWS = 5_000
@@ -72,7 +72,7 @@ def expected(logits: list[float], params: dict[str, Any]) -> list[float]:
 def counts(logits: Tensor, seed: int = 17, **params: Any) -> list[float]:
     """How often each token comes in DRAWS draws of many sequences with rising counters."""
     slots = SlotTable(ROWS, 1, 1, len(logits), torch.device("cpu"))
-    slots._admit([admitted(row, seed=seed + row % 7, drawn=row, **params) for row in range(ROWS)])
+    admit(slots, [admitted(row, seed=seed + row % 7, drawn=row, **params) for row in range(ROWS)])
     many, seen = logits.repeat(ROWS, 1), torch.zeros(len(logits))
     for _ in range(0, DRAWS, ROWS):
         drawn = sample(many, np.arange(ROWS), slots)
@@ -116,7 +116,7 @@ def test_penalties_and_bias_shape_the_distribution() -> None:
     seen = torch.zeros(VOCAB)
     for first in range(0, DRAWS // 4, ROWS):
         slots = SlotTable(ROWS, 1, 1, VOCAB, torch.device("cpu"))
-        slots._admit([
+        admit(slots, [
             admitted(row, seed=3, drawn=first + row, history=prompt + output, prompt_len=len(prompt), **params)
             for row in range(ROWS)
         ])  # fmt: skip

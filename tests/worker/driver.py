@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.messages import Admitted, Plan, Result, TokenLogprobs
 from quire.sampling import SamplingParams
+from quire.worker.slots import SlotTable
 from quire.worker.worker import Worker
 
 
@@ -40,6 +43,12 @@ def admitted(
     """A new owner whose blocks are empty."""
     params = SamplingParams(**{"max_tokens": 512} | sampling)
     return Admitted(slot, 0, seed, drawn, params, list(stop_ids), list(bad_words), list(history), prompt_len)
+
+
+def admit(slots: SlotTable, owners: list[Admitted]) -> None:
+    """New owners of slots, as at the beginning of a step."""
+    plan = Plan(1, owners, [], [], [], [], [], [], [], [], [])
+    slots.apply(plan, [torch.from_numpy(column) for column in slots.columns(plan)])
 
 
 @dataclass

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.worker.filters import cut_min_p, cut_top
 from quire.worker.sampler import UNSOUND, choose, sample
 from quire.worker.slots import SlotTable
-from tests.worker.driver import admitted
+from tests.worker.driver import admit, admitted
 
 DRAWS = 40_000
 LOGITS = torch.tensor([1.0, 3.0, 0.5, 2.5, -1.0, 2.0, -float("inf"), 0.0])
@@ -22,7 +22,7 @@ LOGITS = torch.tensor([1.0, 3.0, 0.5, 2.5, -1.0, 2.0, -float("inf"), 0.0])
 
 def table(owners: list[dict[str, Any]], vocab_size: int) -> SlotTable:
     slots = SlotTable(len(owners), 1, 1, vocab_size, torch.device("cpu"))
-    slots._admit([admitted(i, **{"seed": 0, "drawn": 0} | owner) for i, owner in enumerate(owners)])
+    admit(slots, [admitted(i, **{"seed": 0, "drawn": 0} | owner) for i, owner in enumerate(owners)])
     return slots
 
 
@@ -194,7 +194,7 @@ def test_a_ban_ends_with_its_owner() -> None:
     logits = torch.tensor([[0.0, 9.0]])
     slots = table([{"temperature": 0.0, "min_tokens": 3, "stop_ids": [1]}], 2)
     assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [0]
-    slots._admit([admitted(0, seed=0, drawn=0, temperature=0.0)])
+    admit(slots, [admitted(0, seed=0, drawn=0, temperature=0.0)])
     assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [1]
 
 
