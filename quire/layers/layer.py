@@ -5,7 +5,6 @@ Layers pull their weights by name; no model has loading code of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Protocol
 import torch
 
 from quire.weights.checkpoint import Checkpoint, Need
-from quire.weights.progress import ReadingProgress
+from quire.weights.progress import CountedReads, ReadingProgress
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,22 @@ def needs_of(layers: Sequence[Layer]) -> list[Need]:
 
 
 def pull_all(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, progress: ReadingProgress) -> None:
-    """Let every layer pull its weights, `threads` at a time. What they need must have been checked before."""
+    """Let every layer pull its weights, `threads` at a time; when this returns, all have arrived on their device.
 
-    def pull(layer: Layer) -> int:
+    Args:
+        layers: Those of a model.
+        checkpoint: Has what they need; that must have been checked before.
+        threads: How many layers are pulled at a time.
+        progress: Advances by the bytes that weights take where they live.
+    """
+    counted = CountedReads(checkpoint, progress)
+
+    def pull(layer: Layer) -> None:
         with torch.inference_mode():
-            layer.pull(checkpoint)
-        return sum(math.prod(need.shape) for need in layer.needs())
+            layer.pull(counted)
 
     with ThreadPoolExecutor(threads, "weights") as pool, progress:
-        for elements in pool.map(pull, layers):
-            progress.advance(elements)
+        for _ in pool.map(pull, layers):
+            pass
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()

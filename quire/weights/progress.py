@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from types import TracebackType
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from quire.clock import Clock
+from quire.weights.checkpoint import Checkpoint, Stored
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+    from torch import Tensor
 
 PATIENCE_S = 0.5
 """No bar before this many seconds."""
@@ -17,7 +21,13 @@ _GB = 1e9
 
 
 class ReadingProgress:
-    """Counts bytes from several threads. `visible` asks for the bar; it shows on a terminal only."""
+    """Counts bytes from several threads.
+
+    Args:
+        total: Bytes.
+        clock: Says when the bar is due.
+        visible: Ask for the bar; it shows on a terminal only.
+    """
 
     def __init__(self, total: int, clock: Clock, visible: bool) -> None:
         self._total = total
@@ -26,7 +36,7 @@ class ReadingProgress:
         self._lock = threading.Lock()
         self._done = 0
         self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._task: TaskID
 
     def __enter__(self) -> ReadingProgress:
         self._began = self._clock.now()
@@ -49,7 +59,32 @@ class ReadingProgress:
                 self._bar.update(self._task, completed=self._done, rate=rate)
 
     def _show(self) -> None:
+        # rich takes a tenth of a second to import: only a bar that is shown pays it.
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = TextColumn("Reading weights"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task("", total=self._total, rate="")
         self._bar.start()
+
+
+class CountedReads:
+    """A checkpoint whose reads advance a progress."""
+
+    def __init__(self, inner: Checkpoint, progress: ReadingProgress) -> None:
+        self._inner = inner
+        self._progress = progress
+
+    def contents(self) -> dict[str, Stored]:
+        """Of the inner checkpoint."""
+        return self._inner.contents()
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Read from the inner checkpoint, and count what was read as it is held."""
+        self._inner.read(name, out, start)
+        self._progress.advance(out.nbytes)
+
+    def close(self) -> None:
+        """Close the inner checkpoint."""
+        self._inner.close()

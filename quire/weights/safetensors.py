@@ -1,24 +1,32 @@
 """Safetensors files as a Checkpoint: one file or many with an index, memory-mapped.
 
 The `safetensors` library checks each header (sizes within the file, no overlap, gap or overflow) before anything is
-mapped; this file owns finding the files and saying clearly what is wrong with them.
+mapped; this file owns finding the files and saying clearly what is wrong with them. A processor copies from the
+mapping; a GPU is sent the files' bytes by `quire.weights.staging`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.weights.checkpoint import Stored
+from quire.weights.cuda_fetches import CudaFetches
+from quire.weights.staging import FileTensor, Staging
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_LENGTH_BYTES = 8
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
 
 
@@ -32,7 +40,10 @@ class SafetensorsCheckpoint:
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, Any] = {}
         self._contents: dict[str, Stored] = {}
-        for path in find_files(directory):
+        self._paths = find_files(directory)
+        self._way: _WayToDevice | None = None
+        self._lock = threading.Lock()
+        for path in self._paths:
             self._open(path)
 
     def contents(self) -> dict[str, Stored]:
@@ -40,7 +51,10 @@ class SafetensorsCheckpoint:
         return dict(self._contents)
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Copy a window of the mapped tensor, converting its dtype."""
+        """Copy a window of the tensor, converting its dtype."""
+        if out.is_cuda:
+            self._way_to(out.device).read(name, out, start)
+            return
         if tuple(out.shape) == self._contents[name].shape:
             out.copy_(self._files[name].get_tensor(name))
             return
@@ -48,8 +62,17 @@ class SafetensorsCheckpoint:
         out.copy_(self._files[name].get_slice(name)[window])
 
     def close(self) -> None:
-        """Drop the mappings."""
+        """Drop the mappings; what devices were sent has arrived then."""
         self._files.clear()
+        if self._way is not None:
+            self._way.close()
+            self._way = None
+
+    def _way_to(self, device: torch.device) -> _WayToDevice:
+        with self._lock:
+            if self._way is None:
+                self._way = _WayToDevice(self._paths, Staging(CudaFetches(device)))
+            return self._way
 
     def _open(self, path: Path) -> None:
         try:
@@ -62,6 +85,35 @@ class SafetensorsCheckpoint:
             tensor = file.get_slice(name)  # type: ignore[no-untyped-call]
             self._contents[name] = Stored(tuple(tensor.get_shape()), str(tensor.get_dtype()))
             self._files[name] = file
+
+
+class _WayToDevice:
+    """The files, open for reading by byte ranges, and the staging to the one device that a process has."""
+
+    def __init__(self, paths: Sequence[Path], staging: Staging) -> None:
+        self._staging = staging
+        self._descriptors = [os.open(path, os.O_RDONLY) for path in paths]
+        self._tensors = {name: tensor for file in self._descriptors for name, tensor in file_tensors(file)}
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None) -> None:
+        """See Staging."""
+        self._staging.read(self._tensors[name], out, start)
+
+    def close(self) -> None:
+        """Wait, and close the files."""
+        self._staging.close()
+        for file in self._descriptors:
+            os.close(file)
+
+
+def file_tensors(file: int) -> Iterator[tuple[str, FileTensor]]:
+    """Where a file's tensors of readable dtypes lie, by its header, which has been checked."""
+    length = int.from_bytes(os.pread(file, _LENGTH_BYTES, 0), "little")
+    header = json.loads(os.pread(file, length, _LENGTH_BYTES))
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["dtype"] in DTYPES:
+            offset = _LENGTH_BYTES + length + entry["data_offsets"][0]
+            yield name, FileTensor(file, offset, tuple(entry["shape"]), DTYPES[entry["dtype"]])
 
 
 def find_files(directory: Path) -> list[Path]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
 
-from quire.weights.progress import ReadingProgress
+from quire.weights.checkpoint import Need
+from quire.weights.dummy import DummyCheckpoint
+from quire.weights.progress import CountedReads, ReadingProgress
 
 
 class Ticks:
@@ -37,3 +40,14 @@ def test_when_a_bar_is_shown(
     output = capsys.readouterr()
     assert output.out == ""
     assert ("4.00/4.00 GB" in output.err) == shown
+
+
+def test_reads_count_by_the_bytes_that_weights_take_where_they_live() -> None:
+    counts: list[int] = []
+    progress = ReadingProgress(0, Ticks(0.0), visible=False)
+    progress.advance = counts.append  # type: ignore[method-assign]
+    checkpoint = CountedReads(DummyCheckpoint([Need("a", (7, 4))], 0), progress)
+    checkpoint.read("a", torch.empty(7, 4))
+    checkpoint.read("a", out := torch.full((3, 4), 7.0, dtype=torch.bfloat16), (2, 0))
+    assert counts == [7 * 4 * 4, 3 * 4 * 2]
+    assert out.abs().max() < 0.1

@@ -1,0 +1,227 @@
+"""File bytes into tensors on a CUDA device, at the speed of its bus.
+
+A copy to the device straight from a mapped file goes through the driver's own small buffers, one thread for all. Here
+several threads read pieces of the file into pinned buffers (`preadv`: no page of a mapping has to be faulted in), and
+the device fetches each buffer by itself while others are filled. Dtypes are converted, and columns picked, on the
+device. The buffers go round: one is filled again when the device has fetched what it held.
+
+Knows nothing about names or file formats.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError
+
+BUFFER_BYTES = 8 * 2**20
+BUFFERS = 16
+THREADS = 8
+"""Beside those that pull layers: a large tensor's pieces are read by these."""
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor as it lies in a file.
+
+    Attributes:
+        file: Descriptor of the open file.
+        offset: Its first byte in the file.
+    """
+
+    file: int
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Fetches(Protocol):
+    """Copies from host buffers that the device makes by itself, in the order they were asked for."""
+
+    def pin(self, buffer: Tensor) -> None:
+        """Let the device read this memory directly."""
+        ...
+
+    def unpin(self, buffer: Tensor) -> None:
+        """Undo `pin`."""
+        ...
+
+    def scratch(self, size: int) -> Tensor:
+        """uint8 [size] on the device."""
+        ...
+
+    def after_the_caller(self) -> None:
+        """What is asked for from now on waits for what the calling thread has asked of the device."""
+        ...
+
+    def before_the_caller(self) -> None:
+        """What the calling thread asks of the device from now on waits for all fetches."""
+        ...
+
+    def copy(self, out: Tensor, source: Tensor) -> None:
+        """Ask for out = source."""
+        ...
+
+    def mark(self) -> Mark:
+        """A mark behind what has been asked for."""
+        ...
+
+
+class Mark(Protocol):
+    """A moment in the order of fetches."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has come here."""
+        ...
+
+
+@dataclass
+class _Buffer:
+    host: Tensor
+    view: memoryview
+    scratch: Tensor | None = None
+    fetched: Mark | None = None
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows that follow each other in a file and fit into a buffer: columns from `left` on go to `out`.
+
+    Attributes:
+        first: Number of the first element, from the tensor's beginning.
+        rows, columns: How many are read.
+        out: [rows, n].
+    """
+
+    first: int
+    rows: int
+    columns: int
+    left: int
+    out: Tensor
+
+
+class Staging:
+    """The way from files to one device. Safe to use from several threads."""
+
+    def __init__(
+        self, fetches: Fetches, buffers: int = BUFFERS, buffer_bytes: int = BUFFER_BYTES, threads: int = THREADS
+    ) -> None:
+        self._fetches = fetches
+        self._bytes = buffer_bytes
+        self._buffers: list[_Buffer] = []
+        self._free: queue.SimpleQueue[_Buffer] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(threads, "staging")
+        pages = _pages(buffers * buffer_bytes)
+        self._memory = torch.frombuffer(pages, dtype=torch.uint8)
+        fetches.pin(self._memory)
+        for begin in range(0, buffers * buffer_bytes, buffer_bytes):
+            part = slice(begin, begin + buffer_bytes)
+            self._buffers.append(_Buffer(self._memory[part], memoryview(pages)[part]))
+            self._free.put(self._buffers[-1])
+
+    def read(self, stored: FileTensor, out: Tensor, start: Sequence[int] | None = None) -> None:
+        """Fill `out`, on the device, from the window of its shape that begins at `start` (default: the origin).
+
+        When this returns the bytes are on their way, and what the calling thread asks of the device next finds them.
+
+        Raises:
+            CheckpointError: The file is shorter than it was when it was opened.
+        """
+        contiguous = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        room = self._bytes // stored.dtype.itemsize
+        pieces = list(_pieces(contiguous, stored.shape, tuple(start or [0] * out.dim()), 0, room))
+        self._fetches.after_the_caller()
+        if len(pieces) == 1:  # not worth handing over
+            self._move(stored, pieces[0])
+        else:
+            for moved in [self._pool.submit(self._move, stored, piece) for piece in pieces]:
+                moved.result()
+        self._fetches.before_the_caller()
+        if contiguous is not out:
+            out.copy_(contiguous)
+
+    def close(self) -> None:
+        """Wait for every fetch and give the buffers back."""
+        self._pool.shutdown()
+        for buffer in self._buffers:
+            if buffer.fetched is not None:
+                buffer.fetched.synchronize()
+        self._buffers.clear()
+        self._fetches.unpin(self._memory)
+
+    @torch.inference_mode()
+    def _move(self, stored: FileTensor, piece: _Piece) -> None:
+        buffer = self._free.get()
+        try:
+            if buffer.fetched is not None:
+                buffer.fetched.synchronize()
+            size = piece.rows * piece.columns * stored.dtype.itemsize
+            _read_fully(stored.file, stored.offset + piece.first * stored.dtype.itemsize, buffer.view[:size])
+            self._fetch(buffer, size, stored.dtype, piece)
+            buffer.fetched = self._fetches.mark()
+        finally:
+            self._free.put(buffer)
+
+    def _fetch(self, buffer: _Buffer, size: int, dtype: torch.dtype, piece: _Piece) -> None:
+        shape, width = (piece.rows, piece.columns), piece.out.shape[1]
+        if dtype == piece.out.dtype and width == piece.columns:
+            self._fetches.copy(piece.out, buffer.host[:size].view(dtype).view(shape))
+            return
+        if buffer.scratch is None:
+            buffer.scratch = self._fetches.scratch(self._bytes)
+        self._fetches.copy(buffer.scratch[:size], buffer.host[:size])
+        wanted = buffer.scratch[:size].view(dtype).view(shape)[:, piece.left : piece.left + width]
+        self._fetches.copy(piece.out, wanted)
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Fresh memory, in huge pages where the system has them: few pages are pinned sooner than many."""
+    pages = mmap.mmap(-1, size)
+    pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages
+
+
+def _pieces(out: Tensor, shape: Sequence[int], start: Sequence[int], first: int, room: int) -> Iterator[_Piece]:
+    """The window of `out`'s shape at `start`, in pieces.
+
+    Args:
+        out: Contiguous.
+        shape: Of the stored tensor, or of the part of it that `out` and `start` speak of.
+        first: Number of that part's first element.
+        room: Elements that a buffer holds.
+    """
+    if out.dim() > 1 and out.shape[0] == 1:
+        yield from _pieces(out[0], shape[1:], start[1:], first + start[0] * prod(shape[1:]), room)
+    elif out.dim() == 0 or tuple(out.shape[1:]) == tuple(shape[1:]):
+        first += start[0] * prod(shape[1:]) if out.dim() else 0
+        for part in torch.split(out.view(1, -1), room, dim=1):
+            yield _Piece(first, 1, part.shape[1], 0, part)
+            first += part.shape[1]
+    elif out.dim() > 2:
+        for number, part in enumerate(out):
+            yield from _pieces(part, shape[1:], start[1:], first + (start[0] + number) * prod(shape[1:]), room)
+    else:
+        columns = shape[1]
+        assert columns <= room, "a row fits into a buffer"
+        first += start[0] * columns
+        for rows in torch.split(out, room // columns):
+            yield _Piece(first, rows.shape[0], columns, start[1], rows)
+            first += rows.shape[0] * columns
+
+
+def _read_fully(file: int, offset: int, target: memoryview) -> None:
+    while target:
+        count = os.preadv(file, [target], offset)
+        if not count:
+            raise CheckpointError("A file of weights was cut short while it was read: download it again.")
+        target, offset = target[count:], offset + count
