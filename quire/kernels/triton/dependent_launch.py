@@ -1,0 +1,34 @@
+"""Kernels that start while the one before still ends: programmatic dependent launch, which cards have from sm_90 on.
+
+A kernel launched this way may run as soon as every program of the kernel before has called `release_dependents` or
+ended. It must call `wait_for_inputs` before it reads what earlier kernels wrote, and before it writes anything; what
+never changes, a weight, may be read sooner. Each kernel waits, so whoever has waited sees the work of all before it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+
+@functools.cache
+def can_overlap(device: torch.device) -> bool:
+    """Whether kernels on this device may be launched this way."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def wait_for_inputs(OVERLAP: tl.constexpr):
+    """Until the kernels before have ended and their writes are seen."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release_dependents(OVERLAP: tl.constexpr):
+    """Let the next kernel's programs start as soon as there is room for them."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
