@@ -16,6 +16,16 @@ KERNELS: dict[tuple[str, str], str] = {
     ("gelu_and_mul", "cpu"): "quire.kernels.reference.activation:gelu_and_mul",
     ("gelu", "cpu"): "quire.kernels.reference.activation:gelu",
     ("soft_cap", "cpu"): "quire.kernels.reference.activation:soft_cap",
+    ("embed", "cpu"): "quire.kernels.reference.embedding:embed",
+    ("angles", "cpu"): "quire.kernels.reference.embedding:angles",
+    ("rms_norm", "cuda"): "quire.kernels.triton.norm:rms_norm",
+    ("layer_norm", "cuda"): "quire.kernels.triton.norm:layer_norm",
+    ("silu_and_mul", "cuda"): "quire.kernels.triton.activation:silu_and_mul",
+    ("gelu_and_mul", "cuda"): "quire.kernels.triton.activation:gelu_and_mul",
+    ("gelu", "cuda"): "quire.kernels.triton.activation:gelu",
+    ("soft_cap", "cuda"): "quire.kernels.triton.activation:soft_cap",
+    ("embed", "cuda"): "quire.kernels.triton.embedding:embed",
+    ("angles", "cuda"): "quire.kernels.triton.embedding:angles",
     ("pack_linear", "cpu"): "quire.kernels.cpu.linear:pack_linear",
     ("linear", "cpu"): "quire.kernels.cpu.linear:linear",
     ("route", "cpu"): "quire.kernels.reference.experts:route",
@@ -29,8 +39,9 @@ KERNELS: dict[tuple[str, str], str] = {
     ("rotate_and_store", "cpu"): "quire.kernels.reference.paged:rotate_and_store",
     ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",
     ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",
+    ("draw", "cpu"): "quire.kernels.reference.sampling:draw",
     ("begin_step", "cpu"): "quire.kernels.reference.step:begin_step",
-    ("begin_step", "cuda"): "quire.kernels.reference.step:begin_step",
+    ("begin_step", "cuda"): "quire.kernels.triton.step:begin_step",
 }
 
 

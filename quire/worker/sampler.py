@@ -1,11 +1,13 @@
 """Logits to tokens for a whole batch of reads at once.
 
-The order is vLLM's: the rules of the slots that have any; then greedy, or temperature, min_p, top_k, top_p, one draw.
-Knows nothing about rows, plans or models.
+The order is vLLM's: the rules of the slots that have any; then greedy, or temperature, min_p, top_k, top_p, one draw,
+which the op `draw` does for all reads in one go. Nothing here waits for the device but logits processors, which need
+their tokens on the host. Knows nothing about rows, plans or models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,16 +15,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.sampling import MIN_TEMPERATURE
-from quire.worker.filters import cut_min_p, cut_top
-from quire.worker.philox import uniform
+from quire.kernels.reference.sampling import (
+    NOTHING_LEFT,
+    UNSOUND,
+    DrawColumns,
+    Edges,
+    scores_within,
+)
+from quire.kernels.table import kernel
+from quire.worker.rules import Asking
 from quire.worker.slots import SlotTable
+from quire.worker.upload import upload
 
 Ints = npt.NDArray[np.int64]
 
-UNSOUND = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
-NOTHING_LEFT = "No token is left to draw: allowed_token_ids, bad_words, logit_bias and min_tokens forbid all of them."
-_FINE, _UNSOUND, _NOTHING_LEFT = range(3)
+UNSOUND_TEXT = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
+NOTHING_LEFT_TEXT = (
+    "No token is left to draw: allowed_token_ids, bad_words, logit_bias and min_tokens forbid all of them."
+)
 
 
 @dataclass(frozen=True)
@@ -31,93 +41,102 @@ class Drawn:
 
     Attributes:
         tokens: [reads] int64; the token of a read that failed means nothing.
-        faults: [reads] int8, _FINE or what is wrong.
+        faults: [reads] int8; see the op `draw`.
         broken: What went wrong in logits processors, by read.
         scores: [reads, vocab] what the tokens were drawn from; None unless asked for.
+        ruled: The reads whose logits were changed by rules.
     """
 
     tokens: Tensor
     faults: Tensor
     broken: dict[int, str]
     scores: Tensor | None
+    ruled: Set[int] = frozenset()
 
     def errors(self, faults: Tensor | None = None) -> dict[int, str]:
         """The reads that failed, and why; `faults` are those on the host, if they are there already."""
         faults = self.faults if faults is None else faults
         if not self.broken and not bool(faults.any()):
             return {}
-        texts = {_UNSOUND: UNSOUND, _NOTHING_LEFT: NOTHING_LEFT}
-        found = {read: texts[fault] for read, fault in enumerate(faults.tolist()) if fault}
+        found = {read: self._text(read, fault) for read, fault in enumerate(faults.tolist()) if fault}
         return dict(sorted((found | self.broken).items()))
 
+    def _text(self, read: int, fault: int) -> str:
+        return NOTHING_LEFT_TEXT if fault == NOTHING_LEFT and read in self.ruled else UNSOUND_TEXT
 
-def sample(logits: Tensor, read_slots: Ints, slots: SlotTable, *, keep_scores: bool = False) -> Drawn:
-    """Draw a token for each read.
+
+def draw_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Tensor, faults: Tensor) -> None:
+    """Draw a token for each read by its slot's parameters alone, without its rules; the slots keep them and count on.
+
+    Nothing is decided on the host, so this can be recorded in a CUDA graph.
 
     Args:
-        logits: [reads, vocab]; may be changed in place.
+        logits: [reads, vocab]; not changed.
+        where: [reads] int64 on the device, the slot of each read; padding is the dummy's.
+        slots: The table.
+        tokens: [reads] int64, out.
+        faults: [reads] int8, out.
+    """
+    kernel("draw", logits.device.type)(logits, where, columns_of(slots), tokens, faults, slots.last)
+
+
+def columns_of(slots: SlotTable) -> DrawColumns:
+    """What the op `draw` takes of the table."""
+    return DrawColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.drawn)
+
+
+def sample(
+    logits: Tensor, read_slots: Ints, slots: SlotTable, *, keep_scores: bool = False, where: Tensor | None = None
+) -> Drawn:
+    """Draw a token for each read. The table stays as it is.
+
+    Args:
+        logits: [reads, vocab]; not changed.
         read_slots: [reads] the slot of each read.
         slots: Sampling parameters, rules, seeds and counters.
         keep_scores: Return the scores as well.
+        where: The same as `read_slots` on the device, if it is there already.
     """
-    best, tokens = logits.max(dim=-1)
-    faults = (~best.isfinite()).to(torch.int8)  # NaN, +inf, or -inf everywhere
-    broken: dict[int, str] = {}
-    if asking := slots.rules.asking(read_slots):
-        logits = logits.float()
-        broken = slots.rules.apply(logits, asking)
-        best, tokens = logits.max(dim=-1)
-        faults = torch.where(faults == _FINE, _faults_of(best), faults)
-    scores = logits
-    at_random = np.flatnonzero(slots.host.random[read_slots])
-    if len(at_random):
-        rows = torch.from_numpy(at_random).to(logits.device)
-        everyone = len(at_random) == len(read_slots)
-        cut = _cut(logits if everyone else logits.index_select(0, rows), read_slots[at_random], slots)
-        tokens.index_copy_(0, rows, _draw(cut, read_slots[at_random], slots))
-        if keep_scores:
-            scores = cut if everyone else logits.float().index_copy(0, rows, cut)
-    if asking:
-        slots.rules.drew(tokens, asking)
-    return Drawn(tokens, faults, broken, scores if keep_scores else None)
+    where = upload(read_slots, logits.device) if where is None else where
+    asking = slots.rules.asking(read_slots)
+    if not asking:
+        return Drawn(*_draw(logits, where, slots, keep_scores=keep_scores), frozenset())
+    if len(asking) == len(read_slots):
+        return _draw_ruled(logits, where, slots, asking, keep_scores=keep_scores)
+    tokens, faults, _, scores = _draw(logits, where, slots, keep_scores=keep_scores)
+    reads = upload([read for read, _ in asking], logits.device)
+    own = [(at, slot) for at, (_, slot) in enumerate(asking)]
+    ruled = _draw_ruled(
+        logits.index_select(0, reads), where.index_select(0, reads), slots, own, keep_scores=keep_scores
+    )
+    tokens.index_copy_(0, reads, ruled.tokens)
+    faults.index_copy_(0, reads, ruled.faults)
+    if scores is not None and ruled.scores is not None:
+        scores.index_copy_(0, reads, ruled.scores)
+    read_of = [read for read, _ in asking]
+    return Drawn(tokens, faults, {read_of[at]: text for at, text in ruled.broken.items()}, scores, set(read_of))
 
 
-def choose(scores: Tensor, number: Tensor) -> Tensor:
-    """The first token at which the cumulative probability, in token order, exceeds `number`.
-
-    Args:
-        scores: [n, vocab] fp32; softmax gives the probabilities. A token at -inf is never chosen.
-        number: [n] float64 in [0, 1).
-    """
-    weights = (scores - scores.amax(-1, keepdim=True)).exp()
-    cumulative = weights.to(torch.float64).cumsum(-1)
-    target = number.unsqueeze(1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=scores.shape[-1] - 1)
+def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: Asking, *, keep_scores: bool) -> Drawn:
+    """Of reads that all ask for rules; `asking` counts them from 0."""
+    sound = logits.amax(-1).isfinite()
+    logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
+    broken = slots.rules.apply(logits, asking)
+    tokens, faults, _, scores = _draw(logits, where, slots, keep_scores=keep_scores)
+    faults = torch.where(sound, faults, UNSOUND).to(torch.int8)
+    slots.rules.drew(tokens, asking)
+    return Drawn(tokens, faults, broken, scores, set(range(len(asking))))
 
 
-def _faults_of(best: Tensor) -> Tensor:
-    """[reads] by the highest logit that the rules have left."""
-    unsound = (~best.isfinite()).to(torch.int8)
-    return torch.where(best == float("-inf"), _NOTHING_LEFT, unsound).to(torch.int8)
-
-
-def _cut(logits: Tensor, read_slots: Ints, slots: SlotTable) -> Tensor:
-    """[n, vocab] logits → [n, vocab] fp32 scores, divided by the temperature and without what is cut off."""
-    where = torch.from_numpy(read_slots).to(logits.device)
-    temperature = slots.temperature.index_select(0, where).clamp_(min=MIN_TEMPERATURE)
-    scores = logits.float() / temperature.unsqueeze(1)
-    if slots.host.cut_min_p[read_slots].any():
-        scores = cut_min_p(scores, slots.min_p.index_select(0, where))
-    cut = np.flatnonzero(slots.host.cut_top[read_slots])
-    if len(cut):
-        rows = torch.from_numpy(cut).to(scores.device)
-        their = where.index_select(0, rows)
-        some = cut_top(scores.index_select(0, rows), slots.top_k[their], slots.top_p[their])
-        scores.index_copy_(0, rows, some)
-    return scores
-
-
-def _draw(scores: Tensor, read_slots: Ints, slots: SlotTable) -> Tensor:
-    """[n, vocab] scores → [n] tokens."""
-    where = torch.from_numpy(read_slots).to(scores.device)
-    return choose(scores, uniform(slots.seed.index_select(0, where), slots.drawn.index_select(0, where)))
+def _draw(
+    logits: Tensor, where: Tensor, slots: SlotTable, *, keep_scores: bool
+) -> tuple[Tensor, Tensor, dict[int, str], Tensor | None]:
+    """Tokens, faults, nothing broken, and the scores if they are kept."""
+    reads = len(logits)
+    tokens = torch.empty(reads, dtype=torch.int64, device=logits.device)
+    faults = torch.empty(reads, dtype=torch.int8, device=logits.device)
+    edges = Edges(logits.new_empty(reads, dtype=torch.float32), torch.empty_like(tokens)) if keep_scores else None
+    kernel("draw", logits.device.type)(logits, where, columns_of(slots), tokens, faults, edges=edges)
+    if edges is None:
+        return tokens, faults, {}, None
+    return tokens, faults, {}, scores_within(logits, slots.temperature.index_select(0, where), edges)

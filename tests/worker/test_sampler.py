@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.worker.filters import cut_min_p, cut_top
-from quire.worker.sampler import UNSOUND, choose, sample
+from quire.kernels.reference.filters import cut_min_p, cut_top
+from quire.kernels.reference.sampling import choose
+from quire.worker.sampler import UNSOUND_TEXT, sample
 from quire.worker.slots import SlotTable
 from tests.worker.driver import admit, admitted
 
@@ -206,5 +207,5 @@ def test_unsound_rows_are_told(bad: float) -> None:
     logits[2] = -float("inf")
     slots = table([{"seed": 1, "top_p": 0.9}] * 4, 50)
     drawn = sample(logits, np.arange(4), slots)
-    assert drawn.errors() == {1: UNSOUND, 2: UNSOUND}
+    assert drawn.errors() == {1: UNSOUND_TEXT, 2: UNSOUND_TEXT}
     assert [drawn.tokens[0].item(), drawn.tokens[3].item()] == [expected[0], expected[3]]

@@ -30,7 +30,7 @@ def cut_top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """
     vocab = scores.shape[-1]
     top_k = torch.where(top_k > 0, top_k, vocab)
-    total = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1)
+    total = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, dtype=torch.float64)
     width = min(vocab, max(_FIRST_LOOK, int(top_k.masked_fill(top_k == vocab, 0).max())))
     kept, worst = _rank(scores.topk(width).values, top_k, top_p, total)
     short = (kept == width) & (top_k > width)  # the end was not among the candidates
@@ -47,12 +47,12 @@ def _rank(ranked: Tensor, top_k: Tensor, top_p: Tensor, total: Tensor) -> tuple[
         ranked: [n, width] the best scores, falling.
         top_k: [n].
         top_p: [n].
-        total: [n] sum of exp(score - best) over the whole vocabulary.
+        total: [n] fp64, sum of exp(score - best) over the whole vocabulary.
     """
     width = ranked.shape[-1]
     rank = torch.arange(width, device=ranked.device)
     weights = (ranked - ranked[:, :1]).exp().masked_fill(rank >= top_k.unsqueeze(1), 0.0)
-    sums = weights.cumsum(-1)
+    sums = weights.cumsum(-1, dtype=torch.float64)
     total = torch.where(top_k <= width, sums[:, -1], total)
     before = torch.nn.functional.pad(sums[:, :-1], (1, 0))
     inside = (before < (top_p * total).unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
