@@ -41,6 +41,7 @@ class Linear:
         self._transposed = transposed
         self._pack = kernel("pack_linear", place.device.type)
         self._linear = kernel("linear", place.device.type)
+        self._linear_silu_and_mul = kernel("linear_silu_and_mul", place.device.type)
         self._weight: Tensor
         self._bias: Tensor | None = None
 
@@ -62,6 +63,12 @@ class Linear:
         """[tokens, columns] → [tokens, sum of rows]."""
         y: Tensor = self._linear(x, self._weight, self._bias)
         return y
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
+        out = torch.empty((len(x), sum(self._rows) // 2), dtype=x.dtype, device=x.device)
+        self._linear_silu_and_mul(x, self._weight, self._bias, out)
+        return out
 
     def _stacked(self, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> Tensor:
         whole = torch.empty(shape, dtype=self._place.dtype, device=self._place.device)

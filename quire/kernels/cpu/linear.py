@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.reference.activation import silu_and_mul
+
 _ROWS_HINT = 16
 """Number of rows that oneDNN chooses the layout for; any number may be multiplied then."""
 
@@ -31,3 +33,8 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, packed, bias)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return y
+
+
+def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """See the reference."""
+    silu_and_mul(linear(x, packed, bias), out)
