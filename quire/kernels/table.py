@@ -44,6 +44,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("draw", "cpu"): "quire.kernels.reference.sampling:draw",
     ("begin_step", "cpu"): "quire.kernels.reference.step:begin_step",
     ("begin_step", "cuda"): "quire.kernels.triton.step:begin_step",
+    ("move_blocks", "cpu"): "quire.kernels.reference.blocks:move_blocks",
+    ("move_blocks", "cuda"): "quire.kernels.triton.blocks:move_blocks",
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.table import kernel
 from quire.layers.layer import Place
 from quire.weights.checkpoint import Checkpoint, Need
 
@@ -18,7 +18,8 @@ class Embedding:
     def __init__(self, name: str, vocab_size: int, width: int, place: Place, scale: float | None = None) -> None:
         self._need = Need(f"{name}.weight", (vocab_size, width))
         self._place = place
-        self._scale = None if scale is None else torch.tensor(scale, dtype=place.dtype, device=place.device)
+        self._scale = None if scale is None else float(torch.tensor(scale, dtype=place.dtype))
+        self._embed = kernel("embed", place.device.type)
         self.weight: Tensor
 
     def needs(self) -> Iterator[Need]:
@@ -32,16 +33,19 @@ class Embedding:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[tokens] int64 → [tokens, width]."""
-        x = F.embedding(tokens, self.weight)
-        return x if self._scale is None else x.mul_(self._scale)
+        x = torch.empty((len(tokens), self.weight.shape[1]), dtype=self.weight.dtype, device=self.weight.device)
+        self._embed(tokens, self.weight, self._scale, x)
+        return x
 
 
 class TiedHead:
     """Logits from the embedding's own weight. It stays in its plain layout, which the look-up needs."""
 
-    def __init__(self, embedding: Embedding) -> None:
+    def __init__(self, embedding: Embedding, place: Place) -> None:
         self._embedding = embedding
+        self._linear = kernel("linear", place.device.type)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, width] → [tokens, vocab_size]."""
-        return F.linear(x, self._embedding.weight)
+        logits: Tensor = self._linear(x, self._embedding.weight, None)
+        return logits

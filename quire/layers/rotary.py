@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.kernels.table import kernel
 from quire.layers.layer import Place
 from quire.layers.positions import Positions
 
@@ -35,7 +36,8 @@ class Rotary:
     def __init__(self, frequencies: Tensor | Callable[[Tensor], Tensor], scale: float, place: Place) -> None:
         self._frequencies = frequencies.to(place.device) if isinstance(frequencies, Tensor) else frequencies
         self._scale = scale
-        self._dtype = place.dtype
+        self._place = place
+        self._angles = kernel("angles", place.device.type)
 
     def __call__(self, positions: Positions) -> Angles:
         """Angles in the model's dtype, taken in fp32."""
@@ -43,8 +45,9 @@ class Rotary:
         if not isinstance(frequencies, Tensor):
             assert positions.lengths is not None, "this model's batches have lengths"
             frequencies = frequencies(positions.lengths)
-        angles = positions.own.to(torch.float32).unsqueeze(1) * frequencies  # [tokens, width / 2]
-        cos, sin = angles.cos(), angles.sin()
-        if self._scale != 1.0:
-            cos, sin = cos * self._scale, sin * self._scale
-        return Angles(cos.to(self._dtype), sin.to(self._dtype))
+        cos, sin = (
+            torch.empty((len(positions.own), frequencies.shape[-1]), dtype=self._place.dtype, device=self._place.device)
+            for _ in range(2)
+        )
+        self._angles(positions.own, frequencies, self._scale, cos, sin)
+        return Angles(cos, sin)

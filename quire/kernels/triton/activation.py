@@ -1,0 +1,131 @@
+"""The activations of MLPs, and the bound of logits: element by element, one pass over memory.
+
+A gated activation moves 3 elements for each of its output, a plain one 2. A program takes a part of one row, eight
+elements a thread: 16 bytes of bf16, and enough programs at one row to ask many multiprocessors for memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+
+_BLOCK = 1_024
+_WARPS = 4
+
+
+def silu_and_mul(x: Tensor, out: Tensor) -> None:
+    """See the reference; both contiguous."""
+    _launch_gated(x, out, "silu")
+
+
+def gelu_and_mul(x: Tensor, out: Tensor) -> None:
+    """See the reference; both contiguous."""
+    _launch_gated(x, out, "gelu")
+
+
+def gelu(x: Tensor, out: Tensor) -> None:
+    """See the reference; both contiguous."""
+    assert x.is_contiguous() and out.is_contiguous()
+    if not x.numel():
+        return
+    programs, options = _cut(x)
+    _gelu[programs](x, out, **options)
+
+
+def soft_cap(x: Tensor, cap: float) -> None:
+    """See the reference; x is contiguous."""
+    assert x.is_contiguous()
+    if not x.numel():
+        return
+    programs, options = _cut(x)
+    _soft_cap[programs](x, cap, **options)
+
+
+def _launch_gated(x: Tensor, out: Tensor, activation: str) -> None:
+    assert x.is_contiguous() and out.is_contiguous()
+    if not out.numel():
+        return
+    programs, options = _cut(out)
+    _gated[programs](x, out, ACTIVATION=activation, **options)
+
+
+def _cut(whole: Tensor) -> tuple[tuple[int], dict[str, int]]:
+    """How many programs share this, and what they are told."""
+    width, overlap = whole.shape[-1], can_overlap(whole.device)
+    parts = triton.cdiv(width, _BLOCK)
+    options = {"WIDTH": width, "PARTS": parts, "BLOCK": _BLOCK, "OVERLAP": overlap}
+    return (whole.numel() // width * parts,), options | {"num_warps": _WARPS, "launch_pdl": overlap}
+
+
+@triton.jit
+def _gated(
+    x,
+    out,
+    ACTIVATION: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    row, column = _place(PARTS, BLOCK)
+    inside = column < WIDTH
+    wait_for_inputs(OVERLAP)
+    gate = tl.load(x + row * (2 * WIDTH) + column, inside, 0.0)
+    up = tl.load(x + row * (2 * WIDTH) + WIDTH + column, inside, 0.0)
+    if ACTIVATION == "silu":
+        activated = gate.to(tl.float32) * tl.sigmoid(gate.to(tl.float32))
+    else:
+        activated = tanh_gelu(gate.to(tl.float32))
+    activated = activated.to(gate.dtype).to(tl.float32)
+    tl.store(out + row * WIDTH + column, (activated * up.to(tl.float32)).to(gate.dtype), inside)
+
+
+@triton.jit
+def _gelu(x, out, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    release_dependents(OVERLAP)
+    row, column = _place(PARTS, BLOCK)
+    inside = column < WIDTH
+    wait_for_inputs(OVERLAP)
+    values = tl.load(x + row * WIDTH + column, inside, 0.0)
+    tl.store(out + row * WIDTH + column, tanh_gelu(values.to(tl.float32)).to(values.dtype), inside)
+
+
+@triton.jit
+def _soft_cap(x, cap, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    release_dependents(OVERLAP)
+    row, column = _place(PARTS, BLOCK)
+    inside = column < WIDTH
+    wait_for_inputs(OVERLAP)
+    values = tl.load(x + row * WIDTH + column, inside, 0.0)
+    shares = (values.to(tl.float32) / cap).to(values.dtype)
+    bounded = tanh(shares.to(tl.float32)).to(values.dtype)
+    tl.store(x + row * WIDTH + column, (bounded.to(tl.float32) * cap).to(values.dtype), inside)
+
+
+@triton.jit
+def _place(PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's row, int64, and its columns [BLOCK]: program PARTS · r + p has part p of row r."""
+    row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    return row.to(tl.int64), part * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def tanh_gelu(x):
+    """Gelu in its tanh form, of fp32: x (1 + tanh z) / 2 is x · sigmoid(2 z)."""
+    z = 0.7978845608028654 * (x + 0.044715 * x * x * x)  # sqrt(2 / pi)
+    return x * tl.sigmoid(2 * z)
+
+
+@triton.jit
+def tanh(x):
+    """Of fp32, to 2e-7 of its value: by exponentials, and near 0, where their difference is inexact, by the fifth
+    convergent of its continued fraction x / (1 + x² / (3 + x² / (5 + …))) (Lambert 1768).
+    """
+    s = x * x
+    near = x * (945 + s * (105 + s)) / (945 + s * (420 + 15 * s))
+    far = 1 - 2 / (tl.exp(2 * tl.abs(x)) + 1)
+    return tl.where(s < 0.5, near, tl.where(x < 0, -far, far))

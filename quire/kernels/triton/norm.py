@@ -1,0 +1,141 @@
+"""Norms of whole rows: one pass over memory.
+
+A program keeps its rows in registers from the first load to the last store, so a row of w elements costs 2 w elements
+of traffic (x in, out out), or 4 w where something is added first (x and delta in, x and out out). The weight stays in
+the cache. A wide row has a program of its own, with so many threads that each moves 16 to 64 bytes of every tensor, all
+asked for at once: with few rows it is latency that counts. Narrow rows, such as heads, share a program.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+
+WIDEST = 32_768
+"""A row of 1,024 threads' registers."""
+_TILE = 1_024
+"""Elements of a program of narrow rows."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
+    """See the reference; x is [tokens, width] or [tokens, heads, width], and may be a part of something wider, such as
+    the queries and keys of a projection. The others are contiguous.
+
+    Raises:
+        ValueError: A row is wider than WIDEST.
+    """
+    heads, width = (1, *x.shape[1:])[-2:]
+    rows, block = len(x) * heads, _block(width)
+    tile = max(1, _TILE // block)
+    assert x.stride(-1) == 1 and all(t is None or t.is_contiguous() for t in (delta, weight, out))
+    if not rows:
+        return
+    overlap = can_overlap(x.device)
+    _rms_norm[(triton.cdiv(rows, tile),)](
+        x, delta, weight, out, rows, x.stride(0), x.stride(-2), eps,
+        HEADS=heads, EACH=weight.dim() == 2, WIDTH=width, BLOCK=block, TILE=tile, OVERLAP=overlap,
+        num_warps=_warps(tile * block), launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
+    """See the reference. All are contiguous.
+
+    Raises:
+        ValueError: A row is wider than WIDEST.
+    """
+    rows, width = x.shape
+    block = _block(width)
+    assert all(t is None or t.is_contiguous() for t in (x, delta, weight, bias, out))
+    if not rows:
+        return
+    overlap = can_overlap(x.device)
+    _layer_norm[(rows,)](
+        x, delta, weight, bias, out, eps,
+        WIDTH=width, BLOCK=block, OVERLAP=overlap, num_warps=_warps(block), launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm(
+    x,
+    delta,
+    weight,
+    out,
+    rows,
+    x_token,
+    x_head,
+    eps,
+    HEADS: tl.constexpr,
+    EACH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """TILE rows; row r is head r % HEADS of token r // HEADS. EACH head has a weight of its own, or all share one."""
+    release_dependents(OVERLAP)
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    mask = (row < rows)[:, None] & inside[None, :]
+    if EACH:
+        w = tl.load(weight + (row % HEADS * WIDTH)[:, None] + column[None, :], mask, 0.0)
+    else:
+        w = tl.load(weight + column, inside, 0.0)[None, :]
+    wait_for_inputs(OVERLAP)
+    row = row.to(tl.int64)
+    own = (row * WIDTH)[:, None] + column[None, :]
+    theirs = (row // HEADS * x_token + row % HEADS * x_head)[:, None] + column[None, :]
+    values = tl.load(x + theirs, mask, 0.0)
+    if delta is not None:
+        values = (values.to(tl.float32) + tl.load(delta + own, mask, 0.0).to(tl.float32)).to(values.dtype)
+        tl.store(x + theirs, values, mask)
+    wide = values.to(tl.float32)
+    normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
+    if w.dtype == out.dtype.element_ty:
+        normed = normed.to(w.dtype).to(tl.float32)
+    tl.store(out + own, (normed * w.to(tl.float32)).to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _layer_norm(
+    x,
+    delta,
+    weight,
+    bias,
+    out,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    w = tl.load(weight + column, inside, 0.0).to(tl.float32)
+    b = tl.load(bias + column, inside, 0.0).to(tl.float32)
+    wait_for_inputs(OVERLAP)
+    own = tl.program_id(0).to(tl.int64) * WIDTH + column
+    values = tl.load(x + own, inside, 0.0)
+    if delta is not None:
+        values = (values.to(tl.float32) + tl.load(delta + own, inside, 0.0).to(tl.float32)).to(values.dtype)
+        tl.store(x + own, values, inside)
+    wide = values.to(tl.float32)
+    centred = tl.where(inside, wide - tl.sum(wide) / WIDTH, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred) / WIDTH + eps)
+    tl.store(out + own, (normed * w + b).to(out.dtype.element_ty), inside)
+
+
+def _block(width: int) -> int:
+    if width > WIDEST:
+        raise ValueError(f"Norms of rows of {width} elements are not supported on a GPU: at most {WIDEST}.")
+    return 1 << (width - 1).bit_length()
+
+
+def _warps(elements: int) -> int:
+    """Threads by 32, for about 8 elements each: 16 bytes of bf16."""
+    return min(32, max(1, elements // 256))
