@@ -1,0 +1,377 @@
+"""Which kernel multiplies few rows fastest, for each shape of weight and number of rows.
+
+    python benchmarks/h200/tune_linear.py --out DIR [--tolerance 0.015] [--seconds 140]
+
+Times cuBLAS and every candidate in graphs, over weights that outgrow the card's cache together, and checks each result
+against a product in fp64. Prints the best of each shape and number of rows, and writes
+
+    DIR/linear_table.json   all figures
+    DIR/linear_table.py     the table; copy it to quire/kernels/triton/
+
+A table that names few different kernels starts faster, since each is compiled at the first start on a machine. So it
+names as few as keep every product within the tolerance of its best; cuBLAS, which needs no compiling, comes first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tuning import compile_all, copies, graph_seconds
+
+from quire.kernels.table import kernel
+from quire.kernels.triton.linear import Cut, multiply
+from quire.kernels.triton.linear_rows import Rows
+from quire.kernels.triton.linear_tiles import Tiles
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BYTES_PER_S = 4.25e12
+FEWEST_PROGRAMS, MOST_PROGRAMS = 110, 900
+"""That a product is cut into by cutting its columns; the card has 132 multiprocessors."""
+FINALISTS = 6
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight's shape; where `gate`, silu of its first half of outputs is multiplied with the second."""
+
+    outputs: int
+    columns: int
+    gate: bool = False
+
+    @property
+    def made(self) -> int:
+        return self.outputs // 2 if self.gate else self.outputs
+
+
+LLAMA_8B = (Weight(6144, 4096), Weight(4096, 4096), Weight(28672, 4096, True), Weight(4096, 14336))
+WEIGHTS = (
+    *LLAMA_8B,
+    Weight(28672, 4096),
+    Weight(128256, 4096),
+    Weight(4096, 1024),
+    Weight(1024, 2048),
+    Weight(6144, 1024, True),
+    Weight(1024, 3072),
+    Weight(151936, 1024),
+    Weight(6144, 1024),
+    Weight(5120, 2048),  # Qwen3-30B-A3B: queries, keys and values
+    Weight(2048, 4096),
+    Weight(128, 2048),
+    Weight(151936, 2048),
+)
+
+_ONE_ROW = (
+    (1, 2048, 4), (1, 4096, 4), (2, 512, 2), (2, 1024, 4), (2, 2048, 4), (2, 2048, 8), (2, 4096, 8), (4, 256, 1),
+    (4, 512, 2), (4, 1024, 4), (4, 2048, 8), (8, 256, 4), (8, 512, 4), (16, 256, 4), (16, 256, 8), (8, 1024, 8),
+)  # fmt: skip
+_TILES = {  # block_n, block_k, warps, stages, swapped
+    8: ((64, 128, 4, 4, True), (32, 256, 4, 4, True), (64, 256, 4, 3, True), (128, 64, 4, 5, True)),
+    16: (
+        (64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (64, 128, 4, 6, True),
+        (64, 256, 4, 3, True), (64, 256, 4, 4, True), (128, 64, 4, 4, True), (128, 64, 4, 6, True),
+        (128, 128, 4, 3, True), (128, 128, 8, 4, True), (32, 128, 4, 4, False), (32, 256, 4, 4, False),
+        (64, 128, 4, 4, False), (16, 256, 4, 5, False), (32, 128, 2, 5, False),
+    ),
+    32: (
+        (64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (64, 256, 4, 3, True),
+        (128, 64, 4, 4, True), (128, 64, 4, 6, True), (128, 128, 8, 3, True), (128, 128, 8, 4, True),
+    ),
+    64: (
+        (64, 64, 4, 4, True), (64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (128, 64, 4, 4, True),
+        (128, 64, 8, 4, True), (128, 64, 8, 6, True), (128, 128, 8, 3, True), (128, 64, 4, 4, False),
+        (256, 64, 8, 4, True),
+    ),
+    128: (
+        (64, 64, 4, 4, True), (128, 64, 8, 3, True), (128, 64, 8, 4, True), (128, 64, 8, 4, False),
+        (128, 64, 8, 5, False), (128, 128, 8, 3, True), (256, 64, 8, 3, True), (256, 64, 8, 4, False),
+        (64, 128, 4, 3, False), (64, 128, 4, 4, False),
+    ),
+}  # fmt: skip
+_TILES_BY_ROWS = {1: (8, 16), 2: (8, 16), 4: (8, 16), 8: (8, 16), 16: (16,), 32: (32,), 64: (64,), 128: (128, 64),
+                  256: (128,)}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tolerance", type=float, default=0.015, help="how much slower than its best a product may be")
+    parser.add_argument("--seconds", type=float, default=140, help="shapes that are not begun by then are left out")
+    parser.add_argument("--processes", type=int, default=16)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    broken = compile_all(compile_one, to_compile(), options.processes)
+    for job, text in broken.items():
+        print(f"left out: {job}: {text}")
+    print(f"compiled {len(to_compile())} kernels in {time.perf_counter() - began:.0f} s", flush=True)
+    figures: dict[tuple[Weight, int], dict[Cut, float]] = {}
+    for weight in WEIGHTS:
+        if time.perf_counter() - began > options.seconds:
+            print(f"no time left for {weight}")
+            continue
+        for rows, seconds in measure(weight, {cut for cut, _ in broken}):
+            figures[weight, rows] = seconds
+            print(line(weight, rows, seconds), flush=True)
+    overlap = print_overlap(figures)
+    chosen = choose(figures, options.tolerance)
+    print_sums(figures, chosen)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "linear_table.json").write_text(json.dumps(as_json(figures, chosen), indent=1))
+    (options.out / "linear_table.py").write_text(as_module(chosen, overlap))
+    print(f"{len({compiled(c, w) for (w, _), c in chosen.items()})} kernels, {time.perf_counter() - began:.0f} s")
+
+
+# --- candidates -----------------------------------------------------------------------------------------------------
+
+
+def candidates(weight: Weight, rows: int) -> Iterator[Rows | Tiles]:
+    """Every cut worth a try."""
+    if rows == 1:
+        yield from (Rows(*cut) for cut in _ONE_ROW if cut[1] < 2 * weight.columns and (cut[0] > 1 or not weight.gate))
+    for block_m in _TILES_BY_ROWS[rows]:
+        for block_n, block_k, warps, stages, swapped in _TILES[block_m]:
+            tiles = -(-weight.outputs // block_n) * -(-rows // block_m)
+            steps = -(-weight.columns // block_k)
+            splits = [
+                n for n in (1, 2, 3, 4, 6, 8, 12, 16) if n == 1 or (2 * n <= steps and tiles * n <= MOST_PROGRAMS)
+            ]
+            enough = [n for n in splits if tiles * n >= FEWEST_PROGRAMS] or splits[-1:]
+            yield from (Tiles(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
+
+
+def compiled(cut: Cut, weight: Weight) -> tuple[object, ...] | None:
+    """What makes a kernel one of its own; None for cuBLAS."""
+    if cut is None:
+        return None
+    if isinstance(cut, Rows):
+        return (*astuple(cut), weight.columns, weight.gate)
+    return (*astuple(replace(cut, splits=min(cut.splits, 2))), weight.columns % cut.block_k == 0, weight.gate)
+
+
+def to_compile() -> list[tuple[Rows | Tiles, Weight]]:
+    """One job a kernel, each with a small weight of a shape that it serves."""
+    jobs = {}
+    for weight in WEIGHTS:
+        for rows in ROWS:
+            for cut in candidates(weight, rows):
+                small = Weight(256, weight.columns, weight.gate)
+                least = replace(cut, splits=min(cut.splits, 2)) if isinstance(cut, Tiles) else cut
+                jobs.setdefault(compiled(cut, weight), (least, small))
+    return list(jobs.values())
+
+
+def compile_one(job: tuple[Rows | Tiles, Weight]) -> None:
+    """By running it."""
+    cut, weight = job
+    x, w, y = arguments(weight, 1, 1)
+    multiply(x, w[0], None, y, cut, gate=weight.gate, overlap=True)
+
+
+# --- measurement ----------------------------------------------------------------------------------------------------
+
+
+def arguments(weight: Weight, rows: int, count: int) -> tuple[Tensor, list[Tensor], Tensor]:
+    """x, some weights, and room for y: bf16 on the card."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    options = {"dtype": torch.bfloat16, "device": "cuda"}
+    shape = (weight.outputs, weight.columns)
+    x = torch.randn(rows, weight.columns, generator=generator, **options)
+    w = [torch.randn(shape, generator=generator, **options).div_(weight.columns**0.5) for _ in range(count)]
+    return x, w, torch.empty(rows, weight.made, **options)
+
+
+def measure(weight: Weight, broken: set[Rows | Tiles]) -> Iterator[tuple[int, dict[Cut, float]]]:
+    """For each number of rows the seconds of every cut; only the best of 16 rows are tried with 2 to 8."""
+    count = copies(2 * weight.outputs * weight.columns)
+    x, weights, _ = arguments(weight, max(ROWS), count)
+    exact = weights[0].double()
+    finalists: set[Cut] = set()
+    for rows in (16, *(rows for rows in ROWS if rows != 16)):
+        own = x[:rows].contiguous()
+        y = torch.empty(rows, weight.made, dtype=own.dtype, device=own.device)
+        expected = gated(own.double() @ exact.T) if weight.gate else own.double() @ exact.T
+        seconds: dict[Cut, float] = {None: time_one(own, weights, y, cublas(weight.gate), 1e-4)}
+        accepted = 2 * error(y, expected) + 1e-3
+        for cut in candidates(weight, rows):
+            known = isinstance(cut, Tiles) and cut.block_m == 16 and rows < 16
+            if (known and cut not in finalists) or least(cut) in broken:
+                continue
+            y.fill_(float("nan"))
+            multiply(own, weights[0], None, y, cut, gate=weight.gate, overlap=True)
+            if not error(y, expected) < accepted:
+                print(f"WRONG: {weight} {rows} {cut}: {error(y, expected):.1e}, accepted {accepted:.1e}")
+                continue
+            seconds[cut] = time_one(own, weights, y, with_cut(cut, weight.gate, True), seconds[None])
+        if rows == 16:
+            finalists = set(sorted(seconds, key=seconds.__getitem__)[:FINALISTS])
+        yield rows, seconds
+
+
+def least(cut: Rows | Tiles) -> Rows | Tiles:
+    return replace(cut, splits=min(cut.splits, 2)) if isinstance(cut, Tiles) else cut
+
+
+def time_one(x: Tensor, weights: list[Tensor], y: Tensor, op: Callable[..., None], guess: float) -> float:
+    op(x, weights[0], y)
+    return graph_seconds([lambda w=w: op(x, w, y) for w in weights], guess)
+
+
+def with_cut(cut: Rows | Tiles, gate: bool, overlap: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
+    return lambda x, w, y: multiply(x, w, None, y, cut, gate=gate, overlap=overlap)
+
+
+def cublas(gate: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
+    silu_and_mul = kernel("silu_and_mul", "cuda")
+    if gate:
+        return lambda x, w, y: silu_and_mul(F.linear(x, w), y)
+    return lambda x, w, y: torch.mm(x, w.T, out=y)
+
+
+def gated(y: Tensor) -> Tensor:
+    gate, up = y.chunk(2, dim=1)
+    return F.silu(gate) * up
+
+
+def error(y: Tensor, expected: Tensor) -> float:
+    """Largest, beside the largest value."""
+    return float((y.double() - expected).abs().max() / expected.abs().max())
+
+
+def print_overlap(figures: dict[tuple[Weight, int], dict[Cut, float]]) -> bool:
+    """What starting early gains, over Llama-8B's best cuts at a few rows; whether it does."""
+    early, late = 0.0, 0.0
+    for (weight, rows), seconds in figures.items():
+        cut = min((cut for cut in seconds if cut is not None), key=seconds.__getitem__)
+        if weight in LLAMA_8B and rows in (1, 16, 64):
+            x, weights, y = arguments(weight, rows, copies(2 * weight.outputs * weight.columns))
+            early += time_one(x, weights, y, with_cut(cut, weight.gate, True), seconds[cut])
+            late += time_one(x, weights, y, with_cut(cut, weight.gate, False), seconds[cut])
+    print(f"starting while the kernel before ends: {early * 1e6:.0f} µs, after it: {late * 1e6:.0f} µs")
+    return early < late
+
+
+# --- choice ---------------------------------------------------------------------------------------------------------
+
+
+def choose(figures: dict[tuple[Weight, int], dict[Cut, float]], tolerance: float) -> dict[tuple[Weight, int], Cut]:
+    """The fastest cut of each product among the few kernels that keep all within the tolerance."""
+    good = {
+        product: {
+            compiled(cut, product[0]) for cut, s in seconds.items() if s <= min(seconds.values()) * (1 + tolerance)
+        }
+        for product, seconds in figures.items()
+    }
+    kept = {None}
+    left = {product for product, kernels in good.items() if not kernels & kept}
+    while left:
+        kept.add(Counter(k for product in left for k in good[product]).most_common(1)[0][0])
+        left = {product for product in left if not good[product] & kept}
+    return {
+        (weight, rows): min((c for c in seconds if compiled(c, weight) in kept), key=seconds.__getitem__)
+        for (weight, rows), seconds in figures.items()
+    }
+
+
+def line(weight: Weight, rows: int, seconds: dict[Cut, float]) -> str:
+    best = sorted((cut for cut in seconds if cut is not None), key=seconds.__getitem__)[:3]
+    moved = 2 * (weight.outputs * weight.columns + rows * (weight.columns + weight.made))
+    return (
+        f"{weight.outputs:6} × {weight.columns:5}{' gate' if weight.gate else '     '} rows {rows:3}: "
+        f"cuBLAS {seconds[None] * 1e6:7.2f} µs {moved / seconds[None] / 1e12:.2f} TB/s, "
+        f"own {seconds[best[0]] * 1e6:7.2f} µs {moved / seconds[best[0]] / 1e12:.2f} TB/s  "
+        + "; ".join(f"{type(cut).__name__}{astuple(cut)} {seconds[cut] * 1e6:.2f}" for cut in best)
+    )
+
+
+def print_sums(figures: dict[tuple[Weight, int], dict[Cut, float]], chosen: dict[tuple[Weight, int], Cut]) -> None:
+    """32 layers of Llama-8B."""
+    limit = 32 * sum(2 * w.outputs * w.columns for w in LLAMA_8B) / BYTES_PER_S
+    for rows in ROWS:
+        products = [(weight, rows) for weight in LLAMA_8B]
+        if all(product in figures for product in products):
+            sums = [
+                32e3 * sum(pick(product) for product in products)
+                for pick in (
+                    lambda product: figures[product][None],
+                    lambda product: min(figures[product].values()),
+                    lambda product: figures[product][chosen[product]],
+                )
+            ]
+            print(
+                f"Llama-8B, 32 layers, rows {rows:3}: cuBLAS and gate {sums[0]:.3f} ms, best {sums[1]:.3f}, "
+                f"chosen {sums[2]:.3f}, limit {limit * 1e3:.3f}"
+            )
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def as_json(figures: dict[tuple[Weight, int], dict[Cut, float]], chosen: dict[tuple[Weight, int], Cut]) -> object:
+    return [
+        {
+            "outputs": weight.outputs,
+            "columns": weight.columns,
+            "gate": weight.gate,
+            "rows": rows,
+            "chosen": source(chosen[weight, rows]),
+            "microseconds": {
+                source(cut): round(s * 1e6, 3) for cut, s in sorted(seconds.items(), key=lambda item: item[1])
+            },
+        }
+        for (weight, rows), seconds in figures.items()
+    ]
+
+
+def source(cut: Cut) -> str:
+    return "None" if cut is None else f"{type(cut).__name__}({', '.join(map(str, astuple(cut)))})"
+
+
+def as_module(chosen: dict[tuple[Weight, int], Cut], overlap: bool) -> str:
+    """The table as the source of linear_table.py; numbers of rows that cuBLAS serves for all shapes are left off."""
+    sizes = list(ROWS)
+    while sizes and all(cut is None for (_, rows), cut in chosen.items() if rows == sizes[-1]):
+        sizes.pop()
+
+    def table(gate: bool) -> str:
+        lines = []
+        for weight in WEIGHTS:
+            if weight.gate == gate and all((weight, rows) in chosen for rows in sizes):
+                cuts = "".join(f"        {source(chosen[weight, rows])},\n" for rows in sizes)
+                lines.append(f"    ({weight.outputs}, {weight.columns}): (\n{cuts}    ),\n")
+        return "{\n" + "".join(lines) + "}"
+
+    kind = "dict[tuple[int, int], tuple[Rows | Tiles | None, ...]]"
+    return f'''"""Which kernel multiplies few rows fastest, by the shape of the weight.
+
+Written by benchmarks/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
+"""
+
+from __future__ import annotations
+
+from quire.kernels.triton.linear_rows import Rows
+from quire.kernels.triton.linear_tiles import Tiles
+
+UP_TO = {tuple(sizes)}
+"""Rows of x: a cut serves this many and fewer. More than the last go to cuBLAS."""
+
+PLAIN: {kind} = {table(False)}
+"""(outputs, columns) of the weight → a cut for each of UP_TO; None is cuBLAS."""
+
+GATED: {kind} = {table(True)}
+"""The same where a gate is applied; None is the plain product and a kernel for the gate."""
+
+OVERLAP = {overlap}
+"""Start while the kernel before ends; see dependent_launch."""
+'''
+
+
+if __name__ == "__main__":
+    main()

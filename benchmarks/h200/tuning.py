@@ -1,0 +1,76 @@
+"""What the tuning scripts share: compiling candidates in many processes, and timing calls in a graph."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+Job = TypeVar("Job")
+
+GRAPH_S = 3e-4
+"""A graph holds about this much work."""
+REPLAYS = 5
+CACHES_BYTES = 256 * 2**20
+"""Weights of one measurement together: several times the card's cache."""
+
+
+def compile_all(run: Callable[[Job], None], jobs: Sequence[Job], processes: int) -> dict[Job, str]:
+    """Call `run` on every job in processes of their own, which leaves the compiled kernels in Triton's cache.
+
+    To be called before this process has touched the card, because processes are forked.
+
+    Returns:
+        The jobs that failed, with what they said.
+    """
+    assert not torch.cuda.is_initialized()
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        said = pool.map(_Attempt(run), jobs, chunksize=1)
+    return {job: text for job, text in zip(jobs, said, strict=True) if text}
+
+
+class _Attempt:
+    """A job's failure as text; a failed launch may leave the process unable to use the card, so all is said at once."""
+
+    def __init__(self, run: Callable[[Job], None]) -> None:
+        self._run = run
+
+    def __call__(self, job: Job) -> str:
+        try:
+            self._run(job)
+            torch.cuda.synchronize()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+        return ""
+
+
+def graph_seconds(calls: Sequence[Callable[[], object]], guess: float) -> float:
+    """Median seconds of a call, where all calls follow each other in a graph.
+
+    Args:
+        calls: The same call on different weights; they have been run before.
+        guess: About how long one takes.
+    """
+    rounds = max(1, round(GRAPH_S / (guess * len(calls))))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    graph.replay()
+    begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS)] for _ in range(2))
+    for begin, end in zip(begins, ends, strict=True):
+        begin.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    milliseconds = statistics.median(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True))
+    return milliseconds / 1e3 / (rounds * len(calls))
+
+
+def copies(one_bytes: int) -> int:
+    """How many tensors of this size outgrow the card's cache together."""
+    return max(1, -(-CACHES_BYTES // one_bytes))
