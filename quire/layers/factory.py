@@ -60,7 +60,7 @@ class LayerFactory:
     def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Linear | TiedHead:
         """The projection to logits; from `embedding`'s weight where one is given."""
         if embedding is not None:
-            return TiedHead(embedding)
+            return TiedHead(embedding, self.place)
         return self._remember(Linear((name,), (vocab_size,), width, False, self.place))
 
     def attention(
