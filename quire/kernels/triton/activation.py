@@ -122,10 +122,10 @@ def tanh_gelu(x):
 
 @triton.jit
 def tanh(x):
-    """Of fp32, to 2e-7 of its value: by exponentials, and near 0, where their difference is inexact, by the fifth
+    """Of fp32, to 5e-7 of its value: by exponentials, and near 0, where their difference is inexact, by the fifth
     convergent of its continued fraction x / (1 + x² / (3 + x² / (5 + …))) (Lambert 1768).
     """
     s = x * x
     near = x * (945 + s * (105 + s)) / (945 + s * (420 + 15 * s))
     far = 1 - 2 / (tl.exp(2 * tl.abs(x)) + 1)
-    return tl.where(s < 0.5, near, tl.where(x < 0, -far, far))
+    return tl.where(s < 1, near, tl.where(x < 0, -far, far))

@@ -10,11 +10,12 @@ import torch
 
 
 def _mend_interpreter() -> None:
-    """Two things that the interpreter of Triton 3.6 gets wrong."""
+    """Three things that the interpreter of Triton 3.6 gets wrong."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     patch_tensor, create_dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+    cast = interpreter.InterpreterBuilder.cast_impl
 
     def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
         """Loops over bounds known at run time: it makes an int of an array of one dimension, which numpy takes no more
@@ -27,7 +28,15 @@ def _mend_interpreter() -> None:
         a, b = (self.cast_impl(side, tl.float32) if side.dtype.scalar == tl.bfloat16 else side for side in (a, b))
         return create_dot(self, a, b, *others)
 
+    def cast_and_round(self: Any, value: Any, dtype: Any) -> Any:
+        """Rounding to bfloat16, to the nearest: it cuts."""
+        if value.dtype.scalar != tl.float32 or dtype.scalar != tl.bfloat16:
+            return cast(self, value, dtype)
+        rounded = torch.tensor(value.data).bfloat16().view(torch.uint16).numpy()
+        return interpreter.TensorHandle(rounded, tl.bfloat16)
+
     interpreter._patch_lang_tensor = patch_tensor_and_index
+    interpreter.InterpreterBuilder.cast_impl = cast_and_round
     interpreter.InterpreterBuilder.create_dot = dot
 
 
