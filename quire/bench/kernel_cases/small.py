@@ -1,0 +1,79 @@
+"""Cases of what stands around the layers: a step's beginning, embeddings, angles, moves of KV blocks. bf16, in the
+sizes of Llama-3.1-8B, but for the vocabulary, of which a step reads little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from quire.bench.kernel_cases import Arguments, KernelCase
+
+_ITEM, _INT = 2, 8
+_HIDDEN, _VOCABULARY, _HEAD = 4_096, 32_000, 128
+_PIECE = (16, 8, 128)
+_STORAGES = 64
+
+
+def _begin(rows: int, tokens_a_row: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        tokens, slots = rows * tokens_a_row, 2 * rows + 1
+        columns = (
+            torch.randperm(slots - 1)[:rows],
+            torch.full((rows,), tokens_a_row),
+            torch.arange(rows).repeat_interleave(tokens_a_row),
+            torch.arange(tokens_a_row).repeat(rows),
+            torch.randint(-1, 2, (tokens,)),
+            torch.randint(0, 1_000, (slots,)),
+            torch.randint(0, 1_000, (slots,)),
+        )
+        out = (torch.empty(n, dtype=torch.int64, device=device) for n in (rows, tokens, tokens, tokens))
+        return (*(column.to(device) for column in columns), slots - 1, *out), {}
+
+    moved = 6 * rows * tokens_a_row + 6 * rows  # three columns of tokens in and out; five of rows, and lengths back
+    return KernelCase("begin_step", f"{rows} × {tokens_a_row}", make, moved * _INT)
+
+
+def _embed(tokens: int, width: int, vocabulary: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        weight = torch.randn(vocabulary, width, dtype=torch.bfloat16, device=device)
+        ids = torch.randint(0, vocabulary, (tokens,), device=device)
+        return (ids, weight, None, torch.empty(tokens, width, dtype=weight.dtype, device=device)), {}
+
+    return KernelCase("embed", f"{tokens} × {width}", make, 2 * tokens * width * _ITEM)
+
+
+def _angles(tokens: int, width: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        positions = torch.randint(0, 131_072, (tokens,), device=device)
+        frequencies = 1 / 5e5 ** (torch.arange(0, width, 2, device=device) / width)
+        out = (torch.empty(tokens, width // 2, dtype=torch.bfloat16, device=device) for _ in range(2))
+        return (positions, frequencies, 1.0, *out), {}
+
+    return KernelCase("angles", f"{tokens} × {width}", make, tokens * (width * _ITEM + _INT))
+
+
+def _move(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> KernelCase:
+    """Within the cache, or out of it to a buffer."""
+
+    def make(device: torch.device) -> Arguments:
+        shape = (storages, 4 * blocks, *piece)
+        cache = torch.randn(shape, dtype=torch.bfloat16, device=device).transpose(0, 1)
+        numbers = torch.randperm(4 * blocks, device=device)
+        if staged:
+            return (cache, numbers[:blocks], torch.empty_like(cache[:blocks].contiguous()), None), {}
+        return (cache, numbers[:blocks], cache, numbers[blocks : 2 * blocks]), {}
+
+    size = storages * torch.Size(piece).numel()
+    name = f"{blocks} × {size * _ITEM // 1024} KB{' to a buffer' if staged else ''}"
+    return KernelCase("move_blocks", name, make, 2 * blocks * size * _ITEM)
+
+
+CASES = (
+    *(_begin(rows, tokens) for rows, tokens in ((1, 1), (256, 1), (8, 1_024))),
+    *(_embed(tokens, _HIDDEN, _VOCABULARY) for tokens in (1, 256, 8_192)),
+    *(_angles(tokens, _HEAD) for tokens in (1, 256, 8_192)),
+    *(_move(blocks, _STORAGES, _PIECE, staged=staged) for blocks in (1, 16) for staged in (False, True)),
+)
+SMALL_CASES = (_begin(3, 2), _embed(3, 64, 100), _angles(3, 16), _move(2, 2, (4, 2, 8), staged=True))
