@@ -119,7 +119,9 @@ def attend_chunk(
     if cap is None:
         o = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
     else:
-        causal = torch.full((n, n), float("-inf"), dtype=q.dtype).triu_(1) if mask is None else mask
+        causal = mask
+        if causal is None:
+            causal = torch.full((n, n), float("-inf"), dtype=q.dtype, device=q.device).triu_(1)
         o = _capped_attention(grouped, k, v, causal, scale, cap)
     out.copy_(o.permute(2, 0, 1, 3).reshape(n, heads, d))
 
