@@ -24,7 +24,7 @@ from quire.engine.choices import choose
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.errors import ConfigError, GenerationError, RequestError
-from quire.executor.local import LocalExecutor
+from quire.executor.choice import executor_for
 from quire.generation_bar import GenerationBar
 from quire.logits_processors import import_path
 from quire.messages import Abort, Add, Deltas, Ready, TokenLogprobs
@@ -65,7 +65,7 @@ class LLM:
         self._config = choices.config
         self._text = load_model_text(self._config)
         traits, clock = traits_of(self._config, choices.spec), SystemClock()
-        self._engine = InProcessClient(self._config, LocalExecutor(self._config, clock), clock, traits)
+        self._engine = InProcessClient(self._config, executor_for(self._config, clock), clock, traits)
         ready = self._engine.receive(None)
         assert isinstance(ready, Ready)
         seeds = random.Random(self._config.model.seed)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from quire.config.cache import CacheConfig
+from quire.config.device import DeviceConfig
 from quire.config.load import LoadConfig
 from quire.config.model import BUILTIN_MODEL, ModelConfig
 from quire.config.scheduler import SchedulerConfig
@@ -21,6 +22,7 @@ __all__ = [
     "BUILTIN_MODEL",
     "CacheConfig",
     "Config",
+    "DeviceConfig",
     "LoadConfig",
     "ModelConfig",
     "SchedulerConfig",
@@ -36,6 +38,7 @@ class Config:
     load: LoadConfig = field(default_factory=LoadConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     def with_values(self, **values: Any) -> Config:

@@ -46,6 +46,12 @@ def developer_mode() -> bool:
     return "1" in (os.environ.get("QUIRE_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))
 
 
+def first_visible_gpu() -> str | None:
+    """The number or UUID of the first GPU that CUDA_VISIBLE_DEVICES leaves; None: it hides all."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip(", ")
+    return visible.split(",")[0].strip() if visible else None
+
+
 def let_waiting_threads_sleep() -> None:
     """Cut short how long OpenMP's threads spin at a barrier, unless the user chose. Call it before torch is imported.
 

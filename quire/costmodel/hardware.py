@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -10,20 +10,36 @@ class Hardware:
     """One device.
 
     Attributes:
-        flops: Floating-point operations a second in matrix products of the model's dtype.
+        flops: Floating-point operations a second in matrix products of bfloat16.
         bandwidth: Bytes a second from its own memory.
         host_bandwidth: Bytes a second to or from host memory, for swapping.
         overhead_ms: Of any step, however small.
+        slow_float32: How many times as long products of float32 take.
     """
 
     flops: float
     bandwidth: float
     host_bandwidth: float
     overhead_ms: float
+    slow_float32: float = 1.0
+
+    def at(self, dtype: str) -> Hardware:
+        """The same in products of `dtype`."""
+        return replace(self, flops=self.flops / self.slow_float32) if dtype == "float32" else self
 
 
 CPU_CORE = Hardware(flops=100e9, bandwidth=10e9, host_bandwidth=4e9, overhead_ms=1.0)
 """One core of a server processor with AVX-512; a step's time is corrected by what is measured."""
+
+GPUS: dict[str, Hardware] = {
+    "H200": Hardware(690e12, 4.25e12, 40e9, 0.2, 15.0),
+    "H100": Hardware(690e12, 3.0e12, 40e9, 0.2, 15.0),
+    "A100": Hardware(260e12, 1.7e12, 20e9, 0.3, 15.0),
+    "L40": Hardware(180e12, 0.75e12, 20e9, 0.3, 4.0),
+    "L4": Hardware(60e12, 0.26e12, 10e9, 0.3, 4.0),
+}
+"""By a word in the name that a GPU's driver gives it."""
+OTHER_GPU = Hardware(100e12, 0.8e12, 20e9, 0.3, 4.0)
 
 
 def cpu(cores: int) -> Hardware:
@@ -34,3 +50,8 @@ def cpu(cores: int) -> Hardware:
         host_bandwidth=CPU_CORE.host_bandwidth,
         overhead_ms=CPU_CORE.overhead_ms,
     )
+
+
+def gpu(name: str) -> Hardware:
+    """A GPU by its driver's name for it; a middling one if nobody has measured it."""
+    return next((found for word, found in GPUS.items() if word in name), OTHER_GPU)

@@ -16,6 +16,10 @@ LOGIT_BYTES = 24
 """Of each logit drawn from, beside the model's own: scores and weights in fp32, these and their sums in fp64."""
 MASK_BYTES = 1
 """Of each pair of positions in a mask, beside the mask itself."""
+DEVICE_RUNTIME_BYTES = 2**30
+"""What a GPU's driver and libraries take, graphs and staging buffers included."""
+DEVICE_LOGIT_BYTES = 8
+"""Of each logit drawn from on a GPU, beside the model's own."""
 INDEX_BYTES = 8
 """Of an entry of a block table."""
 
@@ -75,3 +79,17 @@ def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: Largest
     layers = max(len(group.layers) for group in spec.kv_groups())
     gathered = blocks * spec.kv_block_bytes(dtype, block_size) // layers  # keys and values, layer by layer
     return RUNTIME_BYTES + tables + stream + masks + max(attention + gathered, mlp) + logits
+
+
+def device_activation_bytes(spec: ModelSpec, dtype: str, step: LargestStep) -> int:
+    """The same on a GPU, where attention reads the cache in place and the driver holds memory of its own: an estimate, to
+    be measured before the KV cache is made.
+    """
+    width = DTYPE_BYTES[dtype]
+    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    stream = step.tokens * 3 * spec.hidden * width
+    attention = step.tokens * ((q + 2 * kv) + 2 * q) * width
+    chosen = spec.experts.chosen * (3 * spec.experts.width + spec.hidden) if spec.experts else 0
+    mlp = step.tokens * max(3 * spec.intermediate, chosen) * width
+    logits = min(step.rows, step.tokens) * spec.vocab_size * (width + DEVICE_LOGIT_BYTES)
+    return DEVICE_RUNTIME_BYTES + stream + max(attention, mlp) + logits

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.costmodel.hardware import cpu
+from quire.costmodel.hardware import cpu, gpu
 from quire.costmodel.roofline import Roofline
+from quire.engine.machine import this_machine
 from quire.kvcache.groups import FULL, GroupReach, capacity
 from quire.kvcache.host import HostPool
 from quire.kvcache.keys import KeysByLength
 from quire.kvcache.pool import BlockPool
 from quire.logits_processors import load_processors, takes
-from quire.messages import Ready, Sizing
+from quire.messages import Add, Ready, Sizing
 from quire.models.spec import ModelSpec
+from quire.sampling import SamplingParams
 from quire.scheduler.budget import Budget
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
@@ -31,17 +33,21 @@ class Traits:
         groups: How far back each KV group looks.
         cost: What steps and preemptions cost; None: only tokens count.
         keys: How keys depend on their sequence's length, if they do.
+        drafts: How many tokens the device guesses ahead for a request, at most; None: it guesses none.
     """
 
     groups: Sequence[GroupReach] = FULL
     cost: Roofline | None = None
     keys: KeysByLength | None = None
+    drafts: Callable[[SamplingParams], int] | None = None
 
 
 def traits_of(config: Config, spec: ModelSpec) -> Traits:
-    """The traits of a model under resolved settings, on this machine's processor."""
+    """The traits of a model under resolved settings, on this machine's device."""
     groups = tuple(GroupReach(group.window) for group in spec.kv_groups())
-    hardware = cpu(len(os.sched_getaffinity(0)))
+    machine_gpu = this_machine().gpu if config.device.device == "cuda" else None
+    hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
+    hardware = hardware.at(config.model.dtype)
     return Traits(groups, Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys)
 
 
@@ -61,8 +67,10 @@ def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
     )
 
 
-def scheduler_of(config: Config, sizing: Sizing, traits: Traits, clock: Clock) -> Scheduler:
-    """The scheduler that the settings ask for."""
+def scheduler_of(
+    config: Config, sizing: Sizing, traits: Traits, clock: Clock, masked: Callable[[Add], bool] | None = None
+) -> Scheduler:
+    """The scheduler that the settings ask for; reads of the sequences that are `masked` wait for masks."""
     limits, cache = config.scheduler, config.cache
     assert limits.max_num_seqs and limits.max_num_batched_tokens, "settings are resolved by quire.engine.choices"
     processors = load_processors(config.model.logits_processors)
@@ -77,4 +85,6 @@ def scheduler_of(config: Config, sizing: Sizing, traits: Traits, clock: Clock) -
         prefix_caching=cache.enable_prefix_caching,
         keys=traits.keys,
         host_bound=partial(takes, processors) if processors else None,
+        drafts=traits.drafts,
+        masked=masked,
     )

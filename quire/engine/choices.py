@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.config import Config, SchedulerConfig
+from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.costmodel.memory import Footprint
-from quire.engine.machine import Machine, this_machine
+from quire.engine.device_memory import share_out_on
+from quire.engine.machine import Gpu, Machine, this_machine
 from quire.engine.memory import AUTO_LENGTH, GIB, Sharing, share_out, size
 from quire.errors import ConfigError
 from quire.models.spec import ModelSpec, read_spec
@@ -20,6 +21,8 @@ Dtype = Literal["bfloat16", "float32"]
 
 DEFAULT_SEQS = 256
 DEFAULT_TOKENS_CPU = 512
+DEFAULT_TOKENS_GPU = 8192
+DEFAULT_GRAPH_SIZE = 512
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,12 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
     if model.tokenizer is not None:
         tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, config.load.download_dir)
     spec = read_spec(directory)
-    dtype, dtype_reason = _dtype(config, spec, machine)
+    device, device_line = _device(config, machine)
+    gpu = machine.gpu if device.device == "cuda" else None
+    dtype, dtype_reason = _dtype(config, spec, machine, gpu)
     _check_max_model_len(config, spec)
     asked_length = config.model.max_model_len
-    scheduler, batch_line = _batch(config.scheduler)
+    scheduler, batch_line = _batch(config.scheduler, DEFAULT_TOKENS_GPU if gpu else DEFAULT_TOKENS_CPU)
     model = replace(
         model,
         model=str(directory),
@@ -58,20 +63,47 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
         dtype=dtype,
         served_model_name=model.served_model_name or (name,),
     )
-    config = replace(config, model=model, scheduler=scheduler)
-    sharing = share_out(config, spec, machine.memory_bytes)
+    config = replace(config, model=model, scheduler=scheduler, device=_with_graphs(device, scheduler))
+    if gpu is None:
+        sharing = share_out(config, spec, machine.memory_bytes)
+    else:
+        sharing = share_out_on(gpu, config, spec, machine.memory_bytes)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
+        device_line,
         f"dtype       {dtype}: {dtype_reason}",
         f"context     {sharing.length:,} tokens: {_length_reason(asked_length, spec)}",
         batch_line,
         _cache_line(config, sharing),
-        _memory_line(config, sharing, machine),
+        _memory_line(config, sharing, gpu.free_bytes if gpu else machine.memory_bytes),
     )
     return Choices(_shared_out(config, sharing), spec, sharing.footprint, reasons)
 
 
-def _dtype(config: Config, spec: ModelSpec, machine: Machine) -> tuple[Dtype, str]:
+def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
+    """What computes, and its line."""
+    asked, gpu = config.device.device, machine.gpu
+    if asked == "cuda" and gpu is None:
+        raise ConfigError(f"--device cuda: {machine.why_no_gpu}. Leave it out to run on the CPU.", param="device")
+    if gpu is None or asked == "cpu":
+        why = "as asked" if asked == "cpu" else machine.why_no_gpu
+        return replace(config.device, device="cpu"), f"device      CPU: {why}"
+    return replace(config.device, device="cuda"), f"device      {gpu.name}, {size(gpu.memory_bytes)}"
+
+
+def _with_graphs(device: DeviceConfig, scheduler: SchedulerConfig) -> DeviceConfig:
+    """How large steps are that are replayed from graphs."""
+    asked, rows = device.max_cudagraph_capture_size, scheduler.max_num_seqs
+    if asked is not None and asked < 0:
+        raise ConfigError(
+            f"--max-cudagraph-capture-size must be at least 0, got {asked}.", param="max_cudagraph_capture_size"
+        )
+    assert rows, "the batch is resolved first"
+    largest = 0 if device.enforce_eager or device.device == "cpu" else min(DEFAULT_GRAPH_SIZE if asked is None else asked, rows)
+    return replace(device, max_cudagraph_capture_size=largest)
+
+
+def _dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -> tuple[Dtype, str]:
     asked = config.model.dtype
     if asked == "bfloat16":
         return "bfloat16", "as asked"
@@ -79,15 +111,17 @@ def _dtype(config: Config, spec: ModelSpec, machine: Machine) -> tuple[Dtype, st
         return "float32", "as asked"
     if spec.dtype == "float32":
         return "float32", "the checkpoint's"
+    if gpu is not None:
+        return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights"
     if machine.native_bfloat16:
         return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights on a CPU"
     return "float32", "this processor has no bfloat16 products"
 
 
-def _batch(asked: SchedulerConfig) -> tuple[SchedulerConfig, str]:
+def _batch(asked: SchedulerConfig, default_tokens: int) -> tuple[SchedulerConfig, str]:
     """The largest step, and its line."""
     seqs = DEFAULT_SEQS if asked.max_num_seqs is None else asked.max_num_seqs
-    tokens = DEFAULT_TOKENS_CPU if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
+    tokens = default_tokens if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
     for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
         if value < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.", param=flag)
@@ -114,11 +148,9 @@ def _length_reason(asked: int | str | None, spec: ModelSpec) -> str:
 def _shared_out(config: Config, sharing: Sharing) -> Config:
     """The settings with their memory shared out."""
     block_bytes = sharing.footprint.kv_cache // (sharing.blocks + 1)
-    cache = replace(
-        config.cache,
-        num_gpu_blocks_override=sharing.blocks,
-        swap_space=sharing.swap_blocks * block_bytes / GIB,
-    )
+    cache = replace(config.cache, swap_space=sharing.swap_blocks * block_bytes / GIB)
+    if config.device.device == "cpu":  # a GPU's worker measures first
+        cache = replace(cache, num_gpu_blocks_override=sharing.blocks)
     return replace(config, cache=cache, model=replace(config.model, max_model_len=sharing.length))
 
 
@@ -130,12 +162,12 @@ def _cache_line(config: Config, sharing: Sharing) -> str:
     )
 
 
-def _memory_line(config: Config, sharing: Sharing, machine: Machine) -> str:
+def _memory_line(config: Config, sharing: Sharing, available: int) -> str:
     """What is taken of memory: the report of the start-up."""
     parts, asked = sharing.footprint, config.cache.swap_space
     of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""
     return (
         f"memory      weights {size(parts.weights)}, activations up to {size(parts.activations)}, KV cache "
-        f"{size(parts.kv_cache)}: {size(parts.total)} of {size(machine.memory_bytes)} available; "
+        f"{size(parts.kv_cache)}: {size(parts.total)} of {size(available)} available; "
         f"swap space up to {size(parts.swap_space)}{of}"
     )

@@ -1,10 +1,38 @@
-"""What this machine has to offer: memory that can be used, and whether its processor multiplies in bfloat16."""
+"""What this machine has to offer: memory, the processor's bfloat16, and an NVIDIA GPU if torch can use one.
+
+Looks without importing torch: at /proc, /sys, the driver's own library and the version of the torch that is installed.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+import pynvml
+
+from quire.config import environment
+
+OLDEST_CAPABILITY = (8, 0)
+"""Of GPUs that are served: the first with bfloat16 products."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU.
+
+    Attributes:
+        name: As its driver calls it.
+        capability: Its CUDA compute capability.
+        memory_bytes: All of its memory.
+        free_bytes: What nobody has taken.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    free_bytes: int
 
 
 @dataclass(frozen=True)
@@ -12,23 +40,58 @@ class Machine:
     """What automatic choices look at.
 
     Attributes:
-        memory_bytes: Memory that is available now.
-        native_bfloat16: Whether bfloat16 products are native.
+        memory_bytes: Main memory that is available now.
+        native_bfloat16: Whether the processor's bfloat16 products are native.
+        gpu: The first that this process may use; None if there is none, or none that is served.
+        why_no_gpu: The reason for that, if somebody asks for one.
     """
 
     memory_bytes: int
     native_bfloat16: bool
+    gpu: Gpu | None = None
+    why_no_gpu: str = "no NVIDIA driver was found"
 
 
 def this_machine() -> Machine:
-    """Memory that is available (also under a cgroup's limit) and the processor's flags, from /proc and /sys."""
+    """This one, as it is now."""
     available = _meminfo("MemAvailable") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _read("/sys/fs/cgroup/memory.max")
     if limit.isdigit():
         used = _read("/sys/fs/cgroup/memory.current")
         available = min(available, int(limit) - int(used or 0))
     flags = next((line for line in _read("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features"))), "")
-    return Machine(available, any(flag in flags.split() for flag in ("avx512_bf16", "amx_bf16", "bf16")))
+    native = any(flag in flags.split() for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+    gpu, reason = _first_gpu()
+    return Machine(available, native, gpu, reason)
+
+
+def _first_gpu() -> tuple[Gpu | None, str]:
+    """The GPU that torch will call `cuda:0`, or why there is none."""
+    torch = metadata.version("torch")
+    if torch.endswith("+cpu"):
+        return None, f"torch {torch} was built for the CPU only"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None, "no NVIDIA driver was found"
+    try:
+        first = environment.first_visible_gpu()
+        if first is None:
+            return None, "CUDA_VISIBLE_DEVICES hides every GPU"
+        if first.isdigit():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        gpu = Gpu(pynvml.nvmlDeviceGetName(handle), (major, minor), memory.total, memory.free)
+    except pynvml.NVMLError as error:
+        return None, f"the NVIDIA driver says: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+    if gpu.capability < OLDEST_CAPABILITY:
+        return None, f"{gpu.name} is too old: compute capability {major}.{minor}, and 8.0 or newer is served"
+    return gpu, ""
 
 
 def _meminfo(key: str) -> int:

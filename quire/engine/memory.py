@@ -59,7 +59,7 @@ def share_out(config: Config, spec: ModelSpec, available: int) -> Sharing:
     budget = _Budget(config, spec, available)
     asked, limit = config.model.max_model_len, spec.max_model_len
     if asked == "auto" or asked == AUTO_LENGTH:
-        length = max(2, _most(budget.fits_ceiling, limit))
+        length = max(2, most(budget.fits_ceiling, limit))
     else:
         length = asked or limit
     if not budget.fits(length):
@@ -132,7 +132,7 @@ class _Budget:
 
     def too_small(self, length: int) -> MemoryBudgetError:
         """What to say when a sequence of `length` tokens does not fit."""
-        longest = _most(self.fits, length)
+        longest = most(self.fits, length)
         auto = f"--max-model-len auto (here {longest:,} tokens)" if longest > 1 else "a smaller model"
         needs = f"One sequence of {length:,} tokens needs {size(self._needed(length) * self.block_bytes)} of KV cache"
         if self._asked is not None:
@@ -180,10 +180,10 @@ class _Budget:
 
     def _blocks_in(self, memory: float, length: int) -> int:
         """The most blocks with which everything takes at most so many bytes."""
-        return _most(lambda n: self.footprint(length, n).total <= memory, max(0, int(memory)) // self.block_bytes)
+        return most(lambda n: self.footprint(length, n).total <= memory, max(0, int(memory)) // self.block_bytes)
 
 
-def _most(fits: Callable[[int], bool], limit: int) -> int:
+def most(fits: Callable[[int], bool], limit: int) -> int:
     """The largest number up to `limit` that fits, or 0."""
     low, high = 0, limit
     while low < high:

@@ -13,6 +13,7 @@ from quire.clock import SystemClock
 from quire.engine.assembly import traits_of
 from quire.engine.core import BEAT_S, EngineCore
 from quire.engine.transport import ZmqPort
+from quire.executor.choice import executor_for
 from quire.models.spec import read_spec
 
 
@@ -24,11 +25,9 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
         nonlocal stopping
         stopping = True
 
-    from quire.executor.local import LocalExecutor  # imports torch: after the launch is read, so errors are reported
-
     clock = SystemClock()
     port = ZmqPort(Path(launch.directory))
-    executor = LocalExecutor(launch.config, clock)
+    executor = executor_for(launch.config, clock)
     try:
         sizing = executor.start()
         traits = traits_of(launch.config, read_spec(launch.config.model.model))

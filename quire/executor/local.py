@@ -14,7 +14,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
-from quire.messages import Plan, Result, Sizing
+from quire.messages import Masks, Plan, Result, Sizing
 
 T = TypeVar("T")
 
@@ -50,7 +50,12 @@ class LocalExecutor:
     def submit(self, plan: Plan) -> None:
         """See Executor."""
         self._fault("submit", plan.step)
+        assert not plan.drafts and not plan.masked, "this worker draws one token a read, and applies no masks"
         self._plans.put(plan)
+
+    def masks(self, masks: Masks) -> None:
+        """See Executor. Nobody's plans have masked rows here; see `submit`."""
+        raise NotImplementedError("this worker applies no masks")
 
     def collect(self, timeout: float | None) -> Result | None:
         """See Executor."""

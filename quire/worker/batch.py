@@ -64,6 +64,13 @@ class HostBatch:
         ids = _ids(plan, row_of_token)
         return cls(slots, counts, own, row_of_token, offsets, ids, firsts, ends[reads] - 1, slots[reads])
 
+    @classmethod
+    def of_dummy(cls, dummy: int, counts: Sequence[int]) -> HostBatch:
+        """Rows of the dummy slot that move by so many tokens each, and are read."""
+        rows = len(counts)
+        plan = Plan(0, [], [], [], [], [], [dummy] * rows, list(counts), [], [], list(range(rows)))
+        return cls.of(plan, np.zeros(dummy + 1, dtype=np.int64))
+
     @property
     def is_decode(self) -> bool:
         """Whether every row moves by one token and is read."""

@@ -16,8 +16,8 @@ from quire.worker.transfer import BlockTransfer, DirectTransfer, StreamTransfer
 _GIB = 2**30
 
 
-def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
-    """Usable blocks, the dummy not counted, from the override or the bytes.
+def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str, left: int | None = None) -> int:
+    """Usable blocks, the dummy not counted, from the override, or the bytes, or those that are `left` of a device.
 
     Raises:
         MemoryBudgetError: There is not one.
@@ -26,8 +26,15 @@ def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
         if cache.num_gpu_blocks_override < 1:
             raise MemoryBudgetError("The KV cache needs at least one block: raise --num-gpu-blocks-override.")
         return cache.num_gpu_blocks_override
-    assert cache.kv_cache_memory_bytes is not None, "the size of the KV cache has not been chosen"
     block_bytes = spec.kv_block_bytes(dtype, cache.block_size)
+    if cache.kv_cache_memory_bytes is None:
+        assert left is not None, "the size of the KV cache has not been chosen"
+        if left < 2 * block_bytes:
+            raise MemoryBudgetError(
+                f"Weights and activations leave {max(0, left) / _GIB:.2f} GiB of the GPU for the KV cache: raise "
+                "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free memory."
+            )
+        return left // block_bytes - 1
     blocks = cache.kv_cache_memory_bytes // block_bytes
     if blocks < 1:
         raise MemoryBudgetError(

@@ -7,10 +7,12 @@ On a GPU a step is only launched; its outputs come back to the host on their own
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ from quire.worker.sampler import sample
 from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer
 
+_NOTHING = Plan(0, [], [], [], [], [], [], [], [], [], [])
 _COLUMNS = 6
 """Entries of a row and of a token in a step's columns, at least; longer columns are copied one by one."""
 
@@ -39,10 +42,12 @@ class LargestStep:
     Attributes:
         rows: Most rows of a step.
         tokens: Most tokens of a step.
+        length: Of the longest sequence.
     """
 
     rows: int
     tokens: int
+    length: int
 
 
 class Runner:
@@ -81,7 +86,46 @@ class Runner:
         self._columns = StepColumns(_COLUMNS * (largest.rows + largest.tokens), slots.device)
         self._graphs = DecodeGraphs(())
         on_gpu = slots.device.type != "cpu"
+        self._largest = largest
         self._copies = HostCopies(largest.rows, (torch.int64, torch.int8)) if on_gpu else None
+
+    # --- start ------------------------------------------------------------------------------------------------------
+
+    def run_largest(self) -> None:
+        """What takes most memory, on rows of the dummy: the most tokens, as many reads as there are rows; and steps of
+        a token a row, which may run kernels of their own.
+        """
+        rows, tokens, length = self._largest.rows, self._largest.tokens, self._largest.length
+        whole, rest = divmod(min(tokens, rows * length), length)
+        self._run_dummies([length] * whole + [rest] * bool(rest))
+        for size in {1, rows}:
+            self._run_dummies([1] * size)
+
+    def record(self, sizes: Sequence[int]) -> None:
+        """Record graphs of decode steps of so many rows."""
+        graphs = DecodeGraphs(sizes)
+        with torch.inference_mode():
+            for size in reversed(sizes):
+                host = HostBatch.of_dummy(self._slots.dummy, [1] * size)
+                forward = partial(self._decode, host, self._lay(_NOTHING, host))
+                forward()  # compiles what is not compiled yet
+                graphs.record(size, forward)
+        self._graphs = graphs
+
+    def _decode(self, host: HostBatch, laid: _Laid) -> Tensor:
+        """[rows, vocab] logits of a step in which all rows move by one token."""
+        return self._model.logits(self._forward(host, laid)[1])
+
+    def _run_dummies(self, counts: Sequence[int]) -> None:
+        """A step of such rows, and a draw from the most reads that it could have."""
+        reads = min(self._largest.rows, sum(counts))
+        with torch.inference_mode():
+            host = HostBatch.of_dummy(self._slots.dummy, counts)
+            _, hidden = self._forward(host, self._lay(_NOTHING, host))
+            logits = self._model.logits(hidden[:reads].clone())  # as reads are gathered from among the tokens
+            sample(logits, np.full(reads, self._slots.dummy), self._slots)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> Flight:
         """Apply the plan's differences, move its rows forward, draw its reads."""
@@ -141,10 +185,11 @@ class Runner:
         reports = self._slots.host.reports(host.read_slots, self._logprobs_mode)
         if reports and not reports.processed:
             reports.see(logits)
-        drawn = sample(logits, host.read_slots, self._slots, keep_scores=bool(reports) and reports.processed)
+        where = laid.reads[1]
+        keep = bool(reports) and reports.processed
+        drawn = sample(logits, host.read_slots, self._slots, keep_scores=keep, where=where)
         if drawn.scores is not None:
             reports.see(drawn.scores)
-        where = laid.reads[1]
         self._slots.last.index_copy_(0, where, drawn.tokens)
         self._slots.drawn.index_add_(0, where, torch.ones_like(where))
         tokens, faults = watch.to_host((drawn.tokens, drawn.faults))

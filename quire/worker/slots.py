@@ -25,8 +25,8 @@ _FLOATS = 3
 
 
 class HostMirror:
-    """What the host knows of each slot, as columns: its longest length, does it draw at random, what is cut off, what is
-    reported.
+    """What the host knows of each slot, as columns: its longest length, does it draw at random, what is cut off, and
+    what is reported.
     """
 
     def __init__(self, slots: int) -> None:

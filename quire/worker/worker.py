@@ -1,7 +1,7 @@
-"""One device: loads the model and its KV cache, says how large they are, and executes plans.
+"""One device: loads the model and its KV cache, says how large they are, and launches plans.
 
-Takes a Config that is already resolved: `model` is a directory, and dtype, lengths and the size of the KV cache are
-chosen. Knows nothing about requests or the scheduler.
+Takes a Config that is already resolved: `model` is a directory, and device, dtype and lengths are chosen; the size of
+the KV cache as well, but on a GPU, where it is measured. Knows nothing about requests or the scheduler.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import logging
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from quire.attention.cpu import CpuAttention
+from quire.attention.backend import AttentionBackend, KVView
 from quire.clock import Clock
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
@@ -25,12 +26,21 @@ from quire.weights.checkpoint import Checkpoint, Need, check, with_known_names
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.worker import device_memory
+from quire.worker.device_memory import UTILIZATION
+from quire.worker.flight import Flight
 from quire.worker.freed_memory import give_back_freed
-from quire.worker.kv_tensors import allocate_storage, block_transfer, kv_view, number_of_blocks, number_of_host_blocks
+from quire.worker.graphs import graph_sizes
+from quire.worker.kv_tensors import (
+    allocate_storage,
+    block_transfer,
+    kv_view,
+    number_of_blocks,
+    number_of_host_blocks,
+)
 from quire.worker.runner import LargestStep, Runner
 from quire.worker.slots import SlotTable
 from quire.worker.threads import usable_cores
-from quire.worker.transfer import BlockTransfer
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
 _GB = 1e9
@@ -40,14 +50,15 @@ _log = logging.getLogger(__name__)
 class Worker:
     """Owns the device's tensors. `load` comes once, before any `execute`; both in the same thread."""
 
-    def __init__(self, config: Config, clock: Clock, device: str = "cpu") -> None:
+    def __init__(self, config: Config, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._device = torch.device(device)
+        self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._runner: Runner
 
     def load(self) -> Sizing:
-        """Read the weights and allocate the KV cache.
+        """Read the weights and allocate the KV cache; on a GPU, measure first what the largest step takes, and record
+        graphs.
 
         Raises:
             CheckpointError: The model's files do not serve.
@@ -55,24 +66,47 @@ class Worker:
         """
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
         config, began = self._config, self._clock.now()
+        if self._device.type == "cuda":
+            device_memory.begin(self._device)
         spec, dtype = read_spec(config.model.model), _dtype(config)
         factory = LayerFactory(Place(self._device, dtype))
         model = build_model(spec, factory)
         self._read_weights(spec, factory)
         give_back_freed()
-        read = self._clock.now()
-        blocks = number_of_blocks(config.cache, spec, config.model.dtype)
-        storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
+        startup = {"weights": self._clock.now() - began}
+        slots = self._slot_table(spec)
         host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
-        self._runner = self._build_runner(
-            spec, model, CpuAttention(kv_view(storage, spec)), block_transfer(storage, host_blocks)
-        )
-        startup = {"weights": read - began, "kv_cache": self._clock.now() - read}
+        began = self._clock.now()
+        taken = None
+        if self._device.type == "cuda":
+            taken = self._try_largest_step(spec, model, slots)
+            startup["profile"] = self._clock.now() - began
+            began = self._clock.now()
+        blocks = number_of_blocks(config.cache, spec, config.model.dtype, taken)
+        storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
+        self._runner = self._build_runner(spec, model, slots, storage, host_blocks)
+        startup["kv_cache"] = self._clock.now() - began
+        if largest := config.device.max_cudagraph_capture_size:
+            began = self._clock.now()
+            self._runner.record(graph_sizes(largest))
+            startup["graphs"] = self._clock.now() - began
         return Sizing(blocks, spec.vocab_size, host_blocks, startup)
+
+    def launch(self, plan: Plan) -> Flight:
+        """Begin one step; on a CPU it is over then."""
+        return self._runner.launch(plan)
 
     def execute(self, plan: Plan) -> Result:
         """Run one step."""
-        return self._runner.launch(plan).result()
+        return self.launch(plan).result()
+
+    def _try_largest_step(self, spec: ModelSpec, model: Model, slots: SlotTable) -> int:
+        """Bytes of the device that are left for the KV cache, once the largest step has run on a cache of one block."""
+        config = self._config
+        storage = allocate_storage(spec, 0, config.cache.block_size, _dtype(config), self._device)
+        self._build_runner(spec, model, slots, storage, 0).run_largest()
+        share = config.cache.gpu_memory_utilization
+        return device_memory.left(self._device, UTILIZATION if share is None else share)
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
         load, name = self._config.load, self._config.model.dtype
@@ -99,16 +133,43 @@ class Worker:
             return DummyCheckpoint(needs, self._config.model.seed)
         return with_known_names(SafetensorsCheckpoint(Path(self._config.model.model)))
 
-    def _build_runner(self, spec: ModelSpec, model: Model, attention: CpuAttention, transfer: BlockTransfer) -> Runner:
-        config = self._config
-        length, size = config.model.max_model_len, config.cache.block_size
-        rows, tokens = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    def _largest_step(self) -> LargestStep:
+        rows, tokens = self._config.scheduler.max_num_seqs, self._config.scheduler.max_num_batched_tokens
+        length = self._config.model.max_model_len
         if not isinstance(length, int) or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
-        processors = load_processors(config.model.logits_processors)
-        slots = SlotTable(rows, -(-length // size), len(spec.kv_groups()), spec.vocab_size, self._device, processors)
-        largest = LargestStep(rows, tokens)
-        return Runner(model, attention, transfer, slots, largest, spec.keys is not None, config.model.logprobs_mode)
+        return LargestStep(rows, tokens, length)
+
+    def _slot_table(self, spec: ModelSpec) -> SlotTable:
+        largest, size = self._largest_step(), self._config.cache.block_size
+        processors = load_processors(self._config.model.logits_processors)
+        blocks, groups = -(-largest.length // size), len(spec.kv_groups())
+        return SlotTable(largest.rows, blocks, groups, spec.vocab_size, self._device, processors)
+
+    def _build_runner(
+        self, spec: ModelSpec, model: Model, slots: SlotTable, storage: Tensor, host_blocks: int
+    ) -> Runner:
+        largest = self._largest_step()
+        return Runner(
+            model,
+            _attention(kv_view(storage, spec), spec, largest),
+            block_transfer(storage, host_blocks),
+            slots,
+            largest,
+            spec.keys is not None,
+            self._config.model.logprobs_mode,
+        )
+
+
+def _attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBackend:
+    """The backend that serves the device on which the cache lies."""
+    if kv.keys[0].device.type == "cpu":
+        from quire.attention.cpu import CpuAttention
+
+        return CpuAttention(kv)
+    from quire.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
+
+    return TritonAttention(kv, spec.heads, largest.rows, largest.tokens)
 
 
 def _dtype(config: Config) -> torch.dtype:

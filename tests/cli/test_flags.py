@@ -251,7 +251,6 @@ def test_no_foreign_setting_is_a_real_one() -> None:
         (["--tensor_parallel_size=1"], "--tensor-parallel-size has no effect"),
         (["-tp", "1"], "--tensor-parallel-size has no effect"),
         (["--no-enable-lora"], "--enable-lora has no effect"),
-        (["--enforce-eager"], "no graphs"),
     ],
 )
 def test_a_neutral_value_is_accepted_with_one_warning(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from quire.config import Config
 from quire.engine.choices import Choices, choose
-from quire.engine.machine import Machine, this_machine
+from quire.engine.machine import Gpu, Machine, this_machine
 from quire.engine.memory import GIB
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
 from tests.checkpoints import make_llama
@@ -32,14 +33,14 @@ def test_everything_open_is_resolved_with_a_reason(checkpoint: Path) -> None:
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 512)
     assert config.cache.num_gpu_blocks_override == 256 * 512 // 16
     assert config.model.served_model_name == (str(checkpoint),)
-    assert len(choices.reasons) == 6
-    assert "the checkpoint's" in choices.reasons[1]
+    assert len(choices.reasons) == 7
+    assert "the checkpoint's" in choices.reasons[2]
 
 
 def test_float32_where_bfloat16_is_slow(checkpoint: Path) -> None:
     choices = chosen(checkpoint, Machine(64 * GIB, native_bfloat16=False))
     assert choices.config.model.dtype == "float32"
-    assert "no bfloat16" in choices.reasons[1]
+    assert "no bfloat16" in choices.reasons[2]
 
 
 def test_what_is_asked_is_taken(checkpoint: Path) -> None:
@@ -49,6 +50,46 @@ def test_what_is_asked_is_taken(checkpoint: Path) -> None:
     block_bytes = 8 * 2 * 3 * 2 * 16 * 4  # tokens × keys and values × layers × kv heads × head_dim × fp32
     assert (config.model.dtype, config.model.max_model_len) == ("float32", 100)
     assert config.cache.num_gpu_blocks_override == 10**6 // block_bytes
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 79 * GIB)
+WITH_GPU = Machine(64 * GIB, native_bfloat16=True, gpu=H100, why_no_gpu="")
+
+
+def test_a_gpu_is_taken_and_its_worker_measures(checkpoint: Path) -> None:
+    choices = chosen(checkpoint, WITH_GPU)
+    config = choices.config
+    assert (config.device.device, config.model.dtype) == ("cuda", "bfloat16")
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 8192)
+    assert config.device.max_cudagraph_capture_size == 256
+    assert config.cache.num_gpu_blocks_override is None
+    assert "H100" in choices.reasons[1]
+
+
+def test_a_gpu_may_be_left_alone_and_graphs_switched_off(checkpoint: Path) -> None:
+    assert chosen(checkpoint, WITH_GPU, device="cpu").config.device.device == "cpu"
+    assert chosen(checkpoint, WITH_GPU, enforce_eager=True).config.device.max_cudagraph_capture_size == 0
+    assert chosen(checkpoint, WITH_GPU, max_cudagraph_capture_size=8).config.device.max_cudagraph_capture_size == 8
+
+
+def test_a_gpu_that_is_not_there_is_not_promised(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="no NVIDIA driver"):
+        chosen(checkpoint, device="cuda")
+
+
+@pytest.mark.parametrize("settings", [{}, {"gpu_memory_utilization": 0.5}, {"kv_cache_memory_bytes": 10**9}])
+def test_the_longest_sequence_that_fits_a_gpu(checkpoint: Path, settings: dict[str, object]) -> None:
+    small = replace(H100, memory_bytes=3 * GIB, free_bytes=3 * GIB)
+    length = chosen(
+        checkpoint, replace(WITH_GPU, gpu=small), max_model_len="auto", **settings
+    ).config.model.max_model_len
+    assert length == 512
+    full = replace(small, free_bytes=2**20)
+    if not settings:
+        with pytest.raises(MemoryBudgetError, match="gpu-memory-utilization"):
+            chosen(checkpoint, replace(WITH_GPU, gpu=full))
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -64,7 +105,7 @@ def test_a_utilization_is_filled_to_the_last_block(checkpoint: Path) -> None:
     for choices, share in ((half, 0.5), (whole, 1.0)):
         left = share * machine.memory_bytes - choices.footprint.total
         assert 0 <= left < 16 * PER_TOKEN * (1 + 1 / 3)  # a block, and its share of what attention gathers
-        assert "less weights and activations" in choices.reasons[4]
+        assert "less weights and activations" in choices.reasons[5]
     assert blocks_of(whole) > 2 * blocks_of(half)
 
 
@@ -73,7 +114,7 @@ def test_a_memory_that_nobody_asked_for_is_left_by_half(checkpoint: Path) -> Non
     asked = chosen(checkpoint, machine, gpu_memory_utilization=0.9)
     default = chosen(checkpoint, machine)
     assert blocks_of(default) == pytest.approx(blocks_of(asked) / 2, rel=0.01)
-    assert "nothing swaps; --gpu-memory-utilization 0.9" in default.reasons[4]
+    assert "nothing swaps; --gpu-memory-utilization 0.9" in default.reasons[5]
 
 
 def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
@@ -81,7 +122,7 @@ def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
     machine = Machine(int((fixed + 1.5 * SEQUENCE) / 0.9), native_bfloat16=True)
     choices = chosen(checkpoint, machine, max_num_seqs=4)
     assert blocks_of(choices) == 512 // 16
-    assert "one sequence at full length" in choices.reasons[4]
+    assert "one sequence at full length" in choices.reasons[5]
 
 
 def test_a_length_that_does_not_fit_is_refused_and_auto_finds_the_longest(checkpoint: Path) -> None:
@@ -96,7 +137,7 @@ def test_a_length_that_does_not_fit_is_refused_and_auto_finds_the_longest(checkp
     assert isinstance(length, int)
     assert 16 < length <= blocks_of(by_word) * 16 < 512
     assert chosen(checkpoint, tight, max_num_seqs=4, max_model_len=length).config == by_word.config
-    assert "the longest that fits, of the model's 512" in by_word.reasons[2]
+    assert "the longest that fits, of the model's 512" in by_word.reasons[3]
     assert chosen(checkpoint, max_model_len="auto").config.model.max_model_len == 512
 
 
@@ -121,15 +162,15 @@ def test_swap_space_is_what_memory_and_sequences_can_use(checkpoint: Path) -> No
     machine = Machine(120 * 2**20, native_bfloat16=True)
     tight = chosen(checkpoint, machine, gpu_memory_utilization=0.9)
     assert tight.footprint.swap_space < (0.9 * machine.memory_bytes - tight.footprint.total) / 2 + 1
-    assert "of 4 GiB asked" in tight.reasons[5]
+    assert "of 4 GiB asked" in tight.reasons[6]
     assert chosen(checkpoint, swap_space=0).footprint.swap_space == 0
 
 
 def test_the_report_adds_up(checkpoint: Path) -> None:
     choices = chosen(checkpoint)
-    assert choices.reasons[5].startswith("memory ")
+    assert choices.reasons[6].startswith("memory ")
     for part in ("weights 0.3 MiB", "activations up to", "KV cache 48.0 MiB", "of 64.00 GiB available", "swap space"):
-        assert part in choices.reasons[5], choices.reasons[5]
+        assert part in choices.reasons[6], choices.reasons[6]
 
 
 def blocks_of(choices: Choices) -> int:

@@ -17,7 +17,7 @@ from quire.engine.choices import choose
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of
 from quire.models.model import build_model
-from quire.worker.kv_tensors import allocate_kv
+from quire.worker.kv_tensors import allocate_storage
 from tests.checkpoints import edit_config, make_llama
 
 MEASURABLE = {
@@ -53,8 +53,8 @@ def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: st
     build_model(spec, factory)
     weights = sum(math.prod(need.shape) for need in needs_of(factory.layers)) * torch_dtype.itemsize
     assert choices.footprint.weights == weights
-    kv = allocate_kv(spec, 10, 16, torch_dtype, torch.device("cpu"))
-    assert choices.footprint.kv_cache == sum(t.nbytes for t in (*kv.keys, *kv.values))
+    storage = allocate_storage(spec, 10, 16, torch_dtype, torch.device("cpu"))
+    assert choices.footprint.kv_cache == storage.nbytes
 
 
 def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
@@ -66,5 +66,6 @@ def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
     })  # fmt: skip
     choices = choose(Config().with_values(model=str(tmp_path), dtype="float32", num_gpu_blocks_override=10))
     assert len(choices.spec.kv_groups()) == 2
-    kv = allocate_kv(choices.spec, 10, 16, torch.float32, torch.device("cpu"))
-    assert choices.footprint.kv_cache == sum(t.nbytes for t in (*kv.keys[:2], *kv.values[:2]))
+    storage = allocate_storage(choices.spec, 10, 16, torch.float32, torch.device("cpu"))
+    assert choices.footprint.kv_cache == storage.nbytes
+    assert len(storage) == 2

@@ -1,0 +1,19 @@
+"""What computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """The device and how steps are launched on it."""
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto: an NVIDIA GPU if there is one that torch can use, else the processor."""
+    enforce_eager: bool = False
+    """Launch every kernel by itself instead of replaying recorded CUDA graphs. Slower; for finding faults."""
+    max_cudagraph_capture_size: int | None = None
+    """Most sequences of a step that is replayed from a CUDA graph; 0 is --enforce-eager. Default: 512, at most
+    --max-num-seqs."""

@@ -1,0 +1,93 @@
+"""An executor whose worker is a GPU's stream: submitting launches a step, collecting waits for its outputs.
+
+No thread: the device itself runs ahead of the host, and the engine's thread plans while it computes. Knows nothing
+about requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.clock import Clock
+from quire.config import Config
+from quire.executor.executor import FaultHook, no_faults
+from quire.messages import Masks, Plan, Result, Sizing
+
+if TYPE_CHECKING:
+    from quire.worker.flight import Flight
+    from quire.worker.worker import Worker
+
+LOOK_S = 20e-6
+"""Between two looks at whether a step is done; the interpreter's lock is free meanwhile."""
+
+
+class StreamExecutor:
+    """One worker on one GPU.
+
+    A step that raises is the stream's end: it and every later step raise the same error from `collect`.
+
+    Args:
+        config: Resolved settings; see Worker.
+        clock: For the seconds of the start-up.
+        fault: See FaultHook.
+    """
+
+    max_in_flight = 2
+
+    def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
+        self._config = config
+        self._clock = clock
+        self._fault = fault
+        self._flights: deque[Flight] = deque()
+        self._failure: BaseException | None = None
+        self._worker: Worker
+
+    def start(self) -> Sizing:
+        """See Executor."""
+        began = self._clock.now()
+        from quire.worker.worker import Worker  # torch: only a process that computes pays for it
+
+        imported = self._clock.now() - began
+        self._worker = Worker(self._config, self._clock)
+        sizing = self._worker.load()
+        return msgspec.structs.replace(sizing, startup={"import": imported, **sizing.startup})
+
+    def submit(self, plan: Plan) -> None:
+        """See Executor."""
+        self._fault("submit", plan.step)
+        assert not plan.drafts and not plan.masked, "this worker draws one token a read, and applies no masks"
+        if self._failure is not None:
+            return
+        try:
+            self._fault("execute", plan.step)
+            self._flights.append(self._worker.launch(plan))
+        except BaseException as error:
+            self._failure = error
+
+    def masks(self, masks: Masks) -> None:
+        """See Executor. Nobody's plans have masked rows here; see `submit`."""
+        raise NotImplementedError("this worker applies no masks")
+
+    def collect(self, timeout: float | None) -> Result | None:
+        """See Executor."""
+        if not self._flights:
+            assert self._failure is not None, "nothing was submitted"
+            raise self._failure
+        flight = self._flights[0]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not flight.done():
+            if deadline is not None and time.monotonic() > deadline:
+                return None
+            time.sleep(LOOK_S)
+        self._flights.popleft()
+        result = flight.result()
+        self._fault("collect", result.step)
+        return result
+
+    def close(self) -> None:
+        """See Executor."""
+        self._flights.clear()

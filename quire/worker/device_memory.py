@@ -1,0 +1,21 @@
+"""A GPU's memory: how torch takes it, and how much of it is left."""
+
+from __future__ import annotations
+
+import torch
+
+UTILIZATION = 0.9
+"""Share of a GPU that the engine takes where none was asked for."""
+
+
+def begin(device: torch.device) -> None:
+    """Before the first tensor: what is freed can be put together again, so that a large step fits after small ones."""
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch.cuda.set_device(device)
+
+
+def left(device: torch.device, utilization: float) -> int:
+    """Bytes up to that share of the device that nobody has taken. What torch holds for later steps counts as taken."""
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return int(utilization * total) - (total - free)
