@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 
 
 def _mend_interpreter() -> None:
-    """Three things that the interpreter of Triton 3.6 gets wrong."""
+    """Three things that the interpreter of Triton 3.6 gets wrong, and one that it does again and again."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     patch_tensor, create_dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
-    cast = interpreter.InterpreterBuilder.cast_impl
+    cast, patch_language = interpreter.InterpreterBuilder.cast_impl, interpreter._patch_lang
 
     def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
         """Loops over bounds known at run time: it makes an int of an array of one dimension, which numpy takes no more
@@ -35,7 +36,17 @@ def _mend_interpreter() -> None:
         rounded = torch.tensor(value.data).bfloat16().view(torch.uint16).numpy()
         return interpreter.TensorHandle(rounded, tl.bfloat16)
 
+    def patch_whole_language(kernel: Any) -> Any:
+        """For a kernel and all functions that it calls."""
+        return patch_language(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        """A function of a kernel: it patches the language for each call, over what is patched already."""
+        return self.rewrite()(*args, **named)
+
+    interpreter._patch_lang = patch_whole_language
     interpreter._patch_lang_tensor = patch_tensor_and_index
+    interpreter.InterpretedFunction.__call__ = call
     interpreter.InterpreterBuilder.cast_impl = cast_and_round
     interpreter.InterpreterBuilder.create_dot = dot
 
