@@ -267,6 +267,12 @@ class Plan(_Message, frozen=True):
     Order of effect: `admitted` reset their slots, the block differences enter the tables, blocks are swapped out,
     copied, swapped in, then every row moves its slot forward by `counts[row]` tokens, then every read draws a token.
 
+    Counts are upper bounds, and the device owns the lengths: positions and KV slots come from a slot's length there. A
+    read with d drafts has d guesses of the slot's own in its row, behind the known tokens. It gains 0 to 1 + d tokens,
+    and its slot moves forward by its count, less 1 + d, plus what it gained. So the slot stands before the last token
+    of its sequence, whose keys are yet to be computed: it is the next row's input. Later plans in flight count on the
+    bounds.
+
     Attributes:
         step: Counts from 1.
         admitted: Slots with a new owner. A released slot is simply not named any more until it is admitted again.
@@ -274,10 +280,12 @@ class Plan(_Message, frozen=True):
             table row of (slot, KV group).
         slots: The slot of each row, in batch order.
         counts: How many tokens each row moves forward by.
-        given: Rows (ascending) whose input tokens the host knows; their tokens stand in `tokens`, concatenated. Every
-            other row's input is what its slot drew last, on the device.
+        given: Rows (ascending) whose input tokens the host knows; their tokens stand in `tokens`, concatenated, without
+            drafts. Every other row's input is the last token of its slot's sequence, on the device.
         tokens: See `given`.
         reads: Rows (ascending) that draw a token from the logits of their last position.
+        drafts: By read, how many of its row's tokens are guesses; empty: none at all.
+        masked: Rows (ascending) with a read that waits for its row of Masks before it draws.
         swap_out: (device block, host block): contents to keep.
         copies: (from, to): device blocks, before a shared one is written.
         swap_in: (host block, device block).
@@ -299,6 +307,23 @@ class Plan(_Message, frozen=True):
     copies: list[tuple[int, int]] = []
     swap_in: list[tuple[int, int]] = []
     scored: list[ScoredRow] = []
+    drafts: list[int] = []
+    masked: list[int] = []
+
+
+class Masks(_Message, frozen=True):
+    """Which tokens the masked reads of a plan may draw; sent when the tokens before them are known, after the plan.
+
+    Attributes:
+        step: The plan's.
+        rows: `Plan.masked`, all of them.
+        bits: For each row a bit a token, 1 where it is allowed: token t's is bit t % 8 of byte t // 8. Filled up with
+            any bits to a multiple of 4 bytes.
+    """
+
+    step: int
+    rows: list[int]
+    bits: list[bytes]
 
 
 class Result(_Message, frozen=True):
@@ -306,7 +331,7 @@ class Result(_Message, frozen=True):
 
     Attributes:
         step: The plan's.
-        counts: Tokens each read gained.
+        counts: Tokens each read gained, 0 to 1 and its drafts.
         tokens: Those tokens, flat.
         logprobs: Empty, or one entry a token.
         errors: (read, message): that sequence failed (a row of NaN, say) and gained nothing.

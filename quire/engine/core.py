@@ -7,12 +7,13 @@ and its executor, so the same code runs in a process of its own, inside `LLM`, a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from quire.clock import Clock
 from quire.config import Config
 from quire.engine.assembly import Traits, ready_of, scheduler_of
 from quire.engine.liveness import ClientWatch
+from quire.engine.masks import Masker, MaskSender
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port
 from quire.engine.step_tokens import StepTokens
@@ -30,6 +31,7 @@ from quire.messages import (
     Sizing,
     ToEngine,
 )
+from quire.scheduler.request import Request
 
 BEAT_S = 1.0
 """Longest silence of an engine that is alive."""
@@ -45,13 +47,22 @@ class EngineCore:
         executor: Started.
         port: The engine's inbox and its way to the clients.
         clock: All times come from it.
+        masker: Says which tokens may come next, for requests that are constrained; None: nobody is.
     """
 
     def __init__(
-        self, config: Config, sizing: Sizing, traits: Traits, executor: Executor, port: Port, clock: Clock
+        self,
+        config: Config,
+        sizing: Sizing,
+        traits: Traits,
+        executor: Executor,
+        port: Port,
+        clock: Clock,
+        masker: Masker | None = None,
     ) -> None:
         self.ready = ready_of(config, sizing, traits)
-        self._scheduler = scheduler_of(config, sizing, traits, clock)
+        self._scheduler = scheduler_of(config, sizing, traits, clock, None if masker is None else masker.wants)
+        self._masks = None if masker is None else MaskSender(masker, self._scheduler, executor, sizing.vocab_size)
         self._executor = executor
         self._port = port
         self._clock = clock
@@ -70,8 +81,10 @@ class EngineCore:
         while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
             self._step_tokens.observe(plan.counts)
+        self._send_masks()
         if self._scheduler.in_flight:
             self._settle_oldest()
+            self._send_masks()  # the device may be waiting for them already
         for request_id in self._watch.orphans(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
         self._finish_drains()
@@ -114,7 +127,7 @@ class EngineCore:
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
         if request is not None:
-            self._outbox.end(request.last_message(self._clock.now()))
+            self._over([request])
 
     def _control(self, message: Control) -> None:
         client = message.id >> CLIENT_SHIFT
@@ -131,18 +144,28 @@ class EngineCore:
 
     # --- results out ------------------------------------------------------------------------------------------------
 
+    def _send_masks(self) -> None:
+        if self._masks is not None:
+            self._over(self._masks.send())
+
+    def _over(self, ended: Iterable[Request]) -> None:
+        """Their last message."""
+        now = self._clock.now()
+        for request in ended:
+            self._outbox.end(request.last_message(now))
+            if self._masks is not None:
+                self._masks.forget(request.id)
+
     def _settle_oldest(self) -> None:
         result = self._executor.collect(timeout=BEAT_S)
         if result is None:
             return
-        now = self._clock.now()
         settled = self._scheduler.settle(result)
         self._outbox.prompt_logprobs(settled.prompt_logprobs)
         self._outbox.cached(settled.cached)
-        self._outbox.tokens(settled.ids, settled.tokens, settled.logprobs)
-        for request in settled.ended:
-            self._outbox.end(request.last_message(now))
-        self._last_progress = now
+        self._outbox.tokens(settled.ids, settled.counts, settled.tokens, settled.logprobs)
+        self._over(settled.ended)
+        self._last_progress = self._clock.now()
         self._step_ms, self._step = result.device_ms, result.step
 
     def _finish_drains(self) -> None:

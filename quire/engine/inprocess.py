@@ -12,6 +12,7 @@ from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.assembly import Traits
 from quire.engine.core import EngineCore
+from quire.engine.masks import Masker
 from quire.executor.executor import Executor
 from quire.messages import FromEngine, ToEngine
 
@@ -44,19 +45,25 @@ class InProcessClient:
         executor: Not started yet.
         clock: For the engine.
         traits: Of the model on this device.
+        masker: See EngineCore.
 
     Raises:
         SetupError: The model cannot be served.
     """
 
     def __init__(
-        self, config: Config, executor: Executor, clock: Clock | None = None, traits: Traits | None = None
+        self,
+        config: Config,
+        executor: Executor,
+        clock: Clock | None = None,
+        traits: Traits | None = None,
+        masker: Masker | None = None,
     ) -> None:
         self.number = 0
         self._clock = clock or SystemClock()
         self._port = _QueuePort()
         sizing = executor.start()
-        self._core = EngineCore(config, sizing, traits or Traits(), executor, self._port, self._clock)
+        self._core = EngineCore(config, sizing, traits or Traits(), executor, self._port, self._clock, masker)
         self._executor = executor
         self._port.outbox.append(self._core.ready)
 

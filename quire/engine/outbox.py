@@ -15,6 +15,7 @@ from quire.messages import CLIENT_SHIFT, Deltas, End, Load, TokenLogprobs
 @dataclass
 class _Columns:
     ids: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
@@ -22,16 +23,16 @@ class _Columns:
     prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = field(default_factory=list)
     cached: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, ids: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
+    def add(self, ids: list[int], counts: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
         self.ids += ids
+        self.counts += counts
         self.tokens += tokens
-        self.logprobs += logprobs if logprobs else [None] * len(ids)
+        self.logprobs += logprobs if logprobs else [None] * len(tokens)
         self.asked |= bool(logprobs)
 
     def deltas(self, load: Load) -> Deltas:
         logprobs = self.logprobs if self.asked else []
-        counts = [1] * len(self.ids)
-        return Deltas(self.ids, counts, self.tokens, logprobs, self.ends, load, self.prompt_logprobs, self.cached)
+        return Deltas(self.ids, self.counts, self.tokens, logprobs, self.ends, load, self.prompt_logprobs, self.cached)
 
 
 class Outbox:
@@ -41,16 +42,19 @@ class Outbox:
         self._port = port
         self._by_client: dict[int, _Columns] = {}
 
-    def tokens(self, ids: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]) -> None:
-        """Sequences gained a token each; `logprobs` is empty when none of them asked."""
+    def tokens(
+        self, ids: list[int], counts: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]
+    ) -> None:
+        """Sequences gained `counts` of the flat `tokens`; `logprobs` is empty when none of them asked."""
         clients = {number >> CLIENT_SHIFT for number in ids}
         if len(clients) == 1:
-            self._columns(ids[0]).add(ids, tokens, logprobs)
+            self._columns(ids[0]).add(ids, counts, tokens, logprobs)
             return
-        for client in clients:
-            own = [index for index, number in enumerate(ids) if number >> CLIENT_SHIFT == client]
-            entries = [logprobs[index] for index in own] if logprobs else []
-            self._columns(ids[own[0]]).add([ids[i] for i in own], [tokens[i] for i in own], entries)
+        start = 0
+        for number, count in zip(ids, counts, strict=True):
+            end = start + count
+            self._columns(number).add([number], [count], tokens[start:end], logprobs[start:end])
+            start = end
 
     def prompt_logprobs(self, news: list[tuple[int, list[TokenLogprobs]]]) -> None:
         """Of sequences' prompts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.messages import Plan, Result, Sizing
+from quire.messages import Masks, Plan, Result, Sizing
 
 FaultHook = Callable[[str, int], None]
 """Called with the name of a point (`submit`, `execute`, `collect`) and the step; a test makes it raise or wait."""
@@ -38,8 +38,15 @@ class Executor(Protocol):
         """Hand over the next step without waiting for it."""
         ...
 
+    def masks(self, masks: Masks) -> None:
+        """Hand over the masks of a submitted plan: all of them at once, before it is collected."""
+        ...
+
     def collect(self, timeout: float | None) -> Result | None:
-        """The oldest uncollected plan's result, or None after `timeout` seconds. Raises what the step raised."""
+        """The oldest uncollected plan's result, or None after `timeout` seconds. Raises what the step raised.
+
+        A plan with masked rows has no result before its masks came.
+        """
         ...
 
     def close(self) -> None:

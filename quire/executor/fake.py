@@ -2,7 +2,8 @@
 
 It keeps slots and KV blocks as a worker does, but stores the tokens themselves in the blocks. A drawn token is a
 function of the whole history *as read back through the block table*, so a stale block, a wrong position, a shared block
-that was written or a token that was not there yet changes the output or trips an assertion.
+that was written or a token that was not there yet changes the output or trips an assertion. Guesses that turn out wrong
+are written too, and stay in the blocks until the right tokens come.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
 from quire.executor.executor import FaultHook, no_faults
 from quire.kvcache.groups import FULL, GroupReach
-from quire.messages import Admitted, Plan, Result, Sizing, TokenLogprobs
+from quire.messages import Admitted, Masks, Plan, Result, Sizing, TokenLogprobs
+
+
+def allowed(token: int, bits: bytes, vocab_size: int) -> int:
+    """The first token from `token` on, around the vocabulary, that a row of Masks allows."""
+    order = chain(range(token, vocab_size), range(token))
+    return next(each for each in order if bits[each // 8] >> each % 8 & 1)
 
 
 def hash_token(history: Sequence[int], drawn: int, vocab_size: int) -> int:
@@ -31,7 +39,7 @@ class _Slot:
     owner: Admitted
     drawn: int
     length: int
-    last_token: int | None = None
+    last_token: int | None = None  # of the sequence, once a read has been drawn
     tables: dict[tuple[int, int], int] = field(default_factory=dict)  # (group, index) → block
 
 
@@ -43,6 +51,7 @@ class FakeExecutor:
         groups: How far back each KV group looks; a window's blocks are checked as far as it sees.
         num_host_blocks: Of the host pool.
         choose: The model: (history, how many of it were drawn, vocab_size) → next token.
+        accept: How many tokens a read gains that may gain so many; all of them, when it is not given.
         max_in_flight: See Executor.
         step_s: Seconds that every step takes.
         fault: See Executor.
@@ -56,6 +65,7 @@ class FakeExecutor:
         groups: Sequence[GroupReach] = FULL,
         num_host_blocks: int = 0,
         choose: Callable[[Sequence[int], int, int], int] = hash_token,
+        accept: Callable[[int], int] | None = None,
         max_in_flight: int = 2,
         step_s: float = 0.0,
         fault: FaultHook = no_faults,
@@ -66,6 +76,7 @@ class FakeExecutor:
         self._groups = groups
         self._num_host_blocks = num_host_blocks
         self._choose = choose
+        self._accept = accept
         self._max_in_flight = max_in_flight
         self._step_s = step_s
         self._fault = fault
@@ -73,6 +84,7 @@ class FakeExecutor:
         self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
         self._host: dict[int, list[int | None]] = {}
         self._plans: deque[Plan] = deque()
+        self._masks: dict[int, Masks] = {}  # by step
 
     @property
     def max_in_flight(self) -> int:
@@ -86,6 +98,14 @@ class FakeExecutor:
         assert len(self._plans) < self._max_in_flight, "more plans in flight than allowed"
         self._plans.append(plan)
 
+    def masks(self, masks: Masks) -> None:
+        (plan,) = [plan for plan in self._plans if plan.step == masks.step]
+        assert masks.step not in self._masks, "masks come twice"
+        assert masks.rows == plan.masked, "masks of other rows than those that wait"
+        size = 4 * -(-self._vocab_size // 32)
+        assert [len(bits) for bits in masks.bits] == [size] * len(masks.rows), "masks of another vocabulary"
+        self._masks[masks.step] = masks
+
     def collect(self, timeout: float | None) -> Result | None:
         plan = self._plans.popleft()
         self._fault("execute", plan.step)
@@ -93,7 +113,8 @@ class FakeExecutor:
             time.sleep(self._step_s)
         self._apply_differences(plan)
         self._move_rows(plan)
-        return msgspec.structs.replace(self._draw(plan), prompt_logprobs=self._look_at_prompts(plan))
+        of_prompts = self._look_at_prompts(plan)
+        return msgspec.structs.replace(self._draw(plan), prompt_logprobs=of_prompts)
 
     def close(self) -> None:
         self._plans.clear()
@@ -110,20 +131,24 @@ class FakeExecutor:
             self._slots[slot].tables[group, index] = block
         for device, host in plan.swap_out:
             assert 0 <= host < self._num_host_blocks
-            self._host[host] = list(self._blocks[device])
+            unwritten: list[int | None] = [None] * self._block_size  # taken for tokens that were not gained
+            self._host[host] = list(self._blocks.get(device, unwritten))
         for source, target in plan.copies:
             self._blocks[target] = list(self._blocks[source])
         for host, device in plan.swap_in:
             self._blocks[device] = self._host.pop(host)
 
     def _move_rows(self, plan: Plan) -> None:
+        """All rows' known tokens are written, and slots stand behind them."""
         assert len(set(plan.slots)) == len(plan.slots), "a slot stands in two rows"
+        drafts = dict(zip(plan.reads, plan.drafts, strict=True)) if plan.drafts else {}
         given, position = set(plan.given), 0
         for row, (number, count) in enumerate(zip(plan.slots, plan.counts, strict=True)):
-            slot = self._slots[number]
+            slot, count = self._slots[number], count - drafts.get(row, 0)
             if row in given:
                 tokens = plan.tokens[position : position + count]
                 position += count
+                slot.last_token = tokens[-1]
             else:
                 assert count == 1 and slot.last_token is not None, "the device does not know this row's tokens"
                 tokens = [slot.last_token]
@@ -171,17 +196,42 @@ class FakeExecutor:
         return found
 
     def _draw(self, plan: Plan) -> Result:
-        tokens, logprobs = [], []
-        for row in plan.reads:
+        counts, tokens, logprobs = [], [], []
+        masks = self._masks.pop(plan.step, Masks(plan.step, [], []))
+        assert masks.rows == plan.masked, "a read draws before its mask came"
+        bits = dict(zip(masks.rows, masks.bits, strict=True))
+        drafts = plan.drafts or [0] * len(plan.reads)
+        for row, guesses in zip(plan.reads, drafts, strict=True):
             slot = self._slots[plan.slots[row]]
-            token = self._choose(self._read(slot), slot.drawn, self._vocab_size)
-            slot.last_token = token
-            slot.drawn += 1
-            tokens.append(token)
-            wanted = slot.owner.sampling.num_reported
-            top = [(token + i) % self._vocab_size for i in range(wanted or 0)]
-            top = slot.owner.sampling.logprob_token_ids or top
-            entry = TokenLogprobs(-0.5, 1, top, [-0.5 - i for i in range(len(top))])
-            logprobs.append(None if wanted is None else entry)
+            gained = self._gain(slot, 1 + guesses, bits.get(row))
+            counts.append(len(gained))
+            tokens += gained
+            logprobs += [self._report(slot, token) for token in gained]
         asked = any(entry is not None for entry in logprobs)
-        return Result(plan.step, [1] * len(tokens), tokens, logprobs if asked else [], device_ms=self._step_s * 1e3)
+        return Result(plan.step, counts, tokens, logprobs if asked else [], device_ms=self._step_s * 1e3)
+
+    def _gain(self, slot: _Slot, most: int, bits: bytes | None) -> list[int]:
+        """What a read gains. As many guesses were right as it takes; the rest is written as well, and wrong."""
+        count, end = most if self._accept is None else self._accept(most), slot.length + most - 1
+        gained: list[int] = []
+        for number in range(count):
+            if number:
+                self._write(slot, slot.length, gained[-1])
+                slot.length += 1
+            token = self._choose(self._read(slot), slot.drawn, self._vocab_size)
+            gained.append(token if bits is None else allowed(token, bits, self._vocab_size))
+            slot.drawn += 1
+        for position in range(slot.length, end):
+            self._write(slot, position, (slot.owner.slot + position) % self._vocab_size)
+        if gained:
+            slot.last_token = gained[-1]
+        else:
+            slot.length -= 1  # its last token is the next row's input again
+        return gained
+
+    def _report(self, slot: _Slot, token: int) -> TokenLogprobs | None:
+        wanted = slot.owner.sampling.num_reported
+        if wanted is None:
+            return None
+        top = slot.owner.sampling.logprob_token_ids or [(token + i) % self._vocab_size for i in range(wanted)]
+        return TokenLogprobs(-0.5, 1, top, [-0.5 - i for i in range(len(top))])

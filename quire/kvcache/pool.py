@@ -1,9 +1,9 @@
 """The pool of KV blocks: reference counts, and a free list that is at the same time the prefix cache.
 
-A block that nobody holds keeps its contents until it is taken again, and the one free for the longest time is taken
-first: the free list is the LRU order of the cache, there is no second structure (after nano-vllm's BlockManager). Knows
-nothing about sequences or bytes. Block ids run from 1; block 0 is the dummy that padding writes to and is never handed
-out.
+A block that nobody holds keeps its contents until it is taken again. Those whose contents cannot be found are taken
+first, then the one free for the longest time: the free list is the LRU order of the cache, there is no second structure
+(after nano-vllm's BlockManager). Knows nothing about sequences or bytes. Block ids run from 1; block 0 is the dummy
+that padding writes to and is never handed out.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
+                if block not in self._key_of:
+                    self._free.move_to_end(block, last=False)  # nothing is lost when it is taken: before the cached
 
     # --- contents ---------------------------------------------------------------------------------------------------
 

@@ -90,6 +90,14 @@ class BlockTable:
                 self._pool.give_back([row[entry]])
                 row[entry] = DUMMY_BLOCK
 
+    def trim(self, length: int) -> None:
+        """Give back what lies behind the first `length` tokens."""
+        keep = self._pool.blocks_for(length)
+        for row in self._rows:
+            self._pool.give_back(block for block in reversed(row[keep:]) if block > DUMMY_BLOCK)
+            del row[keep:]
+        self._published = min(self._published, keep)
+
     def release(self) -> None:
         """Give every block back, the last ones first, so that the beginnings are found for the longest time."""
         for row in self._rows:

@@ -72,6 +72,20 @@ class Budget:
         granted: Column = np.minimum(counts, left)
         return granted
 
+    def guess(self, planned: Column, counts: Column, wanted: Column) -> Column:
+        """How many guesses each request gets of what `counts` leave of the step's tokens, in the order of rank.
+
+        Args:
+            planned, counts: Of those that move.
+            wanted: Of the same; 0 for those that do not stream.
+        """
+        left = self.max_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)
+        granted: Column = np.minimum(wanted, np.maximum(0, left))
+        if self._cost is not None and granted.any():
+            streaming = counts == 1
+            self._step_ms = self._cost.step_ms(int(streaming.sum() + granted.sum()), int(planned[streaming].sum()))
+        return granted
+
     def has_room(self, used: int) -> bool:
         """Whether a request could be admitted, when `used` tokens are in the step already."""
         return used < self.max_tokens and not self._time_is_up

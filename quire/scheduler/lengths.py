@@ -11,20 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.int64]
-COLUMNS = ("planned", "computed", "known", "drawing", "prompt", "limit", "room", "epoch", "serial", "held")
+COLUMNS = ("planned", "computed", "known", "drawing", "prompt", "limit", "room", "epoch", "serial", "held", "drafts",
+           "masked")  # fmt: skip
 
 
 class Lengths:
     """Columns over rows that requests take and give back.
 
     Attributes:
-        planned, computed, known, drawing: See Request; `known` is the number of tokens the host knows.
+        planned, computed, known, drawing: See Request; `known` is the number of tokens the host knows. `planned` and
+            `drawing` are upper bounds until the plans in flight have settled; `planned - drawing` is the lower one.
         prompt: Length of the prompt.
         limit: Length at which a request ends by count.
         room: Tokens that fit into its blocks as they are; from there on `BlockTable.reserve` is asked.
         epoch: Counts recomputations.
         serial: Tells a row's owner from an earlier one.
         held: 1 for a host-bound request: it moves only when the host knows all its tokens.
+        drafts: Most tokens that a read may gain beside the one it draws.
+        masked: 1 where every read waits for a mask.
     """
 
     planned: Column
@@ -37,6 +41,8 @@ class Lengths:
     epoch: Column
     serial: Column
     held: Column
+    drafts: Column
+    masked: Column
 
     def __init__(self, rows: int = 64) -> None:
         for name in COLUMNS:

@@ -5,18 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.sampling import RepetitionDetectionParams
-from quire.scheduler.request import Request
-
-
-def end_repeating(requests: Sequence[Request]) -> list[Request]:
-    """End those that wanted it and go in circles."""
-    ended = []
-    for request in requests:
-        asked = request.add.sampling.repetition_detection
-        if asked is not None and request.ended is None and repeats(request.tokens[request.add.prompt_len :], asked):
-            request.end("repetition")
-            ended.append(request)
-    return ended
 
 
 def repeats(output: Sequence[int], asked: RepetitionDetectionParams) -> bool:

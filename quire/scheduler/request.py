@@ -16,8 +16,9 @@ class Request:
 
     The lengths, in tokens: `computed` (settled on the device) ≤ `planned` (also by plans in flight) ≤ `length` (known
     tokens and those that plans in flight will draw). A request moves forward whenever `planned < length`: prompts,
-    chunks and single tokens are only different values of the difference. They stand in its row of `Lengths`, where
-    `Step` moves all requests of a step at once.
+    chunks and single tokens are only different values of the difference. What plans in flight will draw is counted by
+    its upper bound; when one settles with less, `planned` and `length` fall together. They stand in its row of
+    `Lengths`, where `Step` moves all requests of a step at once.
 
     Attributes:
         tokens: Prompt and output, as far as the host knows them.
@@ -74,7 +75,7 @@ class Request:
 
     @property
     def planned(self) -> int:
-        """Tokens that plans, settled or in flight, have moved it forward by."""
+        """Tokens that plans, settled or in flight, have moved it forward by, at most."""
         return int(self._lengths.planned[self.row])
 
     @property
@@ -84,8 +85,13 @@ class Request:
 
     @property
     def drawing(self) -> int:
-        """Tokens that plans in flight will draw."""
+        """Tokens that plans in flight will draw, at most."""
         return int(self._lengths.drawing[self.row])
+
+    @property
+    def limit(self) -> int:
+        """The length at which it ends by count."""
+        return int(self._lengths.limit[self.row])
 
     @property
     def output_len(self) -> int:
@@ -100,6 +106,24 @@ class Request:
     @host_bound.setter
     def host_bound(self, value: bool) -> None:
         self._lengths.held[self.row] = value
+
+    @property
+    def drafts(self) -> int:
+        """Most tokens that a read of it may gain beside the one it draws."""
+        return int(self._lengths.drafts[self.row])
+
+    @drafts.setter
+    def drafts(self, value: int) -> None:
+        self._lengths.drafts[self.row] = value
+
+    @property
+    def masked(self) -> bool:
+        """Whether every read of it waits for a mask."""
+        return bool(self._lengths.masked[self.row])
+
+    @masked.setter
+    def masked(self, value: bool) -> None:
+        self._lengths.masked[self.row] = value
 
     @property
     def needs_history(self) -> bool:

@@ -19,14 +19,14 @@ from quire.kvcache.keys import KeysByLength
 from quire.kvcache.pool import BlockPool
 from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
-from quire.messages import Add, Plan, Result
+from quire.messages import Add, EndReason, Plan, Result
 from quire.sampling import SamplingParams
 from quire.scheduler.budget import Budget
 from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.request import Request
 from quire.scheduler.roster import Roster
-from quire.scheduler.settlement import Settled, fail, find_ends, gains, settle_lengths
+from quire.scheduler.settlement import Gains, Settled, fail, find_ends, gains, settle_lengths
 from quire.scheduler.step import Step
 from quire.scheduler.waiting import Policy, rank_of
 
@@ -54,6 +54,8 @@ class Scheduler:
         prefix_caching: Whether requests share what others have computed.
         keys: How keys depend on their sequence's length, if they do.
         host_bound: Which requests are planned only when the host knows all their tokens; None for none.
+        drafts: How many guesses a request's reads may gain beside the token that they draw, at most; None for none.
+        masked: Which requests' reads wait for masks; None for none. These have no drafts.
 
     Attributes:
         pool, host: KV blocks of the device and of the host.
@@ -74,6 +76,8 @@ class Scheduler:
         prefix_caching: bool = True,
         keys: KeysByLength | None = None,
         host_bound: Callable[[SamplingParams], bool] | None = None,
+        drafts: Callable[[SamplingParams], int] | None = None,
+        masked: Callable[[Add], bool] | None = None,
     ) -> None:
         self.pool = pool
         self.host = preemption.host
@@ -87,6 +91,8 @@ class Scheduler:
         self._prefix_caching = prefix_caching
         self._keys = keys
         self._host_bound = host_bound
+        self._drafts = drafts
+        self._masked = masked
         self._lengths = Lengths()
         self._roster = Roster(max_num_seqs)
         self._waiting, self._running = self._roster.waiting, self._roster.running
@@ -136,6 +142,14 @@ class Scheduler:
         lengths, rows = self._lengths, self._running.rows
         return int(np.maximum(lengths.room[rows] - lengths.computed[rows], 0).sum()) * len(self._groups)
 
+    def masks_due(self) -> tuple[int, list[int], list[Request]]:
+        """The oldest plan in flight, its rows that wait for masks and their requests: all tokens before these reads are
+        known, but some of the requests may be over. No rows: none are due."""
+        if not self._flights:
+            return 0, [], []
+        step = self._flights[0]
+        return step.number, step.masked, [step.requests[row] for row in step.masked]
+
     def requests(self) -> Iterable[Request]:
         """All that are not over."""
         return self._roster
@@ -147,27 +161,33 @@ class Scheduler:
         table = BlockTable(self.pool, self._groups)
         hashes = PrefixHashes(self.pool.block_size, message.cache_salt)
         request = Request(message, table, hashes, rank_of(message, self._policy), self._lengths)
-        if self._keys is not None:
-            self._count_length(request, self._keys, len(request.tokens))
         request.parent = None if message.fork_of is None else self._roster.get(message.fork_of)
         if self._host_bound is not None:
             request.host_bound = self._host_bound(message.sampling)
+        request.masked = self._masked is not None and self._masked(message)
+        self._limit_drafts(request)
         self._roster.join(request)
 
     def abort(self, request_id: int) -> Request | None:
         """End a request now; it is in no later plan and its slot and blocks are free. None if it is already over."""
+        return self._end(request_id, "abort")
+
+    def fail(self, request_id: int, message: str) -> Request | None:
+        """The same, for what went wrong with it; `message` is for the client."""
+        return self._end(request_id, "error", message)
+
+    def _end(self, request_id: int, reason: EndReason, message: str = "") -> Request | None:
         request = self._roster.get(request_id)
-        if request is None:
-            return None
-        request.end("abort")
-        self._retire(request)
+        if request is not None:
+            request.end(reason, message)
+            self._retire(request)
         return request
 
     # --- plan -------------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan | None:
         """The next step, or None when nobody can move."""
-        step = Step(self._next_step, self._lengths)
+        step = Step(self._next_step, self._lengths, masks=self._masked is not None)
         if self._keys is not None and self._keys.change == "turn":
             self._start_turned_over(self._keys, step)
         self._yield_to_urgent(step)
@@ -199,25 +219,51 @@ class Scheduler:
         if len(moving) < len(requests):
             requests, rows, counts = [requests[i] for i in moving.tolist()], rows[moving], counts[moving]
         if requests:
-            self._move(requests, rows, counts, step)
+            drafts = None if self._drafts is None else self._guess(requests, rows, counts, step)
+            self._move(requests, rows, counts, step, drafts)
+
+    def _guess(self, requests: Sequence[Request], rows: Column, counts: Column, step: Step) -> Column | None:
+        """How many guesses go with those that move by a single token to their end, as far as tokens and blocks are
+        left. None beside a request that waits for room, which would have to wait for longer."""
+        if self._waiting and self._roster.free_slots:
+            return None
+        lengths, planned = self._lengths, self._lengths.planned[rows]
+        streams = (counts == 1) & (planned + 1 == lengths.known[rows] + lengths.drawing[rows])
+        wanted = np.minimum(lengths.drafts[rows], lengths.limit[rows] - planned - 2)  # one drawn token comes after them
+        drafts = self._budget.guess(planned, counts, np.where(streams, wanted, 0))
+        most = counts + drafts
+        for index in np.flatnonzero((drafts > 0) & (planned + most > lengths.room[rows])).tolist():
+            if not self._take_blocks(requests[index], int(most[index]), step):
+                drafts[index] = 0
+        return drafts
 
     def _reserve(self, request: Request, count: int, step: Step) -> bool:
         """Room for `count` tokens, if need be from the last in rank; False when that is `request` itself."""
-        planned = request.planned
-        if self._windowed:
-            request.table.leave_behind(planned)
-        while (reservation := request.table.reserve(planned, planned + count)) is None:
+        while not self._take_blocks(request, count, step):
             victim = self._running[-1]
             self._put_back(victim, step)
             step.crowded = True
             if victim is request:
                 return False
+        return True
+
+    def _take_blocks(self, request: Request, count: int, step: Step) -> bool:
+        """Room for `count` tokens, if blocks are free. Plans in flight may gain nothing, and so write again where they
+        began: the window stays there, and so does what is not shared."""
+        planned = request.planned
+        if self._windowed:
+            request.table.leave_behind(planned - request.drawing)
+        reservation = request.table.reserve(min(planned, len(request.tokens)), planned + count)
+        if reservation is None:
+            return False
         self._lengths.room[request.row] = request.table.room
         step.reserve(request, reservation)
         return True
 
-    def _move(self, requests: Sequence[Request], rows: Column, counts: Column, step: Step) -> None:
-        for request in step.move(requests, rows, counts):
+    def _move(
+        self, requests: Sequence[Request], rows: Column, counts: Column, step: Step, drafts: Column | None = None
+    ) -> None:
+        for request in step.move(requests, rows, counts, drafts):
             if not request.prompt_step and request.planned >= request.add.prompt_len:
                 request.prompt_step = step.number
             # Already now: a step's keys are written before they are read, also by its other rows.
@@ -239,11 +285,20 @@ class Scheduler:
 
     # --- keys that depend on the length -----------------------------------------------------------------------------
 
-    def _count_length(self, request: Request, keys: KeysByLength, known: int) -> None:
-        """How much is known of it decides by which length its keys go, and with whom it shares them."""
-        request.counts_as = keys.counts_as(request.add.prompt_len, known)
+    def _count_length(self, request: Request, keys: KeysByLength) -> None:
+        """How much is known of it when its keys begin to be computed decides by which length they go, and with whom it
+        shares them."""
+        before, request.counts_as = request.counts_as, keys.counts_as(request.add.prompt_len, len(request.tokens))
         salt = keys.salt(request.counts_as)
-        request.hashes = PrefixHashes(self.pool.block_size, f"{request.add.cache_salt}\0{salt}")
+        if not before or salt != keys.salt(before):
+            request.hashes = PrefixHashes(self.pool.block_size, f"{request.add.cache_salt}\0{salt}")
+        self._limit_drafts(request)
+
+    def _limit_drafts(self, request: Request) -> None:
+        """Set how many guesses it may have. None where its keys will turn, so that it meets that length exactly."""
+        keys, sampling = self._keys, request.add.sampling
+        turns = keys is not None and keys.change == "turn" and request.counts_as <= keys.original
+        request.drafts = 0 if self._drafts is None or request.masked or turns else self._drafts(sampling)
 
     def _start_turned_over(self, keys: KeysByLength, step: Step) -> None:
         """Requests that grow beyond the length where all keys turn into others are computed again from the start."""
@@ -253,7 +308,6 @@ class Scheduler:
             request = self._running[index]
             if request.counts_as <= keys.original:
                 self._put_back(request, step, start_over=True)
-                self._count_length(request, keys, keys.original + 1)
 
     # --- admission --------------------------------------------------------------------------------------------------
 
@@ -307,6 +361,8 @@ class Scheduler:
         if request.swapped:
             needed = request.table.missing(len(request.tokens), self._budget.max_tokens)
             return needed + promised <= self.pool.num_free and self._preemption.bring_back(request, step)
+        if self._keys is not None:
+            self._count_length(request, self._keys)
         start, to_copy = self._find_computed(request)
         needed = request.table.missing(len(request.tokens), self._budget.max_tokens) + to_copy
         if needed + promised > self.pool.num_free:
@@ -350,26 +406,36 @@ class Scheduler:
         self._budget.learn(step, result.device_ms)
         of_prompts = list(zip(step.scorers, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
-        alive, gained = settle_lengths(step, lengths, bool(result.errors), result.counts)
-        rows = step.rows[step.draws][gained]
-        requests, tokens, logprobs = gains(step, result, gained)
-        for request, token in zip(requests, tokens, strict=True):
-            request.tokens.append(token)
-        ended = find_ends(requests, rows, tokens, lengths, self._roster)
-        ended += fail(step, alive, result.errors)
-        cached = self._note_first_tokens(requests, rows)
+        moved = settle_lengths(step, lengths, result)
+        found = gains(step, result, moved.gained)
+        cached = self._note_first_tokens(found)
+        ended = find_ends(found, lengths, self._roster)
+        ended += fail(step, moved.alive, result.errors)
         for request in ended:
             self._retire(request)
-        return Settled([request.id for request in requests], tokens, logprobs, ended, prompt_logprobs, cached)
+        if len(moved.fell):
+            self._trim(step, moved.fell)
+        ids = [request.id for request in found.requests]
+        return Settled(ids, found.counts, found.tokens, found.logprobs, ended, prompt_logprobs, cached)
 
-    def _note_first_tokens(self, requests: Sequence[Request], rows: Column) -> list[tuple[int, int]]:
+    def _note_first_tokens(self, found: Gains) -> list[tuple[int, int]]:
         """Who gained a first token, and what was cached for it. Blocks that an output fills are published when it is
         over or put back, not one by one."""
-        first = self._lengths.known[rows] == self._lengths.prompt[rows] + 1
-        begun = [requests[index] for index in np.flatnonzero(first).tolist()]
+        known = self._lengths.known[found.rows] - (1 if found.one_each else found.counts)
+        first = known == self._lengths.prompt[found.rows]
+        begun = [found.requests[index] for index in np.flatnonzero(first).tolist()]
         for request in begun:
             request.first_token_at = self._clock.now()
         return [(request.id, request.cached) for request in begun if request.cached]
+
+    def _trim(self, step: Step, fell: Column) -> None:
+        """Give back blocks that requests had for more than they have got; plans in flight keep what they may need."""
+        lengths, size = self._lengths, self.pool.block_size
+        spare = set(fell[lengths.room[fell] - lengths.planned[fell] > size].tolist())
+        for request in step.requests if spare else ():
+            if request.ended is None and request.slot is not None and request.row in spare:
+                request.table.trim(request.planned + 1)  # its next token comes there
+                lengths.room[request.row] = min(lengths.room[request.row], request.table.room)
 
     def _retire(self, request: Request) -> None:
         """Take back what an ended request holds."""

@@ -26,9 +26,25 @@ class Step:
         predicted_ms: How long it should take, and how long its chunks beyond that; 0 when nobody knows.
         swap_out, swap_in: See Plan.
         scorers: Requests whose prompts' log probabilities it brings, in the order of `Plan.scored`.
+        rows, counts, bounds: By row of the batch, when it is planned: its request's row of lengths, how many tokens it
+            moves forward by, and how many it may gain (0: it has no read), both at most.
+        epochs, serials: The same rows' then.
+        most: What it may gain in sum.
+        masked: Rows of the batch that wait for a mask.
     """
 
-    def __init__(self, number: int, lengths: Lengths) -> None:
+    rows: Column
+    counts: Column
+    bounds: Column
+    epochs: Column
+    serials: Column
+
+    def __init__(self, number: int, lengths: Lengths, *, masks: bool = False) -> None:
+        """
+        Args:
+            lengths: Of all requests.
+            masks: Whether any request's reads wait for masks.
+        """
         self.number = number
         self.requests: list[Request] = []
         self.tokens = 0
@@ -37,11 +53,15 @@ class Step:
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
         self.scorers: list[Request] = []
+        self.masked: list[int] = []
+        self.most = 0
         self._lengths = lengths
+        self._masks = masks
+        self._guesses = False
         self._scored: list[ScoredRow] = []
         self._rows: list[Column] = []
         self._counts: list[Column] = []
-        self._draws: list[Column] = []
+        self._bounds: list[Column] = []
         self._admitted: list[Admitted] = []
         self._block_slots: list[int] = []
         self._changes: list[TableChange] = []
@@ -75,13 +95,16 @@ class Step:
         self._enter(request.slot, reservation.changes)
         self._copies += reservation.copies
 
-    def move(self, requests: Sequence[Request], rows: Column, counts: Column) -> list[Request]:
-        """Requests move forward by so many tokens each; those that reach their known end draw one.
+    def move(
+        self, requests: Sequence[Request], rows: Column, counts: Column, drafts: Column | None = None
+    ) -> list[Request]:
+        """Requests move forward by so many tokens each; those that reach their end draw one, and may gain their drafts.
 
         Args:
-            requests: In batch order, with room for their tokens.
+            requests: In batch order, with room for their tokens and drafts.
             rows: Their rows of lengths.
             counts: At least 1 each.
+            drafts: How many guesses come on top of the counts, of those that reach their end; None for none at all.
 
         Returns:
             Those whose input tokens the host knows: prompts and chunks, and single tokens that were settled before.
@@ -90,7 +113,7 @@ class Step:
         starts, known = lengths.planned[rows], lengths.known[rows]
         given = np.flatnonzero(starts < known).tolist()
         for index in given:
-            # Rows whose input the host does not know are single tokens just drawn: the device has them in the slot.
+            # Rows whose input the host does not know begin with a token just drawn: the device has it in the slot.
             start, count = int(starts[index]), int(counts[index])
             self._given.append(base + index)
             self._given_tokens += requests[index].tokens[start : start + count]
@@ -98,13 +121,17 @@ class Step:
         lengths.planned[rows] = ends = starts + counts
         length = known + lengths.drawing[rows]
         assert (ends <= length).all(), "a request moves beyond its tokens"
-        draws = ends == length
-        lengths.drawing[rows] += draws
+        bounds = (ends == length).astype(np.int64)
+        if drafts is not None:
+            assert not drafts[bounds == 0].any(), "drafts of a request that does not reach its end"
+            lengths.planned[rows] += drafts
+            bounds, counts, self._guesses = bounds + drafts, counts + drafts, True
+        lengths.drawing[rows] += bounds
         self.requests += requests
         self.tokens += int(counts.sum())
         self._rows.append(rows)
         self._counts.append(counts)
-        self._draws.append(draws)
+        self._bounds.append(bounds)
         return [requests[index] for index in given]
 
     def plan(self) -> Plan:
@@ -112,9 +139,12 @@ class Step:
         empty = np.zeros(0, dtype=np.int64)
         self.rows = np.concatenate([empty, *self._rows])
         self.counts = np.concatenate([empty, *self._counts])
-        self.draws = np.concatenate([empty, *self._draws]).astype(np.bool_)
+        self.bounds = np.concatenate([empty, *self._bounds])
+        self.most = int(self.bounds.sum())
         self.epochs, self.serials = self._lengths.epoch[self.rows], self._lengths.serial[self.rows]
-        changes = self._changes
+        reads, changes = np.flatnonzero(self.bounds), self._changes
+        if self._masks:
+            self.masked = reads[self._lengths.masked[self.rows[reads]] > 0].tolist()
         return Plan(
             step=self.number,
             admitted=self._admitted,
@@ -126,11 +156,13 @@ class Step:
             counts=self.counts.tolist(),
             given=self._given,
             tokens=self._given_tokens,
-            reads=np.flatnonzero(self.draws).tolist(),
+            reads=reads.tolist(),
             swap_out=self.swap_out,
             copies=self._copies,
             swap_in=self.swap_in,
             scored=self._scored,
+            drafts=(self.bounds[reads] - 1).tolist() if self._guesses else [],
+            masked=self.masked,
         )
 
     def _score(self, request: Request, row: int, start: int, end: int) -> None:

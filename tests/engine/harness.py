@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import Config
 from quire.engine.assembly import Traits
 from quire.engine.inprocess import InProcessClient
-from quire.executor.fake import FakeExecutor, hash_token
+from quire.errors import GenerationError
+from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.groups import FULL, GroupReach
-from quire.messages import Add, Deltas, End, Ready
+from quire.messages import Add, Deltas, End, Ready, TokenLogprobs
 from quire.sampling import SamplingParams
+from quire.scheduler.request import Request
 
 
 def config(
@@ -43,17 +47,45 @@ def add(
     return Add(number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt, fork_of)
 
 
+def drafts_of(sampling: SamplingParams) -> int:
+    """How many guesses a request asked for."""
+    return int((sampling.extra_args or {}).get("drafts", 0))
+
+
+class HashMasker:
+    """Allows half of the vocabulary; which half depends on every token so far. Who wants it says so."""
+
+    def __init__(self, broken: Sequence[int] = ()) -> None:
+        self._broken = broken
+        self.forgotten: list[int] = []
+
+    def wants(self, message: Add) -> bool:
+        return bool((message.sampling.extra_args or {}).get("masked"))
+
+    def bits(self, requests: Sequence[Request]) -> list[bytes | GenerationError]:
+        return [GenerationError("broken") if r.id in self._broken else self.mask(r.tokens) for r in requests]
+
+    def forget(self, request_id: int) -> None:
+        self.forgotten.append(request_id)
+
+    @staticmethod
+    def mask(tokens: Sequence[int], vocab_size: int = 512) -> bytes:
+        return hashlib.shake_128(array("q", tokens).tobytes()).digest(vocab_size // 8)
+
+
 def alone(
     prompt: Sequence[int],
     max_tokens: int,
     stop_ids: Sequence[int] = (),
     vocab_size: int = 512,
     choose: Callable[[Sequence[int], int, int], int] = hash_token,
+    masked: bool = False,
 ) -> list[int]:
     """The fake model's output for a prompt, without an engine."""
     history = list(prompt)
     for drawn in range(max_tokens):
-        history.append(choose(history, drawn, vocab_size))
+        token = choose(history, drawn, vocab_size)
+        history.append(allowed(token, HashMasker.mask(history), vocab_size) if masked else token)
         if history[-1] in stop_ids:
             break
     return history[len(prompt) :]
@@ -62,6 +94,7 @@ def alone(
 @dataclass
 class Outcome:
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)
     ends: dict[int, End] = field(default_factory=dict)
     messages: int = 0
 
@@ -70,9 +103,14 @@ class Engine:
     """A client that gathers what comes back, and insists on exactly one end for each sequence."""
 
     def __init__(
-        self, executor: FakeExecutor | None = None, groups: Sequence[GroupReach] = FULL, **settings: object
+        self,
+        executor: FakeExecutor | None = None,
+        groups: Sequence[GroupReach] = FULL,
+        masker: HashMasker | None = None,
+        **settings: object,
     ) -> None:
-        self.client = InProcessClient(config(**settings), executor or FakeExecutor(), traits=Traits(groups))
+        traits = Traits(groups, drafts=drafts_of)
+        self.client = InProcessClient(config(**settings), executor or FakeExecutor(), traits=traits, masker=masker)
         self.outcome = Outcome()
         assert isinstance(self.client.receive(0), Ready)
 
@@ -84,6 +122,7 @@ class Engine:
             for i, count in zip(message.ids, message.counts, strict=True):
                 assert i not in self.outcome.ends, "tokens after the end"
                 self.outcome.tokens.setdefault(i, []).extend(message.tokens[position : position + count])
+                self.outcome.logprobs.setdefault(i, []).extend(message.logprobs[position : position + count])
                 position += count
             for end in message.ends:
                 assert end.id not in self.outcome.ends, "two ends"

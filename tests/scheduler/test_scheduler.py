@@ -1,12 +1,15 @@
 """Random lives of requests against the invariants: nothing leaks, nothing is lost, every token is right.
 
 The fake executor stores tokens in the blocks, so sharing, copying, swapping or freeing a block wrongly shows as a wrong
-token.
+token. It gains fewer tokens than a plan allows for, and waits for masks that depend on every token before them, so a
+mask made from stale tokens shows as well.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,7 +17,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.clock import SystemClock
-from quire.executor.fake import FakeExecutor, hash_token
+from quire.engine.masks import MaskSender
+from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.groups import GroupReach, capacity
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
@@ -22,9 +26,9 @@ from quire.messages import Add
 from quire.scheduler.budget import Budget
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
-from tests.engine.harness import add
+from tests.engine.harness import HashMasker, add, drafts_of
 
-CHUNKS = st.integers(1, 20)
+CHUNKS = st.sampled_from([40, 20, 13, 7, 2, 1])
 STEMS = [list(range(start, start + 50)) for start in (0, 100)]
 """Most prompts begin alike, so that prefixes are found."""
 
@@ -40,16 +44,17 @@ class Lives(RuleBasedStateMachine):
         self.aborted: set[int] = set()
 
     @initialize(
-        num_blocks=st.integers(8, 40),
+        num_blocks=st.sampled_from([13, 20, 30, 40, 8]),
         block_size=st.sampled_from([1, 2, 8]),
         windows=st.sampled_from([(None,), (None,), (None, None), (None, 11), (9,)]),
-        seqs=st.integers(1, 6),
+        seqs=st.sampled_from([3, 6, 4, 2, 1]),
         tokens=CHUNKS,
-        max_in_flight=st.integers(1, 3),
+        max_in_flight=st.sampled_from([3, 2, 1]),
         host_blocks=st.sampled_from([0, 7, 60]),
         mode=st.sampled_from(["recompute", "swap"]),
         policy=st.sampled_from(["fcfs", "priority"]),
         prefix_caching=st.booleans(),
+        seed=st.integers(0, 2**32),
     )
     def start(
         self,
@@ -63,8 +68,9 @@ class Lives(RuleBasedStateMachine):
         mode: Any,
         policy: Any,
         prefix_caching: bool,
+        seed: int,
     ) -> None:
-        groups = [GroupReach(window) for window in windows]
+        groups, luck = [GroupReach(window) for window in windows], random.Random(seed)
         self.reach = None if None in windows else max(filter(None, windows))
         self.pool = BlockPool(num_blocks, block_size)
         self.host = HostPool(host_blocks)
@@ -75,7 +81,9 @@ class Lives(RuleBasedStateMachine):
             groups=groups,
             num_host_blocks=host_blocks,
             max_in_flight=max_in_flight,
+            accept=lambda most: luck.randint(most == 1 and luck.random() < 0.8, most),
         )
+        self.masker = HashMasker()
         self.scheduler = Scheduler(
             self.pool,
             seqs,
@@ -85,7 +93,10 @@ class Lives(RuleBasedStateMachine):
             groups=groups,
             policy=policy,
             prefix_caching=prefix_caching,
+            drafts=drafts_of,
+            masked=self.masker.wants,
         )
+        self.masks = MaskSender(self.masker, self.scheduler, self.executor, 512)
         self.budget, self.seqs = tokens, seqs
 
     def alone(self, message: Add) -> list[int]:
@@ -93,7 +104,8 @@ class Lives(RuleBasedStateMachine):
         history = list(message.tokens)
         for drawn in range(message.sampling.max_tokens or 0):
             seen = history if self.reach is None else history[-self.reach :]
-            history.append(hash_token(seen, drawn, 512))
+            token = hash_token(seen, drawn, 512)
+            history.append(allowed(token, self.masker.mask(history), 512) if self.masker.wants(message) else token)
             if history[-1] in message.stop_ids:
                 break
         return history[message.prompt_len :]
@@ -102,11 +114,13 @@ class Lives(RuleBasedStateMachine):
         stem=st.sampled_from(STEMS),
         shared=st.integers(0, 50),
         own=st.lists(st.integers(0, 511), min_size=1, max_size=12),
-        max_tokens=st.integers(1, 40),
+        max_tokens=st.sampled_from([40, 25, 11, 5, 3, 1]),
         stop=st.booleans(),
         priority=st.integers(-2, 2),
         salt=st.sampled_from(["", "", "x"]),
         forks=st.integers(0, 2),
+        drafts=st.sampled_from([3, 7, 2, 1, 0]),
+        masked=st.sampled_from([False, False, False, True]),
     )
     def arrive(
         self,
@@ -118,17 +132,20 @@ class Lives(RuleBasedStateMachine):
         priority: int,
         salt: str,
         forks: int,
+        drafts: int,
+        masked: bool,
     ) -> None:
         prompt = [*stem[:shared], *own]
         max_tokens = min(max_tokens, self.capacity - len(prompt))
         if max_tokens < 1:
             return
         first = len(self.adds)
-        message = add(first, prompt, max_tokens, priority=priority, cache_salt=salt)
+        fields: dict[str, Any] = {
+            "priority": priority, "cache_salt": salt, "extra_args": {"drafts": drafts, "masked": masked},
+        }  # fmt: skip
+        message = add(first, prompt, max_tokens, **fields)
         if stop:
-            message = add(
-                first, prompt, max_tokens, stop_ids=self.alone(message)[-1:], priority=priority, cache_salt=salt
-            )
+            message = add(first, prompt, max_tokens, stop_ids=self.alone(message)[-1:], **fields)
         for fork in range(forks + 1):
             number = first + fork
             fields = {f: getattr(message, f) for f in message.__struct_fields__}
@@ -163,15 +180,23 @@ class Lives(RuleBasedStateMachine):
                 self.executor.submit(plan)
 
     @rule()
+    def send_masks(self) -> None:
+        assert not self.masks.send()
+
+    @rule()
     def settle(self) -> None:
         if not self.scheduler.in_flight:
             return
+        assert not self.masks.send()
         result = self.executor.collect(None)
         assert result is not None
         settled = self.scheduler.settle(result)
-        for number, token in zip(settled.ids, settled.tokens, strict=True):
+        tokens = iter(settled.tokens)
+        for number, count in zip(settled.ids, settled.counts, strict=True):
             assert number not in self.ended, "a token after the end"
-            self.got[number].append(token)
+            assert count > 0
+            self.got[number] += islice(tokens, count)
+        assert not list(tokens)
         for request in settled.ended:
             assert request.ended is not None
             self.ended[request.id] = request.ended
@@ -192,6 +217,17 @@ class Lives(RuleBasedStateMachine):
         assert swapped + self.host.num_free == self.host.num_blocks
         assert self.scheduler.running + self.scheduler.free_slots == self.seqs
 
+    @invariant()
+    def lengths_are_in_order(self) -> None:
+        for request in self.scheduler.requests() if hasattr(self, "scheduler") else ():
+            assert 0 <= request.computed <= request.planned <= len(request.tokens) + request.drawing, request
+            assert self.scheduler.in_flight or request.planned == request.computed, request
+            if request.slot is not None:
+                blocks, planned = len(request.table._rows[0]), request.planned
+                assert blocks >= self.pool.blocks_for(planned), "planned beyond its blocks"
+                unused = blocks > self.pool.blocks_for(planned + 1)
+                assert not unused or request.preemptions or self.scheduler.in_flight, "blocks that nothing will fill"
+
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
             return
@@ -209,4 +245,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestLives.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
