@@ -75,8 +75,9 @@ class StreamExecutor:
     def collect(self, timeout: float | None) -> Result | None:
         """See Executor."""
         if not self._flights:
-            assert self._failure is not None, "nothing was submitted"
-            raise self._failure
+            if self._failure is not None:
+                raise self._failure
+            return None
         flight = self._flights[0]
         deadline = None if timeout is None else time.monotonic() + timeout
         while not flight.done():
@@ -90,4 +91,6 @@ class StreamExecutor:
 
     def close(self) -> None:
         """See Executor."""
+        for flight in self._flights:
+            flight.wait()
         self._flights.clear()

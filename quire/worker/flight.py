@@ -22,6 +22,10 @@ class Flight(Protocol):
         """Whether `result` would not wait."""
         ...
 
+    def wait(self) -> None:
+        """Until the device is done."""
+        ...
+
     def result(self) -> Result:
         """What it brought; waits for the device. Asked once."""
         ...
@@ -36,6 +40,9 @@ class Landed:
     def done(self) -> bool:
         """See Flight."""
         return True
+
+    def wait(self) -> None:
+        """See Flight."""
 
     def result(self) -> Result:
         """See Flight."""
@@ -59,9 +66,13 @@ class StreamFlight:
         """See Flight."""
         return bool(self._ended.query())  # type: ignore[no-untyped-call]
 
-    def result(self) -> Result:
+    def wait(self) -> None:
         """See Flight."""
         self._ended.synchronize()
+
+    def result(self) -> Result:
+        """See Flight."""
+        self.wait()
         return self._finish(self._began.elapsed_time(self._ended))
 
 

@@ -1,0 +1,92 @@
+"""The executor of a stream: what the local one does in a thread, without one. A CPU's worker stands in for a GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from quire.clock import SystemClock
+from quire.errors import CheckpointError
+from quire.executor.choice import executor_for
+from quire.executor.executor import Executor
+from quire.executor.local import LocalExecutor
+from quire.executor.stream import StreamExecutor
+from quire.messages import Plan, Result
+from tests.checkpoints import make_llama
+from tests.executor.test_local import fail_at, first, next_
+from tests.worker.driver import config_for
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("tiny"), tokenizer=False)
+
+
+@pytest.fixture
+def started(tiny: Path) -> Iterator[StreamExecutor]:
+    executor = StreamExecutor(config_for(tiny), SystemClock())
+    executor.start()
+    yield executor
+    executor.close()
+
+
+def test_the_device_decides_on_the_executor(tiny: Path) -> None:
+    assert isinstance(executor_for(config_for(tiny, device="cuda"), SystemClock()), StreamExecutor)
+    assert isinstance(executor_for(config_for(tiny, device="cpu"), SystemClock()), LocalExecutor)
+
+
+def test_same_results_as_the_local_one(tiny: Path, started: StreamExecutor) -> None:
+    local: Executor = LocalExecutor(config_for(tiny), SystemClock())
+    local.start()
+    plans = [first(), *map(next_, range(2, 12))]
+    assert run(started, plans) == run(local, plans)
+    local.close()
+
+
+def run(executor: Executor, plans: list[Plan]) -> list[tuple[int, list[int]]]:
+    """Step and tokens of each plan's result, with two in flight."""
+    results = []
+    for number, plan in enumerate(plans):
+        executor.submit(plan)
+        if number:
+            results.append(executor.collect(10))
+    results.append(executor.collect(10))
+    return [(result.step, result.tokens) for result in results if result is not None]
+
+
+def test_nothing_submitted_nothing_collected(started: StreamExecutor) -> None:
+    assert started.collect(0.0) is None
+
+
+def test_collecting_gives_up_in_time_and_goes_on_later(started: StreamExecutor) -> None:
+    looks = iter([False] * 3 + [True] * 2)
+    flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
+    started._worker = SimpleNamespace(launch=lambda plan: flight)  # type: ignore[assignment]
+    started.submit(first())
+    assert started.collect(-1.0) is None
+    result = started.collect(10)
+    assert result is not None
+    assert result.tokens == [7]
+
+
+def test_what_loading_raises_is_raised_by_start(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        StreamExecutor(config_for(tmp_path), SystemClock()).start()
+
+
+def test_a_failed_step_ends_the_stream(tiny: Path) -> None:
+    executor = StreamExecutor(config_for(tiny), SystemClock(), fail_at("execute", 2))
+    executor.start()
+    executor.submit(first())
+    executor.submit(next_(2))
+    result = executor.collect(10)
+    assert result is not None
+    assert result.step == 1
+    for step in (3, 4):
+        with pytest.raises(RuntimeError, match="execute 2"):
+            executor.collect(10)
+        executor.submit(next_(step))
+    executor.close()
