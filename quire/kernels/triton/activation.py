@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 
-_BLOCK = 1_024
-_WARPS = 4
+BLOCK, WARPS = 1_024, 4
+"""Elements of a program, and its threads by 32. See benchmarks/h200/tune_small.py."""
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
@@ -55,9 +55,9 @@ def _launch_gated(x: Tensor, out: Tensor, activation: str) -> None:
 def _cut(whole: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """How many programs share this, and what they are told."""
     width, overlap = whole.shape[-1], can_overlap(whole.device)
-    parts = triton.cdiv(width, _BLOCK)
-    options = {"WIDTH": width, "PARTS": parts, "BLOCK": _BLOCK, "OVERLAP": overlap}
-    return (whole.numel() // width * parts,), options | {"num_warps": _WARPS, "launch_pdl": overlap}
+    parts = triton.cdiv(width, BLOCK)
+    options = {"WIDTH": width, "PARTS": parts, "BLOCK": BLOCK, "OVERLAP": overlap}
+    return (whole.numel() // width * parts,), options | {"num_warps": WARPS, "launch_pdl": overlap}
 
 
 @triton.jit

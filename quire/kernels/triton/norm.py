@@ -16,8 +16,10 @@ from quire.kernels.triton.dependent_launch import can_overlap, release_dependent
 
 WIDEST = 32_768
 """A row of 1,024 threads' registers."""
-_TILE = 1_024
+TILE = 1_024
 """Elements of a program of narrow rows."""
+PER_THREAD = 8
+"""Elements, 16 bytes of bf16; more in rows too wide for 1,024 threads of so many. See benchmarks/h200/tune_small.py."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
@@ -29,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
     """
     heads, width = (1, *x.shape[1:])[-2:]
     rows, block = len(x) * heads, _block(width)
-    tile = max(1, _TILE // block)
+    tile = max(1, TILE // block)
     assert x.stride(-1) == 1 and all(t is None or t.is_contiguous() for t in (delta, weight, out))
     if not rows:
         return
@@ -137,5 +139,5 @@ def _block(width: int) -> int:
 
 
 def _warps(elements: int) -> int:
-    """Threads by 32, for about 8 elements each: 16 bytes of bf16."""
-    return min(32, max(1, elements // 256))
+    """Of 32 threads."""
+    return min(32, max(1, elements // (32 * PER_THREAD)))
