@@ -52,8 +52,8 @@ class Experts:
         self._place = place
         self._experts = kernel("experts", place.device.type)
         self._pack = kernel("pack_experts", place.device.type)
-        self._gate_up: Sequence[Tensor]
-        self._down: Sequence[Tensor]
+        self._gate_up: Sequence[Tensor] | Tensor
+        self._down: Sequence[Tensor] | Tensor
 
     def needs(self) -> Iterator[Need]:
         """See Layer."""

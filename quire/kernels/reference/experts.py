@@ -18,7 +18,7 @@ def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tenso
         renormalise: Scale their weights to the sum 1.
 
     Returns:
-        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, int64.
+        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, integers.
     """
     weights, numbers = logits.float().softmax(-1).topk(chosen)
     if renormalise:

@@ -22,11 +22,12 @@ def row_product(
     x,
     w,
     rows,
+    scale,
     COLUMNS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WAIT: tl.constexpr,
 ):
-    """sums [rows, BLOCK_K] fp32, plus the products of x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
+    """sums [rows, BLOCK_K] fp32, plus the products of scale · x [COLUMNS] and w's rows, not yet summed over BLOCK_K.
 
     The next part of w is asked for before the last one is used, and the first, where WAIT, before x is there.
     """
@@ -50,7 +51,7 @@ def row_product(
             values = tl.load(x + begin + k)
         else:
             values = tl.load(x + begin + k, begin + k < COLUMNS, 0.0)
-        sums += part.to(tl.float32) * values.to(tl.float32)[None, :]
+        sums += part.to(tl.float32) * (values.to(tl.float32) * scale)[None, :]
     return sums
 
 
