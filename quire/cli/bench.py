@@ -18,8 +18,9 @@ BENCHMARKS = {
     "serve": ("quire.bench.serve:ServeOptions", "load on a running server"),
     "startup": ("quire.bench.startup:StartupOptions", "from the process's start until it takes work, by stage"),
     "kernels": ("quire.bench.kernels:KernelsOptions", "each kernel on its own, against what the device reaches"),
+    "regress": ("quire.bench.regress:RegressOptions", "whether newer figures are worse than older ones"),
 }
-WITHOUT_ENGINE = ("serve", "kernels")
+WITHOUT_ENGINE = ("serve", "kernels", "regress")
 
 
 def run(arguments: Sequence[str]) -> int:
