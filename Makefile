@@ -30,6 +30,12 @@ serve: $(VENV)/.installed ## Serve the built-in model on port 8000 (installs wha
 test: $(VENV)/.installed-dev ## Run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: test-gpu
+test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it
+	@$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "make test-gpu: torch finds no NVIDIA GPU here.")'
+	@$(BIN)/python -m pytest -m gpu tests $(ARGS)
+	@$(BIN)/python -m pytest -m 'not gpu' tests/kernels/triton $(ARGS)
+
 .PHONY: lint
 lint: lint-style lint-types lint-rooms ## Check style, types and which room imports which
 

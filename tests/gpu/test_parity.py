@@ -1,0 +1,202 @@
+"""Every architecture on the card, through LLM: bf16 as near to the exact logits as transformers' own bf16, and fp32
+greedy text that is transformers' own, also over cached blocks, after preemptions and beside aborted requests.
+
+What the engine answers is judged token by token: transformers reads prompt and answer and says what it would have drawn
+each token from. So a tie that falls the other way on a card spoils nothing that comes after it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire import LLM, SamplingParams
+from quire.kvcache.groups import GroupReach
+from quire.models.spec import read_spec
+from quire.outputs import RequestOutput
+from tests.checkpoints import make_llama, make_tiny
+from tests.parity.cases import CASES
+from tests.parity.oracle import Oracle
+from tests.parity.test_architectures import CHUNK, LENGTHS, TOKENS, prompts
+
+pytestmark = pytest.mark.gpu
+DEVICE = "cuda"
+MEAN, MOST = 1.25, 1.5
+"""How much larger our errors may be than transformers' own in the same dtype: their mean, and the largest."""
+TIE = 1e-3
+"""Log probabilities this close together are equal in fp32."""
+SETTINGS: dict[str, Any] = {
+    "device": DEVICE,
+    "block_size": 16,
+    "max_num_seqs": 8,
+    "skip_tokenizer_init": True,
+}
+BLOCKS = {"max_num_batched_tokens": 40, "num_gpu_blocks_override": 300}
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=2)
+EVERYTHING = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=-1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bfloat16_is_as_near_as_transformers(case: str, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[case])
+    with LLM(str(directory), dtype="bfloat16", **EXACTLY, **BLOCKS, **SETTINGS) as llm:
+        answers = answers_of(llm, prompts(), EVERYTHING)
+    assert_near(directory, prompts(), answers)
+
+
+def test_bfloat16_in_the_shapes_of_a_real_model(tmp_path: Path) -> None:
+    """Prompts of several chunks, and a batch that a graph of more rows serves."""
+    shape = {"hidden": 2048, "intermediate": 5632, "layers": 2, "heads": 16, "kv_heads": 4, "head_dim": 128}
+    directory = make_llama(tmp_path, **shape, max_len=4096, dtype="bfloat16", tokenizer=False, std=0.03)
+    batch = long_prompts()
+    with LLM(str(directory), max_num_batched_tokens=512, num_gpu_blocks_override=400, **EXACTLY, **SETTINGS) as llm:
+        answers = answers_of(llm, batch, EVERYTHING)
+    assert_near(directory, batch, answers)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32_text_is_transformers(case: str, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[case])
+    reference, batch = Oracle(directory, device=DEVICE), prompts()
+    with LLM(str(directory), dtype="float32", **BLOCKS, **SETTINGS) as llm:
+        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
+            assert_greedy(reference, prompt, output)
+        longer = batch[2][:80] + batch[3][:10]
+        same, other = llm.generate([batch[2], longer], GREEDY)
+        assert same.num_cached_tokens == other.num_cached_tokens == 80
+        assert_greedy(reference, batch[2], same)
+        assert_greedy(reference, longer, other)
+        assert_all_free(llm)
+    preempted(directory, reference, batch)
+
+
+def preempted(directory: Path, reference: Oracle, batch: list[list[int]]) -> None:
+    """On so few blocks that sequences are put back, in both modes."""
+    reaches = [GroupReach(group.window) for group in read_spec(directory).kv_groups()]
+    for_one = sum(reach.most_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
+    for mode in ("recompute", "swap"):
+        few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 3, "preemption_mode": mode, "swap_space": 0.01}
+        with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:
+            for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
+                assert_greedy(reference, prompt, output)
+            assert llm._engine.counts()["preemptions"] > 0
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("qwen3"), **CASES["qwen3, wide heads"])
+
+
+def test_choices_of_one_prompt_share_its_blocks_and_part(qwen3: Path) -> None:
+    seeded: dict[str, Any] = {"temperature": 1.1, "seed": 11, "max_tokens": 12, "ignore_eos": True}
+    batch = prompts()
+    with LLM(str(qwen3), dtype="float32", **BLOCKS, **SETTINGS) as llm:
+        several = llm.generate([batch[1]], SamplingParams(n=3, **seeded))[0].outputs
+        assert several[0].token_ids == llm.generate([batch[1]], SamplingParams(**seeded))[0].outputs[0].token_ids
+        assert len({tuple(choice.token_ids) for choice in several}) == 3
+        assert_all_free(llm)
+
+
+def test_what_an_interrupted_call_leaves_behind_is_nothing(qwen3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests are aborted while their steps are still on the device; those that come next are served well."""
+    reference, batch = Oracle(qwen3, device=DEVICE), prompts()
+    with LLM(str(qwen3), dtype="float32", **BLOCKS, **SETTINGS) as llm:
+        receive, calls = llm._engine.receive, 0
+
+        def interrupt(timeout: float | None) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 9:
+                raise KeyboardInterrupt
+            return receive(timeout)
+
+        monkeypatch.setattr(llm._engine, "receive", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(batch * 4, GREEDY)
+        monkeypatch.undo()
+        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
+            assert_greedy(reference, prompt, output)
+        assert llm._engine.counts()["requests"] == 0
+        assert_all_free(llm)
+
+
+def test_steps_without_graphs_say_the_same(qwen3: Path) -> None:
+    reference, batch = Oracle(qwen3, device=DEVICE), prompts()
+    with LLM(str(qwen3), dtype="float32", enforce_eager=True, **BLOCKS, **SETTINGS) as llm:
+        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
+            assert_greedy(reference, prompt, output)
+
+
+def test_log_probabilities_of_prompts(qwen3: Path) -> None:
+    reference, prompt = Oracle(qwen3, device=DEVICE), prompts()[2]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    with LLM(str(qwen3), dtype="float32", **BLOCKS, **SETTINGS) as llm:
+        (output,) = llm.generate([prompt], params)
+    rows = reference.after(prompt[:1], prompt[1:])
+    assert output.prompt_logprobs is not None
+    for token, row, entry in zip(prompt[1:], rows, output.prompt_logprobs[1:], strict=True):
+        assert entry is not None
+        assert entry[token].logprob == pytest.approx(float(row[token]), abs=TIE)
+
+
+EXACTLY: dict[str, Any] = {"logprobs_mode": "raw_logits", "max_logprobs": -1}
+"""Every logit of every token that is drawn."""
+
+
+def long_prompts() -> list[list[int]]:
+    """Of 1 to 1,500 tokens; one more than a graph of four rows holds."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, 320, (n,), generator=generator).tolist() for n in (1, 200, 1500, 700, 64)]
+
+
+def answers_of(llm: LLM, batch: list[list[int]], params: SamplingParams) -> list[tuple[list[int], Tensor]]:
+    """By prompt: the tokens, and the logits [tokens, vocab] they were drawn from."""
+    answers = []
+    for output in llm.generate(batch, params):
+        (choice,) = output.outputs
+        assert choice.logprobs is not None
+        rows = [[entries[token].logprob for token in sorted(entries)] for entries in choice.logprobs]
+        answers.append((list(choice.token_ids), torch.tensor(rows, dtype=torch.float64)))
+    return answers
+
+
+def assert_near(directory: Path, batch: list[list[int]], answers: list[tuple[list[int], Tensor]]) -> None:
+    """Our logits are nearly as exact as transformers' in bf16, by those in fp32."""
+    exact, rounded = (logits_of(directory, dtype, batch, answers) for dtype in (torch.float32, torch.bfloat16))
+    ours = torch.cat([logits for _, logits in answers])
+    error, allowed = (ours - exact).abs(), (rounded - exact).abs()
+    assert ours.shape == exact.shape
+    assert allowed.mean() > 0
+    assert error.mean() <= MEAN * allowed.mean()
+    assert error.max() <= MOST * allowed.max()
+
+
+def logits_of(
+    directory: Path, dtype: torch.dtype, batch: list[list[int]], answers: list[tuple[list[int], Tensor]]
+) -> Tensor:
+    """[tokens of all answers, vocab] of transformers."""
+    oracle = Oracle(directory, dtype, DEVICE)
+    pairs = zip(batch, answers, strict=True)
+    return torch.cat([oracle.logits_after(prompt, tokens) for prompt, (tokens, _) in pairs])
+
+
+def assert_greedy(reference: Oracle, prompt: list[int], output: RequestOutput) -> None:
+    """Every token is the likeliest after what stands before it, with transformers' log probability."""
+    (choice,) = output.outputs
+    assert choice.logprobs is not None
+    tokens = list(choice.token_ids)
+    rows = reference.after(prompt, tokens)
+    assert len(tokens) == TOKENS
+    assert (rows.amax(-1) - rows[torch.arange(TOKENS), tokens]).max() < TIE
+    for row, entries in zip(rows, choice.logprobs, strict=True):
+        for token, entry in entries.items():
+            assert entry.logprob == pytest.approx(float(row[token]), abs=TIE)
+
+
+def assert_all_free(llm: LLM) -> None:
+    counts = llm._engine.counts()
+    assert counts["free_blocks"] == counts["blocks"]
