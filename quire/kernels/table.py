@@ -42,6 +42,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",
     ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",
     ("draw", "cpu"): "quire.kernels.reference.sampling:draw",
+    ("draw", "cuda"): "quire.kernels.triton.sampling:draw",
     ("begin_step", "cpu"): "quire.kernels.reference.step:begin_step",
     ("begin_step", "cuda"): "quire.kernels.triton.step:begin_step",
     ("move_blocks", "cpu"): "quire.kernels.reference.blocks:move_blocks",
