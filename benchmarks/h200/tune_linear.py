@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tuning import compile_all, copies, graph_seconds
+from tuning import compile_all, copies, few_enough, graph_seconds
 
 from quire.kernels.table import kernel
 from quire.kernels.triton.linear import Cut, multiply
@@ -269,11 +268,7 @@ def choose(figures: dict[tuple[Weight, int], dict[Cut, float]], tolerance: float
         }
         for product, seconds in figures.items()
     }
-    kept = {None}
-    left = {product for product, kernels in good.items() if not kernels & kept}
-    while left:
-        kept.add(Counter(k for product in left for k in good[product]).most_common(1)[0][0])
-        left = {product for product in left if not good[product] & kept}
+    kept = few_enough(good, free={None})
     return {
         (weight, rows): min((c for c in seconds if compiled(c, weight) in kept), key=seconds.__getitem__)
         for (weight, rows), seconds in figures.items()

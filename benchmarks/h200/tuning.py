@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
 Job = TypeVar("Job")
+Product = TypeVar("Product", bound=Hashable)
+Kernels = TypeVar("Kernels", bound=Hashable)
 
 GRAPH_S = 3e-4
 """A graph holds about this much work."""
@@ -69,6 +72,20 @@ def graph_seconds(calls: Sequence[Callable[[], object]], guess: float) -> float:
     torch.cuda.synchronize()
     milliseconds = statistics.median(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True))
     return milliseconds / 1e3 / (rounds * len(calls))
+
+
+def few_enough(good: Mapping[Product, Iterable[Kernels]], free: Iterable[Kernels] = ()) -> set[Kernels]:
+    """A small set that has one of the good ones for every product: always add what serves most of the rest.
+
+    Args:
+        good: What is good enough for each product.
+        free: What costs nothing to have.
+    """
+    kept = set(free)
+    left = {product: set(kernels) for product, kernels in good.items()}
+    while left := {product: kernels for product, kernels in left.items() if not kernels & kept}:
+        kept.add(Counter(each for kernels in left.values() for each in kernels).most_common(1)[0][0])
+    return kept
 
 
 def copies(one_bytes: int) -> int:

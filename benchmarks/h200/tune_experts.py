@@ -1,0 +1,324 @@
+"""How the products of a mixture of experts are best cut, by number of tokens.
+
+    python benchmarks/h200/tune_experts.py --out DIR [--tolerance 0.02] [--seconds 110]
+
+For each mixture and number of tokens: with one cut of the second product every cut of the first is timed, then the
+other way round, and the times of all pairs follow by adding. In graphs, over different, uniform choices of experts.
+Every cut's result is checked against one product a pair in fp32. Prints the best, and what routing and grouping take,
+and writes
+
+    DIR/experts_table.json   the figures
+    DIR/experts_table.py     the table; copy it to quire/kernels/triton/
+
+The table names few different kernels, as that of tune_linear.py does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tuning import compile_all, few_enough, graph_seconds
+
+from quire.kernels.triton.experts import Cuts, multiply
+from quire.kernels.triton.linear_rows import Rows
+from quire.kernels.triton.linear_tiles import Tiles
+from quire.kernels.triton.routing import group, route
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+BYTES_PER_S = 4.25e12
+FLOPS_PER_S = 690e12
+INFINITE = float("inf")
+CHOICES = 6
+"""Different sets of tokens that calls go round."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Qwen3-30B-A3B's and Mixtral-8x7B's."""
+
+    experts: int
+    chosen: int
+    hidden: int
+    width: int
+
+
+MIXTURES = (Mixture(128, 8, 2048, 768), Mixture(8, 2, 4096, 14336))
+
+_ROWS_FIRST = (
+    (2, 2048, 4), (4, 512, 2), (4, 1024, 4), (4, 2048, 8), (8, 256, 2), (8, 512, 4), (8, 1024, 8), (16, 256, 4),
+    (16, 512, 8),
+)  # fmt: skip
+_ROWS_SECOND = (
+    (2, 256, 1), (4, 256, 1), (4, 256, 2), (8, 256, 2), (8, 256, 4), (16, 256, 4), (16, 256, 8), (2, 1024, 4),
+    (4, 1024, 4), (4, 1024, 8),
+)  # fmt: skip
+_TILES = {  # block_n, block_k, warps, stages, swapped
+    16: (
+        (64, 64, 4, 4, True), (64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (64, 256, 4, 3, True),
+        (128, 64, 4, 4, True), (128, 64, 4, 6, True), (128, 128, 4, 3, True), (128, 128, 8, 3, True),
+        (32, 128, 4, 4, False), (32, 256, 4, 3, False), (64, 128, 4, 4, False),
+    ),
+    32: (
+        (64, 64, 4, 4, True), (64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (128, 64, 4, 4, True),
+        (128, 64, 4, 5, True), (128, 128, 8, 3, True), (64, 128, 4, 4, False),
+    ),
+    64: (
+        (64, 64, 4, 4, True), (64, 128, 4, 3, True), (128, 64, 4, 3, True), (128, 64, 4, 4, True),
+        (128, 64, 8, 4, True), (128, 64, 4, 4, False), (128, 128, 8, 3, True), (256, 64, 8, 3, True),
+        (256, 64, 8, 3, False),
+    ),
+    128: (
+        (128, 64, 4, 3, False), (128, 64, 8, 3, False), (128, 64, 8, 4, False), (128, 64, 8, 3, True),
+        (128, 128, 8, 3, False), (256, 64, 8, 3, False), (256, 64, 8, 4, False), (256, 64, 8, 3, True),
+    ),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tolerance", type=float, default=0.02, help="how much slower than its best a size may be")
+    parser.add_argument("--seconds", type=float, default=110, help="sizes that are not begun by then are left out")
+    parser.add_argument("--processes", type=int, default=16)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    jobs = to_compile()
+    broken = compile_all(compile_one, jobs, options.processes)
+    for job, text in broken.items():
+        print(f"left out: {job}: {text}")
+    print(f"compiled {len(jobs)} pairs of kernels in {time.perf_counter() - began:.0f} s", flush=True)
+    figures: dict[tuple[Mixture, int], dict[Cuts, float]] = {}
+    for mixture in MIXTURES:
+        weights = [random_weights(mixture) for _ in range(2)]
+        for tokens in TOKENS:
+            if time.perf_counter() - began > options.seconds:
+                print(f"no time left for {mixture}, {tokens} tokens")
+                break
+            sets = [arguments(mixture, tokens, *weights[number % 2], number) for number in range(CHOICES)]
+            figures[mixture, tokens] = measure(mixture, tokens, sets, {cuts for _, cuts in broken})
+            print(line(mixture, tokens, sets, figures[mixture, tokens]), flush=True)
+        del weights
+    chosen = choose(figures, options.tolerance)
+    for (mixture, tokens), cuts in chosen.items():
+        seconds = figures[mixture, tokens]
+        print(f"{mixture} {tokens}: {seconds[cuts] * 1e6:.1f} µs, {seconds[cuts] / min(seconds.values()) - 1:.1%} more")
+    print_overlap(figures)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "experts_table.json").write_text(json.dumps(as_json(figures, chosen), indent=1))
+    (options.out / "experts_table.py").write_text(as_module(chosen))
+    print(f"{len(set(chosen.values()))} pairs of kernels, {time.perf_counter() - began:.0f} s")
+
+
+# --- candidates -----------------------------------------------------------------------------------------------------
+
+
+def candidates(mixture: Mixture, tokens: int) -> Iterator[tuple[list[Rows] | list[Tiles], list[Rows] | list[Tiles]]]:
+    """Cuts of the first product and of the second that go together."""
+    if tokens <= 16:
+        yield [Rows(*cut) for cut in _ROWS_FIRST], [Rows(*cut) for cut in _ROWS_SECOND]
+    each = tokens * mixture.chosen / mixture.experts
+    for block_m, least, most in ((16, 0, 24), (32, 3, 64), (64, 12, 300), (128, 50, float("inf"))):
+        if tokens > 1 and least <= each <= most:
+            cuts = [Tiles(block_m, *cut[:2], 1, *cut[2:]) for cut in _TILES[block_m]]
+            yield cuts, cuts
+
+
+def to_compile() -> list[tuple[Mixture, Cuts]]:
+    """Every cut of the first product once, with one of the second, and the other way round."""
+    jobs: dict[tuple[Mixture, Cuts], None] = {}
+    for mixture in MIXTURES:
+        for tokens in TOKENS:
+            for firsts, seconds in candidates(mixture, tokens):
+                for number in range(max(len(firsts), len(seconds))):
+                    jobs[mixture, (firsts[number % len(firsts)], seconds[number % len(seconds)])] = None
+    return list(jobs)
+
+
+def compile_one(job: tuple[Mixture, Cuts]) -> None:
+    """By running it on a mixture of no more experts than a token has."""
+    mixture, cuts = job
+    small = Mixture(mixture.chosen, mixture.chosen, mixture.hidden, mixture.width)
+    *inputs, out = arguments(small, 2, *random_weights(small), 0)
+    multiply(*inputs, out, cuts, overlap=True)
+
+
+# --- measurement ----------------------------------------------------------------------------------------------------
+
+
+def random_weights(mixture: Mixture) -> tuple[Tensor, Tensor]:
+    options = {"dtype": torch.bfloat16, "device": "cuda"}
+    gate_up = torch.randn(mixture.experts, 2 * mixture.width, mixture.hidden, **options).div_(mixture.hidden**0.5)
+    down = torch.randn(mixture.experts, mixture.hidden, mixture.width, **options).div_(mixture.width**0.5)
+    return gate_up, down
+
+
+def arguments(mixture: Mixture, tokens: int, gate_up: Tensor, down: Tensor, seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    options = {"dtype": torch.bfloat16, "device": "cuda", "generator": generator}
+    x = torch.randn(tokens, mixture.hidden, **options)
+    weights, numbers = route(torch.randn(tokens, mixture.experts, **options), mixture.chosen, True)
+    return x, gate_up, down, numbers, weights, torch.empty_like(x)
+
+
+def measure(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], broken: set[Cuts]) -> dict[Cuts, float]:
+    """Seconds of every pair of cuts that go together; some by adding."""
+    expected = exact(*sets[0][:-1])
+    found: dict[Cuts, float] = {}
+    for firsts, seconds in candidates(mixture, tokens):
+        base = next(
+            pair
+            for pair in product(firsts, seconds)
+            if pair not in broken and time_one(sets, pair, expected) < INFINITE
+        )
+        by_first = {first: time_one(sets, (first, base[1]), expected) for first in firsts}
+        by_second = {second: time_one(sets, (base[0], second), expected) for second in seconds}
+        for first, one in by_first.items():
+            for second, other in by_second.items():
+                found[first, second] = one + other - by_first[base[0]]
+    return found
+
+
+def time_one(sets: list[tuple[Tensor, ...]], cuts: Cuts, expected: Tensor) -> float:
+    """Infinite for what does not run or is wrong."""
+    *inputs, out = sets[0]
+    out.fill_(float("nan"))
+    try:
+        multiply(*inputs, out, cuts, overlap=True)
+    except Exception as error:
+        print(f"left out: {cuts}: {error}".splitlines()[0])
+        return INFINITE
+    error = float((out[: len(expected)].float() - expected).abs().max() / expected.abs().max())
+    if not error < 0.02:
+        print(f"WRONG: {cuts} of {len(out)} tokens: {error:.1e}")
+        return INFINITE
+    guess = max(1e-5, (len(out) * inputs[3].shape[1] * 6 * inputs[2].shape[1] * inputs[2].shape[2]) / 4e14)
+    return graph_seconds(calls(sets, cuts, True), guess)
+
+
+def calls(sets: list[tuple[Tensor, ...]], cuts: Cuts, overlap: bool) -> list[Callable[[], None]]:
+    return [lambda own=own: multiply(*own, cuts, overlap=overlap) for own in sets]
+
+
+def exact(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+    """The first tokens in fp32, pair by pair."""
+    out = torch.zeros((min(len(x), 40), x.shape[1]), device=x.device)
+    for token, own in enumerate(numbers[: len(out)].tolist()):
+        for expert, weight in zip(own, weights[token].float(), strict=True):
+            gate, up = (gate_up[expert].float() @ x[token].float()).chunk(2)
+            out[token] += weight * (down[expert].float() @ (F.silu(gate) * up))
+    return out
+
+
+def line(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], seconds: dict[Cuts, float]) -> str:
+    touched = sum(int(own[3].unique().numel()) for own in sets) / len(sets)
+    moved = touched * 6 * mixture.hidden * mixture.width
+    flops = tokens * mixture.chosen * 6 * mixture.hidden * mixture.width
+    limit = max(moved / BYTES_PER_S, flops / FLOPS_PER_S)
+    best = sorted(seconds, key=seconds.__getitem__)[:3]
+    logits = torch.randn(tokens, mixture.experts, dtype=torch.bfloat16, device="cuda")
+    routing = graph_seconds([lambda: route(logits, mixture.chosen, True)], 3e-6)
+    grouping = graph_seconds([lambda own=own: group(own[3], mixture.experts, 16) for own in sets], 3e-6)
+    return (
+        f"{astuple(mixture)} {tokens:4} tokens, {touched:.1f} experts: {seconds[best[0]] * 1e6:8.1f} µs, "
+        f"limit {limit * 1e6:8.1f} ({limit / seconds[best[0]]:.0%}), {moved / seconds[best[0]] / 1e12:.2f} TB/s, "
+        f"{flops / seconds[best[0]] / 1e12:3.0f} TFLOP/s; routing {routing * 1e6:.1f}, grouping {grouping * 1e6:.1f}; "
+        + "; ".join(f"{source(cuts)} {seconds[cuts] * 1e6:.1f}" for cuts in best)
+    )
+
+
+def print_overlap(figures: dict[tuple[Mixture, int], dict[Cuts, float]]) -> None:
+    """What starting early gains at a few sizes."""
+    mixture = MIXTURES[0]
+    weights = random_weights(mixture)
+    for tokens in (1, 32, 128):
+        if (mixture, tokens) not in figures:
+            continue
+        sets = [arguments(mixture, tokens, *weights, number) for number in range(CHOICES)]
+        cuts = min(figures[mixture, tokens], key=figures[mixture, tokens].__getitem__)
+        early, late = (graph_seconds(calls(sets, cuts, overlap), 5e-5) for overlap in (True, False))
+        print(
+            f"{tokens} tokens, started while the kernel before ends: {early * 1e6:.1f} µs, after it: {late * 1e6:.1f}"
+        )
+
+
+# --- choice and results ---------------------------------------------------------------------------------------------
+
+
+def choose(figures: dict[tuple[Mixture, int], dict[Cuts, float]], tolerance: float) -> dict[tuple[Mixture, int], Cuts]:
+    """The fastest pair of each size among the few that keep all within the tolerance."""
+    kept = few_enough(
+        {
+            size: [cuts for cuts, s in seconds.items() if s <= min(seconds.values()) * (1 + tolerance)]
+            for size, seconds in figures.items()
+        }
+    )
+    return {
+        size: min((cuts for cuts in seconds if cuts in kept), key=seconds.__getitem__)
+        for size, seconds in figures.items()
+    }
+
+
+def source(cuts: Cuts) -> str:
+    return "(" + ", ".join(f"{type(cut).__name__}({', '.join(map(str, astuple(cut)))})" for cut in cuts) + ")"
+
+
+def as_json(figures: dict[tuple[Mixture, int], dict[Cuts, float]], chosen: dict[tuple[Mixture, int], Cuts]) -> object:
+    return [
+        {
+            "mixture": astuple(mixture),
+            "tokens": tokens,
+            "chosen": source(chosen[mixture, tokens]),
+            "microseconds": {
+                source(cuts): round(s * 1e6, 3)
+                for cuts, s in sorted(seconds.items(), key=lambda item: item[1])
+                if s < INFINITE
+            },
+        }
+        for (mixture, tokens), seconds in figures.items()
+    ]
+
+
+def as_module(chosen: dict[tuple[Mixture, int], Cuts]) -> str:
+    """The table as the source of experts_table.py."""
+    lines = []
+    for mixture in MIXTURES:
+        sizes = [tokens for tokens in TOKENS if (mixture, tokens) in chosen]
+        lines.append(f"    {astuple(mixture)}: (\n")
+        for tokens, following in zip(sizes, [*sizes[1:], None], strict=True):
+            cuts = chosen[mixture, tokens]
+            if following is None:
+                lines.append(f'        (float("inf"), {source(cuts)}),\n')
+            elif chosen[mixture, following] != cuts:
+                lines.append(f"        ({tokens}, {source(cuts)}),\n")
+        lines.append("    ),\n")
+    kind = "dict[tuple[int, int, int, int], tuple[tuple[float, tuple[Rows, Rows] | tuple[Tiles, Tiles]], ...]]"
+    return f'''"""How the products of a mixture of experts are cut, by its shape and the number of tokens.
+
+Written by benchmarks/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
+"""
+
+from __future__ import annotations
+
+from quire.kernels.triton.linear_rows import Rows
+from quire.kernels.triton.linear_tiles import Tiles
+
+CUTS: {kind} = {{
+{"".join(lines)}}}
+"""(experts, chosen, hidden, width) → up to how many tokens, and the cuts of both products."""
+
+OVERLAP = True
+"""Start while the kernel before ends; see dependent_launch."""
+'''
+
+
+if __name__ == "__main__":
+    main()
