@@ -5,8 +5,8 @@
 2. `_pick`, one program a row. Greedy: the first of the highest. No filter: the chunk, by the chunks' weights, and in it
    the token. Filters: the few logits above a floor that the groups give are gathered in token order; among these the
    edges of top_k and top_p are found by bisecting keys, then the token.
-3. `_search` does the same over the whole row, for the few rows whose survivors are too many to gather: a flat
-   distribution under top_p or min_p, or a top_k of thousands. Others pay the launch.
+3. `search` (row_search.py) does the same over the whole row, for the few rows whose survivors are too many to gather.
+   Others pay the launch.
 
 Memory: the logits once (256 rows of 128,256 in bf16 are 66 MB), and 8 KB a row of groups, written and read. A row with
 filters reads another 2% to 50% of itself, a row that is searched itself some ten times, most of it from the L2 cache.
@@ -22,10 +22,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.sampling import EVERY_TOKEN, FINE, NOTHING_LEFT, UNSOUND, DrawColumns, Edges
+from quire.kernels.reference.sampling import FINE, NOTHING_LEFT, UNSOUND, DrawColumns, Edges
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.draw_rules import (
+    COLDEST,
+    EVERY,
+    aim_of,
+    equals_that_reach,
+    floor_of,
+    random_number,
+    target_of,
+)
 from quire.kernels.triton.keys import LOG2_E, Shape, edge_of, key_bits, key_of, lowest_key, value_of, weight_of
-from quire.sampling import MIN_TEMPERATURE
+from quire.kernels.triton.row_search import search
 
 ROOM = 2_048
 """Logits that are gathered at most."""
@@ -33,11 +42,7 @@ _FIRST_LOOK, _SECOND_LOOK = 128, 1_024
 """So many of the likeliest tokens, or a few more, are gathered where only top_p cuts; and for top_k at most."""
 _TILE = 2_048
 _BLOCK = 8_192
-_COLDEST = tl.constexpr(MIN_TEMPERATURE)
-_EVERY = tl.constexpr(EVERY_TOKEN)
 _FINE, _UNSOUND, _NOTHING_LEFT = tl.constexpr(FINE), tl.constexpr(UNSOUND), tl.constexpr(NOTHING_LEFT)
-_DEPTH = tl.constexpr(41.0)
-"""So many powers of two below the likeliest, a weight is 0."""
 
 
 def draw(
@@ -94,7 +99,7 @@ def draw_within(
         ROOM=room, TILE=max(1, min(room, _TILE) // shape.group), FIRST=min(look, _FIRST_LOOK), SECOND=look,
         ADVANCE=last is not None, EDGES=edges is not None, num_warps=4, **launch,
     )  # fmt: skip
-    _search[(reads,)](
+    search[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, *out,
         **row, GROUPS_2=triton.next_power_of_2(shape.groups), ROOM=room,
         BLOCK=min(_BLOCK, triton.next_power_of_2(vocab)), ADVANCE=last is not None, EDGES=edges is not None,
@@ -124,7 +129,7 @@ def _scan(
     tl.store(own + groups, best_of, mask=groups < GROUPS)
     if (t > 0) & ((k <= 0) | (k >= VOCAB)) & (likely <= 0):
         best_key = tl.max(best_of, 0)
-        best, scale = value_of(best_key, BITS), LOG2_E / tl.maximum(t, _COLDEST)
+        best, scale = value_of(best_key, BITS), LOG2_E / tl.maximum(t, COLDEST)
         finite = (best > float("-inf")) & (best < float("inf"))
         weights = weight_of(tl.where(finite, x, float("-inf")), tl.where(finite, best, 0.0), scale)
         tl.store(own + 2 * GROUPS + chunk, best_key)
@@ -153,7 +158,7 @@ def _pick(
     best = value_of(best_key, BITS)
     fault = tl.where(best == float("-inf"), _NOTHING_LEFT, tl.where(best < float("inf"), _FINE, _UNSOUND))
     token = tl.full((), -1, tl.int32)
-    edge, end = tl.full((), lowest_key(BITS), tl.int64), tl.full((), _EVERY, tl.int64)
+    edge, end = tl.full((), lowest_key(BITS), tl.int64), tl.full((), EVERY, tl.int64)
     if (t <= 0) | (fault != 0):
         group = tl.min(tl.where(best_of == best_key, at, GROUPS_2), 0)
         ids = group * GROUP + tl.arange(0, GROUP)
@@ -161,9 +166,9 @@ def _pick(
         token = tl.min(tl.where((ids < VOCAB) & (key_of(x, BITS) == best_key), ids, VOCAB - 1), 0)
     else:
         k, p, likely = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
-        scale = LOG2_E / tl.maximum(t, _COLDEST)
-        number = _random(tl.load(seed + slot), tl.load(drawn + slot))
-        floor = _floor(best, scale, likely, BITS, EDGES)
+        scale = LOG2_E / tl.maximum(t, COLDEST)
+        number = random_number(tl.load(seed + slot), tl.load(drawn + slot))
+        floor = floor_of(best, scale, likely, BITS, EDGES)
         some = (k > 0) & (k < VOCAB)
         chunk_masses = tl.zeros((CHUNKS_2,), tl.int64)
         if (not some) & (likely <= 0):
@@ -210,32 +215,6 @@ def _pick(
 
 
 @triton.jit
-def _random(seed, drawn):
-    """The number in [0, 1) of (seed, drawn), as a fraction of 2^64: 53 bits, then zeros."""
-    low, high = (drawn & 0xFFFFFFFF).to(tl.uint32), ((drawn >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    first, second, _, _ = tl.philox(seed, low, high, low * 0, low * 0)
-    return ((first.to(tl.uint64) << 21) | (second >> 11).to(tl.uint64)) << 11
-
-
-@triton.jit
-def _target(number, total):
-    """The share `number` of a total weight, rounded down: the token is the first beyond it."""
-    return tl.umulhi(number, total.to(tl.uint64)).to(tl.int64)
-
-
-@triton.jit
-def _floor(best, scale, likely, BITS: tl.constexpr, EDGES: tl.constexpr):
-    """The lowest key that min_p leaves, an int64; nothing without weight is left, unless the edges are asked for."""
-    least = best + tl.where(likely > 0, tl.log2(tl.maximum(likely, 1e-37)), float("-inf")) / scale
-    if not EDGES:
-        least = tl.maximum(least, best - _DEPTH / scale)
-    key = key_of(least, 32).to(tl.int64)
-    if BITS == 16:  # the lowest bfloat16 that is not below
-        key = tl.where(key < 0, key >> 16, (key + 0xFFFF) >> 16)
-    return key
-
-
-@triton.jit
 def _masses(bests, masses, best, scale, BITS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_2: tl.constexpr):
     """[chunks] weight of each chunk beside the row's best token, which they were not made beside."""
     chunk = tl.arange(0, CHUNKS_2)
@@ -252,7 +231,7 @@ def _among_chunks(
 ):  # fmt: skip
     """The token of a row that nothing is cut from."""
     sums = tl.cumsum(scaled, 0)
-    target = _target(number, tl.sum(scaled, 0))
+    target = target_of(number, tl.sum(scaled, 0))
     chunk = tl.sum((sums <= target).to(tl.int32), 0)
     before = tl.sum(tl.where(tl.arange(0, CHUNKS_2) < chunk, scaled, 0), 0)
     own, mass = value_of(tl.load(bests + chunk), BITS), tl.load(masses + chunk)
@@ -312,7 +291,7 @@ def _among_found(
     key = tl.load(found + at, mask=inside, other=lowest_key(BITS))
     ids = tl.load(found + ROOM + at, mask=inside, other=0)
     weight = weight_of(tl.where(inside, value_of(key, BITS), float("-inf")), best, scale)
-    edge, end, high = ground, tl.full((), _EVERY, tl.int64), best_key.to(tl.int64)
+    edge, end, high = ground, tl.full((), EVERY, tl.int64), best_key.to(tl.int64)
     if (k > 0) & (k < count):
         edge = edge_of(key, tl.full((ROOM,), 1, tl.int32), edge, high, tl.full((), 0, tl.int32), k.to(tl.int32))
         room = k - tl.sum((key > edge.to(tl.int32)).to(tl.int64), 0)
@@ -320,32 +299,20 @@ def _among_found(
         stays = (key > edge.to(tl.int32)) | ((key == edge.to(tl.int32)) & (ids <= end))
         weight, inside = tl.where(stays, weight, 0), inside & stays
     mass = tl.sum(weight, 0)
-    aim = _aim(p, tl.where(complete, mass, all_mass))
+    aim = aim_of(p, tl.where(complete, mass, all_mass))
     token = tl.full((), -1, tl.int32)
     if (p >= 1) | (mass >= aim):
         if p < 1:
             edge = edge_of(tl.where(inside, key, lowest_key(BITS)), weight, edge, high, tl.full((), 0, tl.int64), aim)
             above = tl.sum(tl.where(key > edge.to(tl.int32), weight, 0), 0)
-            room = _equals_that_reach(aim - above, weight_of(value_of(edge.to(tl.int32), BITS), best, scale))
+            room = equals_that_reach(aim - above, weight_of(value_of(edge.to(tl.int32), BITS), best, scale))
             end = _last_of_equals(key, ids, inside, edge.to(tl.int32), room)
             stays = (key > edge.to(tl.int32)) | ((key == edge.to(tl.int32)) & (ids <= end))
             weight = tl.where(stays, weight, 0)
-        target = _target(number, tl.sum(weight, 0))
+        target = target_of(number, tl.sum(weight, 0))
         place = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
         token = tl.sum(tl.where(at == place, ids, 0), 0)
     return token, edge, end
-
-
-@triton.jit
-def _aim(p, mass):
-    """What the weights of the likeliest must reach for top_p: a token stays if those before it weigh less."""
-    return tl.maximum(tl.ceil(p.to(tl.float64) * mass.to(tl.float64)).to(tl.int64), 1)
-
-
-@triton.jit
-def _equals_that_reach(missing, weight):
-    """How many tokens of this weight it takes."""
-    return tl.where(weight > 0, (missing + weight - 1) // tl.maximum(weight, 1), _EVERY)
 
 
 @triton.jit
@@ -354,149 +321,3 @@ def _last_of_equals(key, ids, inside, edge, room):
     equal = inside & (key == edge)
     stays = equal & (tl.cumsum(equal.to(tl.int32), 0) <= room)
     return tl.max(tl.where(stays, ids, -1), 0).to(tl.int64)
-
-
-@triton.jit
-def _search(
-    logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints,
-    tokens, faults, last, edge_value, edge_last,
-    VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_2: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, ADVANCE: tl.constexpr, EDGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """The token of each row that has none yet, over the whole row."""
-    wait_for_inputs(OVERLAP)
-    release_dependents(OVERLAP)
-    read = tl.program_id(0).to(tl.int64)
-    if tl.load(tokens + read) < 0:
-        slot = tl.load(slots + read)
-        t, k = tl.load(temperature + slot), tl.load(top_k + slot)
-        p, likely = tl.load(top_p + slot), tl.load(min_p + slot)
-        row, own = logits + read * stride, ints + read * WIDTH
-        at = tl.arange(0, GROUPS_2)
-        best_key = tl.max(tl.load(own + at, mask=at < GROUPS, other=lowest_key(BITS)), 0).to(tl.int64)
-        best, scale = value_of(best_key.to(tl.int32), BITS), LOG2_E / tl.maximum(t, _COLDEST)
-        edge, room = _floor(best, scale, likely, BITS, EDGES), tl.full((), _EVERY, tl.int64)
-        count, mass = _measure(row, edge - 1, best, scale, True, VOCAB, BITS, BLOCK)
-        found = own + GROUPS  # there is nothing else from here on
-        if (k > 0) & (k < count):
-            edge, above = _edge_of_row(
-                row, found, edge, best_key, count, k, best, scale, False, VOCAB, BITS, ROOM, BLOCK
-            )
-            room = k - above
-            equals = weight_of(value_of(edge.to(tl.int32), BITS), best, scale) * room
-            count, mass = _measure(row, edge, best, scale, True, VOCAB, BITS, BLOCK)
-            count, mass = count + VOCAB, mass + equals  # of the edge itself there may be any number
-        if p < 1:
-            before, aim = edge, _aim(p, mass)
-            # Nothing without weight is looked at, or the middle of two values could be any.
-            low = tl.maximum(edge, key_of(best - _DEPTH / scale, BITS).to(tl.int64))
-            edge, above = _edge_of_row(
-                row, found, low, best_key, count, aim, best, scale, True, VOCAB, BITS, ROOM, BLOCK
-            )
-            reach = _equals_that_reach(aim - above, weight_of(value_of(edge.to(tl.int32), BITS), best, scale))
-            room = tl.where(edge == before, tl.minimum(room, reach), reach)
-        total, end = _kept_mass(row, edge, room, best, scale, VOCAB, BITS, BLOCK)
-        target = _target(_random(tl.load(seed + slot), tl.load(drawn + slot)), total)
-        token = _token_at(row, edge, end, target, best, scale, VOCAB, BITS, BLOCK)
-        tl.store(tokens + read, token.to(tl.int64))
-        if EDGES:
-            tl.store(edge_value + read, value_of(edge.to(tl.int32), BITS))
-            tl.store(edge_last + read, tl.where(room == _EVERY, room, end))
-        if ADVANCE:
-            tl.store(last + slot, token.to(tl.int64))
-            tl.store(drawn + slot, tl.load(drawn + slot) + 1)
-
-
-@triton.jit
-def _block(row, start, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Ids, which of them there are, keys and weights of a block of the row."""
-    ids = start + tl.arange(0, BLOCK)
-    x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-    return ids, ids < VOCAB, key_of(x, BITS), weight_of(x, best, scale)
-
-
-@triton.jit
-def _measure(
-    row, edge, best, scale, BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """How many keys lie above `edge`, and their weight; int64. Not by weight, both are their number."""
-    count, mass = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int64)
-    for start in range(0, VOCAB, BLOCK):
-        _, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
-        above = inside & (key > edge)
-        count += above.to(tl.int32)
-        mass += tl.where(above, weight if BY_WEIGHT else 1, 0)
-    return tl.sum(count, 0).to(tl.int64), tl.sum(mass, 0)
-
-
-@triton.jit
-def _edge_of_row(
-    row, found, low, high, count, aim, best, scale, BY_WEIGHT: tl.constexpr,
-    VOCAB: tl.constexpr, BITS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """edge_of over the whole row, and what lies above the edge. `count`: an upper bound of how many lie from `low` on.
-
-    Every other middle is one of values: of a few numbers far from 0 and one close to it, keys alone see mostly zeros.
-    Once the keys between the bounds have room, they are gathered.
-    """
-    between, base, turn = count, tl.full((), 0, tl.int64), tl.full((), 0, tl.int32)
-    count_above = tl.full((), 0, tl.int64)
-    while (low < high) & (between > ROOM):
-        middle = 0.5 * value_of(low.to(tl.int32), BITS) + 0.5 * value_of(high.to(tl.int32), BITS)
-        middle_key = tl.where(turn % 2 == 0, key_of(middle, BITS).to(tl.int64), low + ((high - low) >> 1))
-        middle_key = tl.minimum(tl.maximum(middle_key, low), high - 1)
-        number, units = _measure(row, middle_key, best, scale, BY_WEIGHT, VOCAB, BITS, BLOCK)
-        less = units < aim
-        low, high = tl.where(less, low, middle_key + 1), tl.where(less, middle_key, high)
-        count, count_above = tl.where(less, count, number), tl.where(less, number, count_above)
-        base = tl.where(less, units, base)
-        between = count - count_above
-        turn += 1
-    if low < high:
-        number = tl.full((), 0, tl.int32)
-        tl.debug_barrier()
-        for start in range(0, VOCAB, BLOCK):
-            _, inside, key, _ = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
-            here = inside & (key >= low) & (key <= high)
-            place = number + tl.cumsum(here.to(tl.int32), 0) - 1
-            tl.store(found + place, key, mask=here)
-            number += tl.sum(here.to(tl.int32), 0)
-        tl.debug_barrier()
-        at = tl.arange(0, ROOM)
-        key = tl.load(found + at, mask=at < number, other=lowest_key(BITS))
-        weight = weight_of(tl.where(at < number, value_of(key, BITS), float("-inf")), best, scale)
-        units = weight if BY_WEIGHT else (at < number).to(tl.int64)
-        high = edge_of(key, units, low, high, base, aim)
-        base += tl.sum(tl.where(key > high, units, 0), 0)
-    return high, base
-
-
-@triton.jit
-def _kept_mass(row, edge, room, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The weight of what lies above the edge and of the `room` first on it, and the last id of these."""
-    mass, equals, end = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64), tl.full((), -1, tl.int64)
-    for start in range(0, VOCAB, BLOCK):
-        ids, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
-        equal = inside & (key == edge)
-        stays = equal & (equals + tl.cumsum(equal.to(tl.int32), 0) <= room)
-        mass += tl.sum(tl.where(stays | (inside & (key > edge)), weight, 0), 0)
-        end = tl.maximum(end, tl.max(tl.where(stays, ids, -1), 0).to(tl.int64))
-        equals += tl.sum(equal.to(tl.int64), 0)
-    return mass, end
-
-
-@triton.jit
-def _token_at(row, edge, end, target, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The first token at which the weights of what stays exceed `target`."""
-    before, start, token = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32), tl.full((), -1, tl.int32)
-    while (token < 0) & (start < VOCAB):
-        ids, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
-        stays = inside & ((key > edge) | ((key == edge) & (ids <= end)))
-        weight = tl.where(stays, weight, 0)
-        mass = tl.sum(weight, 0)
-        if before + mass > target:
-            token = start + tl.sum((before + tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
-        before += mass
-        start += BLOCK
-    return token

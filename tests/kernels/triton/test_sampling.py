@@ -106,7 +106,7 @@ def test_only_flat_rows_are_searched(dtype: torch.dtype, device: str, monkeypatc
         def __getitem__(self, grid: Any) -> Any:
             return lambda *args, **named: None
 
-    monkeypatch.setattr(sampling, "_search", Nothing())
+    monkeypatch.setattr(sampling, "search", Nothing())
     wishes = WISHES[::3] + FLAT
     logits = logits_like(np.random.default_rng(8), len(wishes), 2_003, dtype, device)
     tokens, _, _ = run(logits, columns(device, wishes))
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_told_and_stays_alone(dtype: torch.dtype, device: str) 
 
 def test_few_finite_logits_are_found_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As allowed_token_ids leaves them: the rest has no weight and is not searched."""
-    monkeypatch.setattr(sampling, "_search", None)
+    monkeypatch.setattr(sampling, "search", None)
     logits = torch.full((3, 900), -torch.inf, device=device)
     logits[:, [3, 500, 899]] = torch.tensor([1.0, 2.0, 1.5], device=device)
     asked = columns(device, seeded(np.random.default_rng(3), [{"top_k": 50}, {"top_p": 0.99}, {"min_p": 0.01}]))
