@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from serving import vocabulary
 from step_profile import decode_profile, first_token_profile
 from workloads import Prompt, Workload, Workloads
@@ -80,6 +81,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     arguments = parser.parse_args()
+    if arguments.profile and not torch.cuda.is_available():
+        parser.error("--profile shows the kernels of a GPU, and torch finds none here")
     deadline = time.perf_counter() + arguments.budget_s
     engine = Engine(arguments.model, dict(map(setting, arguments.set)))
     workloads = Workloads(engine, vocabulary(Path(arguments.model)), seed=time.time_ns())

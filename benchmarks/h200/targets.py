@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ COLD, WARM, SERVER_COLD, SERVER_WARM = (
     "start, empty caches", "start, warm", "start, server, empty caches", "start, server, warm",
 )  # fmt: skip
 READ, START_READ = "checkpoint, read warm", "checkpoint, start warm"
+_NOT_OFFLINE = ("start", "checkpoint", "experts", "server")
 _PATIENCE_S = 60.0
 """A process that is this long behind its deadline hangs."""
 
@@ -102,7 +103,7 @@ def main() -> int:
     try:
         for name in options.names:
             print(f"\n{name}\n\n{_HEADING}", flush=True)
-            for part in (_starts, _offline, _server):
+            for part in (_starts, _offline, _experts, _server):
                 try:
                     part(options, name, report)
                 except RuntimeError as error:
@@ -144,7 +145,7 @@ def _starts(options: Options, name: str, report: Report) -> None:
 def _offline(options: Options, name: str, report: Report) -> None:
     """One process for all of them."""
     known = report.known(name)
-    asked = [row for row in known if options.wants(row) and not row.startswith(("start", "server", "checkpoint"))]
+    asked = [row for row in known if options.wants(row) and not row.startswith(_NOT_OFFLINE)]
     if (known and not asked) or options.left_s <= 0:
         return
     rows = "|".join(f"^{re.escape(row)}$" for row in asked) or options.rows
@@ -153,14 +154,15 @@ def _offline(options: Options, name: str, report: Report) -> None:
         f"--runs={options.runs}", f"--budget-s={options.left_s:.0f}", *(f"--set={pair}" for pair in options.settings),
         *(["--profile"] if options.profile else []),
     ]  # fmt: skip
-    with tempfile.NamedTemporaryFile("r", prefix="quire-offline-", suffix=".log") as log:
-        for line in _lines(command, Path(log.name), options):
-            if "row" in line:
-                report.row(name, line["row"], line["value"], line["runs"])
-            elif "profile" in line:
-                report.profile(name, line["profile"], line["lines"])
-            else:
-                print(f"({line['note']})", flush=True)
+    _report_lines(command, options, name, report)
+
+
+def _experts(options: Options, name: str, report: Report) -> None:
+    """A process of its own, because counting takes time."""
+    if not any(row.startswith("experts") and options.wants(row) for row in report.known(name)) or options.left_s <= 0:
+        return
+    flags = [f"--model={options.models / name}", *(f"--set={pair}" for pair in options.settings)]
+    _report_lines([sys.executable, str(HERE / "experts_touched.py"), *flags], options, name, report)
 
 
 def _server(options: Options, name: str, report: Report) -> None:
@@ -209,23 +211,30 @@ def _started(report: Report, model: str, row: str, starts: Sequence[dict[str, fl
     print("(" + ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in starts[-1].items()) + ")", flush=True)
 
 
-def _lines(command: Sequence[str], log: Path, options: Options) -> Iterator[dict[str, Any]]:
-    """What a child says, until it ends.
+def _report_lines(command: Sequence[str], options: Options, name: str, report: Report) -> None:
+    """Report what a child measures of one model, until it ends.
 
     Raises:
         RuntimeError: It failed; the message has the end of its log.
     """
-    with log.open("w") as errors:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
+    with tempfile.NamedTemporaryFile("w+", prefix="quire-targets-", suffix=".log") as log:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
         watchdog = threading.Timer(options.left_s + _PATIENCE_S, child.kill)
         watchdog.start()
         assert child.stdout is not None
         for text in child.stdout:
-            if text.startswith("{"):
-                yield json.loads(text)
-    watchdog.cancel()
-    if child.wait() != 0:
-        raise RuntimeError(f"offline.py failed:\n{log.read_text()[-3_000:]}")
+            line = json.loads(text) if text.startswith("{") else {}
+            if "row" in line:
+                report.row(name, line["row"], line["value"], line["runs"])
+            elif "profile" in line:
+                report.profile(name, line["profile"], line["lines"])
+            elif "note" in line:
+                print(f"({line['note']})", flush=True)
+        code = child.wait()
+        watchdog.cancel()
+        if code != 0:
+            log.seek(0)
+            raise RuntimeError(f"{Path(command[1]).name} failed:\n{log.read()[-3_000:]}")
 
 
 # --- in and out -----------------------------------------------------------------------------------------------------
