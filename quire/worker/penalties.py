@@ -1,8 +1,7 @@
 """Presence, frequency and repetition penalties, for the slots that ask for one.
 
 The counts live on the device, which counts what it draws by itself: no step waits for the host to learn a token. Rows
-of counts are for asking slots only; for all they would be the largest thing beside the weights. The formulas are those
-of Keskar et al. 2019 ("CTRL", section 4.1) and of OpenAI's API.
+of counts are for asking slots only; for all they would be the largest thing beside the weights.
 """
 
 from __future__ import annotations
@@ -12,7 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.kernels.reference.penalties import IN_PROMPT, ONE_MORE
+from quire.kernels.table import kernel
 from quire.messages import Admitted
+from quire.worker.upload import upload
 
 
 class Penalties:
@@ -25,10 +27,10 @@ class Penalties:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._device = device
+        self._penalize, self._count = kernel("penalize", device.type), kernel("count_drawn", device.type)
         self._rows: dict[int, int] = {}  # by slot
         self._free: list[int] = []
-        self._counts = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)  # of output tokens
-        self._in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
+        self._seen = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)  # see the op `penalize`
         self._weights = torch.zeros((0, 3), device=device)  # presence, frequency, repetition
 
     def admit(self, owner: Admitted) -> bool:
@@ -40,46 +42,33 @@ class Penalties:
             return False
         row = self._rows[owner.slot] = self._take_row()
         weights = (asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty)
-        self._weights[row] = torch.tensor(weights, device=self._device)
-        history = torch.tensor(owner.history, dtype=torch.int64, device=self._device)
+        self._weights[row].copy_(upload(weights, self._device, torch.float32))
+        history = upload(owner.history, self._device)
         prompt, output = history[: owner.prompt_len], history[owner.prompt_len :]
-        self._in_prompt[row].zero_().index_fill_(0, prompt, True)
-        self._counts[row].zero_().index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+        seen = self._seen[row].zero_().index_fill_(0, prompt, IN_PROMPT)
+        seen.index_add_(0, output, torch.full_like(output, ONE_MORE, dtype=torch.int32))
         return True
 
     def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
         """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
-        reads = [read for read, slot in asking if slot in self._rows]
-        if not reads:
-            return
-        rows = self._index([self._rows[slot] for _, slot in asking if slot in self._rows])
-        counts = self._counts.index_select(0, rows)  # [asking, vocab]
-        drawn = counts > 0
-        presence, frequency, repetition = (w.unsqueeze(1) for w in self._weights.index_select(0, rows).unbind(1))
-        where = self._index(reads)
-        x = logits.index_select(0, where)
-        scaled = torch.where(x > 0, x / repetition, x * repetition)
-        x = torch.where(drawn | self._in_prompt.index_select(0, rows), scaled, x)
-        x = x - frequency * counts - presence * drawn
-        logits.index_copy_(0, where, x)
+        if own := self._own(asking):
+            self._penalize(logits, *upload(own, self._device), self._seen, self._weights)
 
     def drew(self, tokens: Tensor, asking: Sequence[tuple[int, int]]) -> None:
         """Count what each read drew; `tokens` [reads] int64."""
-        reads = [read for read, slot in asking if slot in self._rows]
-        if reads:
-            rows = self._index([self._rows[slot] for _, slot in asking if slot in self._rows])
-            drawn = tokens.index_select(0, self._index(reads))
-            self._counts[rows, drawn] += 1  # a slot stands in one row of a step, so no pair comes twice
+        if own := self._own(asking):  # a slot stands in one row of a step, so no row comes twice
+            self._count(tokens, *upload(own, self._device), self._seen)
+
+    def _own(self, asking: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Reads and rows of the slots that ask for this, or nothing."""
+        pairs = [(read, self._rows[slot]) for read, slot in asking if slot in self._rows]
+        return [list(column) for column in zip(*pairs, strict=True)]
 
     def _take_row(self) -> int:
         if not self._free:
-            size = len(self._counts)
-            self._counts, self._in_prompt, self._weights = (
-                torch.cat((each, each.new_zeros((max(1, size), each.shape[1]))))
-                for each in (self._counts, self._in_prompt, self._weights)
+            size = len(self._seen)
+            self._seen, self._weights = (
+                torch.cat((each, each.new_zeros((max(1, size), each.shape[1])))) for each in (self._seen, self._weights)
             )
-            self._free = list(range(size, len(self._counts)))
+            self._free = list(range(size, len(self._seen)))
         return self._free.pop()
-
-    def _index(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)

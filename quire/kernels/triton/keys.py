@@ -22,6 +22,8 @@ MOST_GROUPS = 2_048
 _NARROWEST = 16
 UNIT = tl.constexpr(2.0**40)
 """Weight of the likeliest token. One of 2^-40 of it counts nothing; 2^22 of them fit in an int64."""
+LOOSE = ["slots", "temperature", "top_k", "top_p", "min_p", "seed", "drawn", "tokens", "faults", "last"]
+"""Columns of which a kernel loads single entries: wherever they begin, one compiled kernel serves."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -20,10 +20,10 @@ from quire.kernels.triton.draw_rules import (
     random_number,
     target_of,
 )
-from quire.kernels.triton.keys import LOG2_E, edge_of, key_of, lowest_key, value_of, weight_of
+from quire.kernels.triton.keys import LOG2_E, LOOSE, edge_of, key_of, lowest_key, value_of, weight_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
 def search(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints,
     tokens, faults, last, edge_value, edge_last,

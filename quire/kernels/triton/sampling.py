@@ -33,7 +33,7 @@ from quire.kernels.triton.draw_rules import (
     random_number,
     target_of,
 )
-from quire.kernels.triton.keys import LOG2_E, Shape, edge_of, key_bits, key_of, lowest_key, value_of, weight_of
+from quire.kernels.triton.keys import LOG2_E, LOOSE, Shape, edge_of, key_bits, key_of, lowest_key, value_of, weight_of
 from quire.kernels.triton.row_search import search
 
 ROOM = 2_048
@@ -107,7 +107,7 @@ def draw_within(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
 def _scan(
     logits, stride, slots, temperature, top_k, min_p, ints, masses,
     VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
@@ -136,7 +136,7 @@ def _scan(
         tl.store(masses + read * CHUNKS + chunk, tl.sum(tl.sum(weights, 1), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=LOOSE)
 def _pick(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints, masses,
     tokens, faults, last, edge_value, edge_last,
