@@ -10,6 +10,7 @@ Knows nothing about names or file formats.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import queue
@@ -187,7 +188,8 @@ class Staging:
 def _pages(size: int) -> mmap.mmap:
     """Fresh memory, in huge pages where the system has them: few pages are pinned sooner than many."""
     pages = mmap.mmap(-1, size)
-    pages.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
     return pages
 
 
