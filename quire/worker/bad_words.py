@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.messages import Admitted
 from quire.worker.bias import flat_index
+from quire.worker.upload import upload
 
 _ANY = -1
 """In a prefix: whatever stands there."""
@@ -58,6 +59,10 @@ class BadWords:
         )
         return True
 
+    def concerns(self, slot: int) -> bool:
+        """Whether the slot has any."""
+        return slot in self._words
+
     def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
         """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
         ours = [(read, self._words[slot]) for read, slot in asking if slot in self._words]
@@ -80,7 +85,7 @@ class BadWords:
                 words.end.copy_(torch.cat((words.end[1:], tokens[read : read + 1])))
 
     def _ints(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return upload(values, self._device)
 
 
 def _matches(words: _Words) -> Tensor:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.messages import Admitted
+from quire.worker.upload import upload
 
 _MINUS_INFINITY = float("-inf")
 
@@ -44,12 +46,16 @@ class TokenBias:
         if owner.drawn < sampling.min_tokens and owner.stop_ids:
             self._forbidden[slot] = Forbidden(self._ids(owner.stop_ids), sampling.min_tokens - owner.drawn)
         if sampling.logit_bias:
-            values = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32, device=self._device)
+            values = upload(list(sampling.logit_bias.values()), self._device, torch.float32)
             self._bias[slot] = self._ids(list(sampling.logit_bias)), values
+        return self.concerns(slot)
+
+    def concerns(self, slot: int) -> bool:
+        """Whether the slot's logits are changed from here on."""
         return slot in self._allowed or slot in self._forbidden or slot in self._bias
 
-    def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
-        """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
+    def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> list[int]:
+        """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot). Returns slots that forbid no more."""
         self._allow(logits, [(read, self._allowed[slot]) for read, slot in asking if slot in self._allowed])
         forbidding = [(read, slot, self._forbidden[slot]) for read, slot in asking if slot in self._forbidden]
         if forbidding:
@@ -59,25 +65,28 @@ class TokenBias:
         if biased:
             where = flat_index(logits, [(read, ids) for read, ids, _ in biased])
             logits.view(-1).index_add_(0, where, torch.cat([values for _, _, values in biased]))
+        ended = []
         for _, slot, rule in forbidding:
             rule.reads -= 1
             if rule.reads == 0:
                 del self._forbidden[slot]
+                ended.append(slot)
+        return ended
 
     def _allow(self, logits: Tensor, allowing: Sequence[tuple[int, Tensor]]) -> None:
         if not allowing:
             return
         flat, where = logits.view(-1), flat_index(logits, allowing)
         kept = flat.index_select(0, where)
-        logits.index_fill_(0, torch.tensor([read for read, _ in allowing], device=logits.device), _MINUS_INFINITY)
+        logits.index_fill_(0, upload([read for read, _ in allowing], logits.device), _MINUS_INFINITY)
         flat.index_copy_(0, where, kept)
 
     def _ids(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return upload(values, self._device)
 
 
 def flat_index(logits: Tensor, tokens: Sequence[tuple[int, Tensor]]) -> Tensor:
     """Places in the flattened logits [reads · vocab] of (read, token ids [n]), one after the other."""
-    counts = torch.tensor([len(ids) for _, ids in tokens])
-    starts = torch.tensor([read * logits.shape[-1] for read, _ in tokens]).repeat_interleave(counts)
-    return torch.cat([ids for _, ids in tokens]).add_(starts.to(logits.device))
+    counts = [len(ids) for _, ids in tokens]
+    starts = np.repeat(np.array([read for read, _ in tokens], dtype=np.int64), counts) * logits.shape[-1]
+    return torch.cat([ids for _, ids in tokens]).add_(upload(starts, logits.device))

@@ -49,6 +49,10 @@ class Penalties:
         seen.index_add_(0, output, torch.full_like(output, ONE_MORE, dtype=torch.int32))
         return True
 
+    def concerns(self, slot: int) -> bool:
+        """Whether the slot asks for any."""
+        return slot in self._rows
+
     def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
         """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
         if own := self._own(asking):

@@ -1,6 +1,7 @@
 """The operator's logits processors at work: for each slot that has any, what they are and the tokens they look at.
 
-What goes wrong in one fails its own request and no other.
+What goes wrong in one fails its own request and no other. They look at tokens on the host, so a step with a slot that
+has any waits for the device.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ class SlotProcessors:
         if chain:
             self._chains[slot] = chain
             self._tokens[slot] = owner.history[: owner.prompt_len], owner.history[owner.prompt_len :]
-        return bool(chain) or slot in self._refused
+        return self.concerns(slot)
+
+    def concerns(self, slot: int) -> bool:
+        """Whether a processor takes the slot, or failed to."""
+        return slot in self._chains or slot in self._refused
 
     def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> dict[int, str]:
         """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot). Returns what went wrong, by read."""

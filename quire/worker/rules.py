@@ -41,11 +41,11 @@ class Rules:
         self._bad_words = BadWords(device)
         self._processors = SlotProcessors(processors)
         self._penalties = Penalties(vocab_size, device)
+        self._parts = (self._bias, self._bad_words, self._processors, self._penalties)
 
     def admit(self, owner: Admitted) -> None:
         """A slot's new owner."""
-        parts = (self._bias, self._bad_words, self._processors, self._penalties)
-        self._asks[owner.slot] = sum(part.admit(owner) for part in parts)  # each must hear of it
+        self._asks[owner.slot] = sum(part.admit(owner) for part in self._parts)  # each must hear of it
 
     def asking(self, read_slots: npt.NDArray[np.int64]) -> Asking:
         """Which of the reads are changed."""
@@ -58,7 +58,8 @@ class Rules:
     def apply(self, logits: Tensor, asking: Asking) -> dict[int, str]:
         """Change logits [reads, vocab] fp32 in place. Returns what went wrong, by read."""
         self._bad_words.apply(logits, asking)
-        self._bias.apply(logits, asking)
+        for slot in self._bias.apply(logits, asking):
+            self._asks[slot] = any(part.concerns(slot) for part in self._parts)
         errors = self._processors.apply(logits, asking)
         self._penalties.apply(logits, asking)
         return errors

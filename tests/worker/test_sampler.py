@@ -188,7 +188,7 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     slots = table([{"temperature": 0.0} | ban, {"temperature": 1.0, "top_k": 1} | ban, {"temperature": 0.0}], 4)
     drawn = [sample(logits.clone(), np.arange(3), slots).tokens.tolist() for _ in range(3)]
     assert drawn == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
-    assert slots.rules._bias._forbidden == {}
+    assert not slots.rules.asking(np.arange(3))  # nobody pays for rules from here on
 
 
 def test_a_ban_ends_with_its_owner() -> None:
