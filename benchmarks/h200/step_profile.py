@@ -25,13 +25,11 @@ def decode_profile(generate: Generate, workloads: Workloads, batch: int) -> list
 
     step_ms = (run(_STEPS + 1) - run(1)) / _STEPS * 1e3
     first, more = (_kernels(lambda n=n: run(n)) for n in (1, _STEPS + 1))
-    times = {
-        name: (
-            (more[name][0] - first.get(name, (0, 0))[0]) / _STEPS,
-            (more[name][1] - first.get(name, (0, 0))[1]) / _STEPS,
-        )
-        for name in more
-    }
+    times = {}
+    for name, (microseconds, launches) in more.items():
+        before = first.get(name, (0.0, 0.0))
+        if launches > before[1]:
+            times[name] = ((microseconds - before[0]) / _STEPS, (launches - before[1]) / _STEPS)
     return _table(times, step_ms)
 
 
