@@ -51,9 +51,12 @@ def test_bfloat16_is_as_near_as_transformers(case: str, tmp_path: Path) -> None:
 def test_bfloat16_in_the_shapes_of_a_real_model(tmp_path: Path) -> None:
     """Prompts of several chunks, and a batch that a graph of more rows serves."""
     shape = {"hidden": 2048, "intermediate": 5632, "layers": 2, "heads": 16, "kv_heads": 4, "head_dim": 128}
-    directory = make_llama(tmp_path, **shape, max_len=4096, dtype="bfloat16", tokenizer=False, std=0.03)
+    directory = make_llama(
+        tmp_path, **shape, max_len=4096, vocab_size=1500, dtype="bfloat16", tokenizer=False, std=0.03
+    )
     batch = long_prompts()
-    with LLM(str(directory), max_num_batched_tokens=512, num_gpu_blocks_override=400, **EXACTLY, **SETTINGS) as llm:
+    large = {"dtype": "bfloat16", "max_num_batched_tokens": 512, "num_gpu_blocks_override": 400}
+    with LLM(str(directory), **large, **EXACTLY, **SETTINGS) as llm:
         answers = answers_of(llm, batch, EVERYTHING)
     assert_near(directory, batch, answers)
 
@@ -79,7 +82,7 @@ def preempted(directory: Path, reference: Oracle, batch: list[list[int]]) -> Non
     reaches = [GroupReach(group.window) for group in read_spec(directory).kv_groups()]
     for_one = sum(reach.most_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
-        few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 3, "preemption_mode": mode, "swap_space": 0.01}
+        few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 1, "preemption_mode": mode, "swap_space": 0.01}
         with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:
             for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
                 assert_greedy(reference, prompt, output)
@@ -172,7 +175,8 @@ def assert_near(directory: Path, batch: list[list[int]], answers: list[tuple[lis
     assert ours.shape == exact.shape
     assert allowed.mean() > 0
     assert error.mean() <= MEAN * allowed.mean()
-    assert error.max() <= MOST * allowed.max()
+    if read_spec(directory).experts is None:  # a router may send a token elsewhere at the least difference
+        assert error.max() <= MOST * allowed.max()
 
 
 def logits_of(

@@ -12,39 +12,61 @@ from quire.models.spec import read_spec
 
 
 class Oracle:
-    """A checkpoint in transformers, fp32."""
+    """A checkpoint in transformers, by default in fp32 on the CPU."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval().to(device)
+        self._device = device
         self._keys: KeysByLength | None = read_spec(directory).keys
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], count: int) -> tuple[list[int], Tensor]:
         """What it generates, and the log probabilities [count, vocab] it drew from."""
-        self._model(torch.tensor([[5]]))  # a short sequence resets what dynamic frequencies have grown to
+        self._forget()
         out = self._model.generate(
-            torch.tensor([prompt]), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None,
+            self._tensor(prompt), max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None,
             pad_token_id=0, return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
-        return out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits).double().log_softmax(-1)
+        tokens: list[int] = out.sequences[0, len(prompt) :].tolist()
+        return tokens, torch.cat(out.logits).double().log_softmax(-1).cpu()
+
+    def after(self, prompt: list[int], answer: list[int]) -> Tensor:
+        """[answer, vocab] log probabilities of each token of the answer."""
+        return self.logits_after(prompt, answer).log_softmax(-1)
 
     @torch.inference_mode()
-    def after(self, prompt: list[int], answer: list[int]) -> Tensor:
-        """[answer, vocab] log probabilities of each token of the answer, whose own greedy choices it must be.
+    def logits_after(self, prompt: list[int], answer: list[int]) -> Tensor:
+        """[answer, vocab] float64: what it draws each token of the answer from.
 
         One pass over all of it says so. Where keys turn at a length, what comes before is asked in a pass of its own;
-        where they grow with it, only generating does.
+        where they grow with it, tokens are asked one by one.
         """
         tokens = prompt + answer
         if self._keys is not None and self._keys.change == "grow":
-            return self.greedy(prompt, len(answer))[1]
+            return self._one_by_one(prompt, answer)
         rows = self._rows(tokens)
         if self._keys is not None and self._keys.original < len(tokens):
             rows[: self._keys.original] = self._rows(tokens[: self._keys.original])
         return rows[len(prompt) - 1 : -1]
 
     def _rows(self, tokens: list[int]) -> Tensor:
-        logits: Tensor = self._model(torch.tensor([tokens])).logits[0]
-        return logits.double().log_softmax(-1)
+        logits: Tensor = self._model(self._tensor(tokens)).logits[0]
+        return logits.double().cpu()
+
+    def _one_by_one(self, prompt: list[int], answer: list[int]) -> Tensor:
+        self._forget()
+        rows, cache = [], None
+        for tokens in [prompt, *([token] for token in answer[:-1])]:
+            out = self._model(self._tensor(tokens), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            rows.append(out.logits[0, -1].double().cpu())
+        return torch.stack(rows)
+
+    def _forget(self) -> None:
+        """A short sequence resets what dynamic frequencies have grown to."""
+        self._model(self._tensor([5]))
+
+    def _tensor(self, tokens: list[int]) -> Tensor:
+        return torch.tensor([tokens], device=self._device)
