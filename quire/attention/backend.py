@@ -101,7 +101,7 @@ class AttentionBackend(Protocol):
     """Computes a step's attention, layer by layer."""
 
     def columns(self, counts: Ints, bounds: Ints) -> tuple[Ints, ...]:
-        """What `prepare` wants to find on the device, made from the host's part of Rows; it travels in the step's copy."""
+        """What `prepare` wants to find on the device, made from the host's part of Rows; each is [n] int64."""
         ...
 
     def prepare(self, rows: Rows) -> None:

@@ -1,0 +1,188 @@
+"""Attention of a step's rows over the paged cache, the way a GPU takes it: cut into work that fills the device.
+
+Rows of one token are cut along their contexts into pieces, longer rows along their queries into tiles. What is known on
+the device only (lengths) stays there. Keys and values are [blocks, block_size, kv_heads, d]; a table has a line of
+block ids for each slot. Query heads come in `heads / kv_heads` per KV head, adjacent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.kernels.reference.activation import soft_cap
+
+PIECE_COLUMNS = 8
+
+
+@dataclass(frozen=True)
+class Partials:
+    """Room for what pieces leave until they are merged; the reference needs none.
+
+    Attributes:
+        outputs: [pieces, heads, d] fp32.
+        sums: [pieces, heads, 2] fp32, each piece's highest score and sum of weights.
+        arrived: [pieces, kv_heads] int32, how many pieces of a row have ended; all zero between calls.
+    """
+
+    outputs: Tensor
+    sums: Tensor
+    arrived: Tensor
+
+
+def new_partials(pieces: int, heads: int, kv_heads: int, d: int, device: torch.device) -> Partials:
+    """Room for so many pieces."""
+    return Partials(
+        torch.empty((pieces, heads, d), device=device),
+        torch.empty((pieces, heads, 2), device=device),
+        torch.zeros((pieces, kv_heads), dtype=torch.int32, device=device),
+    )
+
+
+def place_tokens(table: Tensor, slots: Tensor, positions: Tensor, block_size: int, places: Tensor) -> None:
+    """Where each token's key and value go.
+
+    Args:
+        table: [slots, n] int64.
+        slots, positions: [tokens] int64.
+        block_size: Tokens a block.
+        places: [tokens] int64, what comes out: block · block_size + offset.
+    """
+    places.copy_(table[slots, positions // block_size] * block_size + positions % block_size)
+
+
+def cut_contexts(
+    starts: Tensor,
+    slots: Tensor,
+    singles: Tensor | None,
+    tokens: Tensor | None,
+    window: int | None,
+    tile: int,
+    pieces: Tensor,
+) -> None:
+    """Cut what rows of one token see into as many pieces as there is room for, of equal length as far as tiles allow.
+
+    Args:
+        starts: [rows] int64, tokens before the step; a row sees them and its own.
+        slots: [rows] int64.
+        singles: [n] int64, the rows that have one token; None: all.
+        tokens: [n] int64, the place of each one's token in the batch; None: as its row.
+        window: How many tokens a token sees, itself included; None: all.
+        tile: Pieces begin at multiples of so many positions.
+        pieces: [room, PIECE_COLUMNS] int32, room ≥ n, what comes out. Of each piece: token, slot, first position, end,
+            the first position that the row sees, the row's first piece, its number of pieces. A row's pieces stand
+            together, in order. The number is 0 for those that remain.
+    """
+    rows = range(len(slots)) if singles is None else singles.tolist()
+    of_row = [(row if tokens is None else int(tokens[i]), row) for i, row in enumerate(rows)]
+    spans = []
+    for _, row in of_row:
+        length = int(starts[row]) + 1
+        seen_from = 0 if window is None else max(0, length - window)
+        spans.append((seen_from, seen_from // tile * tile, length))
+    tiles = [-(-(length - base) // tile) for _, base, length in spans]
+    longest = next(n for n in range(1, max(tiles) + 1) if sum(-(-t // n) for t in tiles) <= len(pieces))
+    pieces.zero_()
+    first = 0
+    for (token, row), (seen_from, base, length), n in zip(of_row, spans, tiles, strict=True):
+        each = -(-n // -(-n // longest)) * tile
+        begins = range(base, length, each)
+        for number, begin in enumerate(begins):
+            end = min(begin + each, length)
+            piece = (token, int(slots[row]), begin, end, seen_from, first, len(begins), 0)
+            pieces[first + number] = torch.tensor(piece, dtype=torch.int32)
+        first += len(begins)
+
+
+def attend_pieces(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    pieces: Tensor,
+    partials: Partials,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """One query token a row over what the row sees, from its pieces.
+
+    Args:
+        q: [tokens, heads, d].
+        keys, values: What no row sees may hold anything, a NaN too.
+        table: [slots, n] int64; entries for blocks that no row sees are not used.
+        pieces: See cut_contexts.
+        partials: Room for at least as many pieces.
+        out: [tokens, heads, d]; rows of the pieces' tokens are written.
+        scale: Of the products.
+        cap: A bound c of the scores, c · tanh(score / c), if there is one.
+    """
+    for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(pieces.tolist()):
+        if number == first and count:
+            end = int(pieces[first + count - 1, 3])
+            k, v = (_context(x, table[slot], seen_from, end) for x in (keys, values))
+            out[token] = _attend(q[token : token + 1], k, v, None, scale, cap)[0]
+
+
+def attend_tiles(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tile_rows: Tensor,
+    tile_offsets: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    firsts: Tensor,
+    slots: Tensor,
+    window: int | None,
+    queries: int,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """Tiles of several query tokens of one row, causally, over what is before them and themselves.
+
+    Args:
+        q: [tokens, heads, d].
+        keys, values, table: See attend_pieces. The step's own keys and values are among them.
+        tile_rows, tile_offsets: [n] int64: a row, and which of its tokens in this step is the tile's first.
+        starts, counts, firsts, slots: [rows] int64: tokens before the step and in it, the place of the row's first
+            token in the batch, and its line in the table.
+        window: How many tokens a token sees, itself included; None: all before it.
+        queries: Tokens a tile; a row's last tile may have fewer.
+        out: [tokens, heads, d]; rows of the tiles' tokens are written.
+        scale, cap: See attend_pieces.
+    """
+    for row, offset in zip(tile_rows.tolist(), tile_offsets.tolist(), strict=True):
+        start, begin = int(starts[row]), int(firsts[row]) + offset
+        n = min(queries, int(counts[row]) - offset)
+        position = start + offset + torch.arange(n, device=q.device)
+        seen_from, end = 0 if window is None else max(0, start + offset + 1 - window), start + offset + n
+        k, v = (_context(x, table[int(slots[row])], seen_from, end) for x in (keys, values))
+        other = torch.arange(seen_from, end, device=q.device)
+        hidden = other > position[:, None]
+        if window is not None:
+            hidden |= other <= position[:, None] - window
+        out[begin : begin + n] = _attend(q[begin : begin + n], k, v, hidden, scale, cap)
+
+
+def _context(cache: Tensor, line: Tensor, begin: int, end: int) -> Tensor:
+    """[end - begin, kv_heads, d] from the blocks of a table's line."""
+    position = torch.arange(begin, end, device=cache.device)
+    size = cache.shape[1]
+    return cache[line[position // size], position % size]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, cap: float | None) -> Tensor:
+    """softmax(score(q kᵀ)) v in fp32: q [n, heads, d], k and v [length, kv_heads, d] → [n, heads, d]."""
+    (n, heads, d), kv_heads = q.shape, k.shape[1]
+    grouped = q.float().view(n, kv_heads, heads // kv_heads, d)
+    products = torch.einsum("nhgd,khd->hgnk", grouped, k.float()) * scale
+    if cap is not None:
+        soft_cap(products, cap)
+    if hidden is not None:
+        products.masked_fill_(hidden, float("-inf"))
+    return torch.einsum("hgnk,khd->nhgd", products.softmax(-1), v.float()).reshape(n, heads, d).to(q.dtype)

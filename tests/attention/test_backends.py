@@ -1,0 +1,252 @@
+"""Every backend on whole steps: rows of every length at once, on paged blocks, beside what others left there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire.attention.backend import AttentionBackend, AttentionLayer, HeadRule, KVView, Rows
+from quire.attention.cpu import CpuAttention
+from quire.kernels.reference.norm import rms_norm
+from quire.kernels.reference.rotary import rotary
+from tests.kernels.test_reference import attention
+
+HEADS, KV_HEADS, D = 4, 2, 8
+MAX_ROWS, MAX_TOKENS = 8, 300
+BLOCKS = 40
+"""Of a sequence, at most."""
+
+
+def cpu_backend(kv: KVView) -> AttentionBackend:
+    return CpuAttention(kv)
+
+
+def triton_backend(kv: KVView) -> AttentionBackend:
+    from quire.attention.triton import TritonAttention
+
+    return TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS)
+
+
+BACKENDS = {"cpu": cpu_backend, "triton": triton_backend}
+
+
+class Scene:
+    """Sequences of random keys and values that grow step by step, and the backend that must agree with them.
+
+    The last slot is the dummy, whose table names block 0 only.
+    """
+
+    def __init__(
+        self,
+        backend: Callable[[KVView], AttentionBackend],
+        device: str,
+        block_size: int,
+        sequences: int,
+        groups: tuple[int, ...] = (0,),
+        windows: tuple[int | None, ...] = (None, None),
+    ) -> None:
+        self.size, self.groups, self.windows, self.device = block_size, groups, windows[: max(groups) + 1], device
+        self.generator = torch.Generator().manual_seed(0)
+        self.dummy = sequences
+        shape = (len(groups), 1 + BLOCKS * sequences, block_size, KV_HEADS, D)
+        self.kv = torch.full((2, *shape), float("nan"), device=device)  # what earlier owners may have left
+        self.kv[:, :, 0] = 0
+        self.backend = backend(KVView(tuple(self.kv[0]), tuple(self.kv[1]), groups, self.windows, block_size))
+        blocks = torch.randperm(BLOCKS * sequences, generator=self.generator) + 1
+        lines = [blocks.roll(g).view(sequences, BLOCKS) for g in range(max(groups) + 1)]
+        self.tables = tuple(torch.cat((own, torch.zeros_like(own[:1]))).to(device) for own in lines)
+        self.keys = [[torch.empty(0, KV_HEADS, D)] * len(groups) for _ in range(sequences)]
+        self.values = [[torch.empty(0, KV_HEADS, D)] * len(groups) for _ in range(sequences)]
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def length(self, sequence: int) -> int:
+        return 0 if sequence == self.dummy else len(self.keys[sequence][0])
+
+    def step(self, moves: dict[int, int], dummies: int = 0, too_high: int = 0) -> None:
+        """Move sequences forward by so many tokens, in this order, and compare every row with plain attention.
+
+        `dummies` rows of the dummy slot stand behind them. The host's bounds are `too_high` for rows of one token.
+        """
+        sequences = [*moves, *[self.dummy] * dummies]
+        counts = np.array([*moves.values(), *[1] * dummies])
+        rows = np.repeat(np.arange(len(sequences)), counts)
+        starts = [self.length(sequence) for sequence in sequences]
+        bounds = np.array(starts) + too_high * (counts == 1)
+        slots = torch.tensor(sequences, device=self.device)
+        offsets = torch.cat([torch.arange(n) for n in counts]).to(self.device)
+        at = torch.tensor(starts, device=self.device)
+        of_token = torch.from_numpy(rows).to(self.device)
+        columns = tuple(torch.from_numpy(column).to(self.device) for column in self.backend.columns(counts, bounds))
+        assert all(column.dtype == torch.int64 and column.dim() == 1 for column in columns)
+        self.backend.prepare(
+            Rows(counts, rows, bounds, slots[of_token], at, at[of_token] + offsets, slots, self.tables, columns)
+        )
+        for layer in range(len(self.groups)):
+            self.run(layer, moves, rows)
+
+    def run(self, layer: int, moves: dict[int, int], rows: np.ndarray) -> None:
+        q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        out = torch.full((len(rows), HEADS, D), float("nan"), device=self.device)
+        self.backend.run(AttentionLayer(layer, D**-0.5), torch.cat((q, k, v), 1).to(self.device), HeadRule(), out)
+        for row, sequence in enumerate(moves):
+            own = torch.from_numpy(rows == row)
+            self.keys[sequence][layer] = torch.cat((self.keys[sequence][layer], k[own]))
+            self.values[sequence][layer] = torch.cat((self.values[sequence][layer], v[own]))
+            window = self.windows[self.groups[layer]]
+            expected = attention(q[own], self.keys[sequence][layer], self.values[sequence][layer], window=window)
+            torch.testing.assert_close(out.cpu()[own].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+SceneOf = Callable[..., Scene]
+
+
+@pytest.fixture(params=list(BACKENDS))
+def new_scene(request: pytest.FixtureRequest, device: str) -> SceneOf:
+    """A Scene of each backend."""
+    return partial(Scene, BACKENDS[request.param], "cpu" if request.param == "cpu" else device)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_rows_of_all_lengths(new_scene: SceneOf, block_size: int) -> None:
+    scene = new_scene(block_size, 4)
+    scene.step({2: 5})
+    scene.step({0: 1, 2: 1, 3: 30})
+    scene.step({3: 1, 1: 64, 2: 12, 0: 1})
+    scene.step({0: 1, 1: 1, 2: 1, 3: 1})
+    scene.step({1: 1, 0: 31})
+
+
+def test_single_tokens_cross_into_new_blocks(new_scene: SceneOf) -> None:
+    scene = new_scene(8, 2)
+    scene.step({0: 6, 1: 7})
+    for _ in range(5):
+        scene.step({1: 1, 0: 1})
+
+
+def test_layers_of_different_groups_use_their_own_tables(new_scene: SceneOf) -> None:
+    scene = new_scene(8, 2, groups=(0, 1, 0))
+    scene.step({0: 11, 1: 1})
+    scene.step({1: 1, 0: 1})
+
+
+def test_lengths_may_all_be_equal(new_scene: SceneOf) -> None:
+    scene = new_scene(16, 3)
+    scene.step({0: 9, 1: 9, 2: 9})
+    scene.step({0: 1, 1: 1, 2: 1})
+
+
+@pytest.mark.parametrize(("block_size", "window"), [(8, 1), (8, 13), (16, 16)])
+def test_windows_see_their_last_tokens_and_no_block_before_them(
+    new_scene: SceneOf, block_size: int, window: int
+) -> None:
+    """Blocks that nobody sees any more become NaN, as if others had written them, and tables go on naming them."""
+    scene = new_scene(block_size, 3, groups=(0, 1), windows=(window, None))
+    for moves in ({0: 30, 1: 3}, {0: 1, 1: 1}, {2: 64, 0: 20, 1: 1}, {0: 1, 1: 9, 2: 1}, *[{0: 1, 2: 1}] * 5):
+        for sequence in moves:
+            left = max(0, scene.length(sequence) - window + 1) // block_size
+            scene.kv[:, 0, scene.tables[0][sequence, :left]] = float("nan")
+        scene.step(moves)
+
+
+def test_rows_of_the_dummy_slot_stand_behind(new_scene: SceneOf) -> None:
+    """They all write to the same place; nobody reads what comes out for them."""
+    scene = new_scene(8, 3)
+    scene.step({1: 20, 0: 1})
+    scene.step({0: 1, 1: 1, 2: 1}, dummies=5)
+    scene.step({2: 1, 1: 1}, dummies=1)
+
+
+def test_any_steps(new_scene: SceneOf) -> None:
+    rng = random.Random(1)
+    scene = new_scene(8, 5, groups=(0, 1), windows=(None, 19))
+    for _ in range(7):
+        sequences = rng.sample(range(5), rng.randint(1, 5))
+        moves = {sequence: rng.choice([1, 1, 1, 2, 9, 25]) for sequence in sequences}
+        scene.step({s: n for s, n in moves.items() if scene.length(s) + n <= 8 * BLOCKS} or {sequences[0]: 1})
+
+
+def test_a_gpu_asks_the_host_nothing_about_lengths_of_single_tokens(device: str) -> None:
+    scene = Scene(triton_backend, device, 8, 3)
+    scene.step({0: 70, 1: 3})
+    assert scene.backend.columns(np.ones(2, dtype=np.int64), np.array([70, 3])) == ()
+    scene.step({0: 1, 1: 1}, too_high=1000)
+    scene.step({0: 1, 1: 5, 2: 1}, too_high=1000)
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize("turned", [0, 4, 8])
+def test_queries_and_keys_are_normed_then_turned(backend: str, turned: int, device: str) -> None:
+    place = "cpu" if backend == "cpu" else device
+    kv = torch.zeros(2, 1, 3, 8, KV_HEADS, D, device=place)
+    attend = BACKENDS[backend](KVView(tuple(kv[0]), tuple(kv[1]), (0,), (None,), 8))
+    qkv, norm, angle = torch.randn(9, HEADS + 2 * KV_HEADS, D), torch.randn(HEADS + KV_HEADS, D), torch.randn(9, 4)
+    cos, sin = (None, None) if not turned else (f()[:, : turned // 2].contiguous() for f in (angle.cos, angle.sin))
+    zero, counts = np.zeros(1, dtype=np.int64), np.array([9])
+    columns = tuple(torch.from_numpy(column).to(place) for column in attend.columns(counts, zero))
+    slots, table = torch.zeros(1, dtype=torch.int64, device=place), torch.tensor([[2, 1]], device=place)
+    order = torch.arange(9, device=place)
+    attend.prepare(Rows(counts, np.zeros(9, int), zero, slots.repeat(9), slots, order, slots, (table,), columns))
+    rule = HeadRule(norm.to(place), 1e-3, *(None if t is None else t.to(place) for t in (cos, sin)))
+    out = torch.empty(9, HEADS, D, device=place)
+    attend.run(AttentionLayer(0, 0.3, cap=2.0), qkv.to(place), rule, out)
+    qk = qkv[:, : HEADS + KV_HEADS]
+    rms_norm(qk, norm, 1e-3, normed := torch.empty(qk.shape))
+    if cos is not None and sin is not None:
+        rotary(normed, cos, sin, turned_qk := torch.empty(qk.shape))
+        normed = turned_qk
+    expected = attention(normed[:, :HEADS], normed[:, HEADS:], qkv[:, HEADS + KV_HEADS :], 0.3, 2.0)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(34, 2, 64), (8, 8, 320), (6, 4, 64)])
+def test_a_gpu_refuses_shapes_that_it_does_not_serve(heads: int, kv_heads: int, d: int) -> None:
+    from quire.attention.triton import TritonAttention
+    from quire.errors import ConfigError
+
+    cache = (torch.zeros(1, 8, kv_heads, d),)
+    with pytest.raises(ConfigError, match="not supported on a GPU"):
+        TritonAttention(KVView(cache, cache, (0,), (None,), 8), heads, 4, 16)
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_serves_any_lengths() -> None:
+    """A graph of single tokens, recorded at one length, replayed at others: the same as without it."""
+    from quire.attention.triton import TritonAttention
+
+    heads, kv_heads, d, rows = 32, 8, 128, 4
+    kv = torch.randn(2, 1, 800, 16, kv_heads, d, device="cuda", dtype=torch.bfloat16)
+    view = KVView(tuple(kv[0]), tuple(kv[1]), (0,), (None,), 16)
+    attend = TritonAttention(view, heads, rows, rows)
+    slots = torch.arange(rows, device="cuda")
+    table = 1 + torch.randperm(799, device="cuda")[: rows * 180].view(rows, 180)
+    starts, positions = torch.zeros(2, rows, dtype=torch.int64, device="cuda")
+    qkv = torch.randn(rows, heads + 2 * kv_heads, d, device="cuda", dtype=torch.bfloat16)
+    out = torch.empty(rows, heads, d, device="cuda", dtype=torch.bfloat16)
+    ones = np.ones(rows, dtype=np.int64)
+
+    def step() -> None:
+        attend.prepare(Rows(ones, np.arange(rows), 0 * ones, slots, starts, positions, slots, (table,)))
+        attend.run(AttentionLayer(0, d**-0.5), qkv, HeadRule(), out)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for lengths in ([0, 1, 2, 3], [2800, 16, 15, 900], [2879] * 4):
+        starts.copy_(torch.tensor(lengths))
+        positions.copy_(starts)
+        qkv.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        replayed = out.clone()
+        step()
+        assert torch.equal(replayed, out)
+        assert out.isfinite().all()
