@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.bench.device_timing import Limits, median_seconds, sets_of_arguments
+from quire.bench.device_timing import Limits, measure_limits, median_seconds, sets_of_arguments
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.bench.kernels import all_cases, measure
 from quire.cli.main import main
@@ -81,3 +81,17 @@ def test_every_set_is_used() -> None:
     assert set(used) == set(range(20))
     assert len(used) >= 40  # once to warm up, once timed
     assert seconds < 1e-3
+
+
+@pytest.mark.gpu
+def test_a_card_is_timed_without_what_launching_costs() -> None:
+    card = torch.device("cuda")
+    limits = measure_limits(card)
+    assert limits.bytes_per_s > 1e11
+    assert limits.flops_per_s > 1e13
+    x = torch.randn(64, 1024, device=card)
+    calls = [lambda: torch.add(x, 1.0)] * 4
+    in_graph, launched = (median_seconds(calls, card, graph=graph) for graph in (True, False))
+    assert 2e-7 < in_graph < launched
+    copied = torch.randn(2**28, device=card)
+    assert median_seconds([lambda: copied.clone()], card) == pytest.approx(2**31 / limits.bytes_per_s, rel=0.2)
