@@ -1,0 +1,119 @@
+"""Cases of attention over the paged cache: bf16, the heads of Llama-3.1-8B, blocks of 16 tokens that lie anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.bench.kernel_cases import Arguments, KernelCase
+from quire.kernels.reference import paged_rows
+
+_ITEM, _INT = 2, 8
+_BLOCK_SIZE, _SCALE = 16, 0.1
+
+
+@dataclass(frozen=True)
+class _Heads:
+    query: int
+    kv: int
+    width: int
+
+    def __str__(self) -> str:
+        return f"{self.query}/{self.kv} × {self.width}"
+
+
+_LLAMA, _SMALL = _Heads(32, 8, 128), _Heads(4, 2, 16)
+
+
+def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys, values and a table for contexts of such a length; block 0 is nobody's."""
+    each = -(-length // _BLOCK_SIZE)
+    shape = (1 + rows * each, _BLOCK_SIZE, heads.kv, heads.width)
+    keys, values = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    return keys, values, 1 + torch.randperm(rows * each, device=device).view(rows, each)
+
+
+def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
+    """Each row's one token sees `length`, itself included."""
+
+    def make(device: torch.device) -> Arguments:
+        from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
+
+        caches = _caches(rows, length, heads, device)
+        q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
+        room = rows + spare_pieces(heads.kv, device)
+        pieces = torch.zeros((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32)
+        starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, _ITEM)
+        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces)
+        partials = paged_rows.new_partials(room, heads.query, heads.kv, heads.width, device)
+        return (q, *caches, pieces.to(device), partials, torch.empty_like(q), _SCALE), {}
+
+    moved = 2 * rows * (length * heads.kv + heads.query) * heads.width * _ITEM
+    return KernelCase("attend_pieces", f"{rows} × {length:,}, {heads}", make, moved)
+
+
+def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
+    """Each row has `tokens` in the step and so many `before` it."""
+
+    def make(device: torch.device) -> Arguments:
+        from quire.kernels.triton.attention_chunk import queries_of_tile
+
+        caches = _caches(rows, before + tokens, heads, device)
+        q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
+        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv)
+        offsets = torch.arange(0, tokens, queries).flip(0)
+        tiles = (torch.arange(rows).repeat(len(offsets)), offsets.repeat_interleave(rows))
+        starts, counts = torch.full((rows,), before), torch.full((rows,), tokens)
+        columns = (*tiles, starts, counts, tokens * torch.arange(rows), torch.arange(rows))
+        rest = (*(column.to(device) for column in columns), None, queries)
+        return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
+
+    moved = 2 * rows * ((before + tokens) * heads.kv + tokens * heads.query) * heads.width * _ITEM
+    seen = rows * tokens * (before + (tokens + 1) // 2)  # pairs of a query and a key
+    name = f"{rows} × {tokens:,}{f' after {before:,}' if before else ''}, {heads}"
+    return KernelCase("attend_tiles", name, make, moved, 4 * seen * heads.query * heads.width)
+
+
+def _cut(rows: int, length: int, heads: _Heads) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
+
+        room = rows + spare_pieces(heads.kv, device)
+        pieces = torch.empty((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32, device=device)
+        starts, slots = torch.randint(length, (rows,), device=device), torch.arange(rows, device=device)
+        return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), pieces), {}
+
+    return KernelCase("cut_contexts", f"{rows} × up to {length:,}", make, 2 * rows * _INT)
+
+
+def _place(tokens: int, rows: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        table = torch.randint(2**20, (rows, 512), device=device)
+        slots, positions = (torch.randint(n, (tokens,), device=device) for n in (rows, 512 * _BLOCK_SIZE))
+        return (table, slots, positions, _BLOCK_SIZE, torch.empty(tokens, dtype=torch.int64, device=device)), {}
+
+    return KernelCase("place_tokens", f"{tokens}", make, 4 * tokens * _INT)
+
+
+def _cases(decode: Sequence[tuple[int, int]], chunk: Sequence[tuple[int, int, int]], heads: _Heads) -> list[KernelCase]:
+    return [
+        *(_decode(rows, length, heads) for rows, length in decode),
+        *(_chunk(rows, tokens, before, heads) for rows, tokens, before in chunk),
+        *(_cut(rows, 4_096, heads) for rows in (1, 256)),
+        *(_place(tokens, 256) for tokens in (1, 256, 8_192)),
+    ]
+
+
+CASES = (
+    *_cases(
+        ((1, 130_000), (1, 4_096), (1, 600), (8, 1_024), (32, 1_024), (32, 4_096), (256, 1_024)),
+        ((1, 512, 0), (16, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 50, 2_000), (1, 2_048, 30_000)),
+        _LLAMA,
+    ),
+    _decode(128, 1_024, _Heads(16, 8, 128)),
+    _decode(128, 1_024, _Heads(32, 4, 128)),
+)
+SMALL_CASES = tuple(_cases(((2, 40),), ((2, 9, 5),), _SMALL))
