@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -115,3 +117,29 @@ def test_norms_of_real_sizes(rows: int, width: int) -> None:
     layer_norm(x.clone(), weight, bias, 1e-5, found := poisoned(x), delta)
     reference.layer_norm(x.clone(), weight, bias, 1e-5, expected := poisoned(x), delta)
     assert_near(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3_000])
+def test_kernels_in_a_graph_wait_for_those_before_them(rows: int) -> None:
+    """Each adds what the one before made; on their own, one after another, they say the same to the last bit."""
+    weight, first, delta = (normal("cuda", torch.bfloat16, *s) for s in ((4096,), (rows, 4096), (rows, 4096)))
+
+    def chain(x: Tensor, a: Tensor, b: Tensor, between: Callable[[], object]) -> Tensor:
+        for _ in range(60):
+            rms_norm(x, weight, 1e-5, b, a)
+            between()
+            a, b = b, a
+        return a
+
+    expected = chain(first.clone(), delta.clone(), torch.empty_like(delta), torch.cuda.synchronize)
+    x, a, b = first.clone(), delta.clone(), torch.empty_like(delta)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.copy_(first)
+        a.copy_(delta)
+        found = chain(x, a, b, lambda: None)
+    for _ in range(10):
+        found.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(found, expected)
