@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.models.spec import DTYPE_BYTES, ModelSpec
+from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 
 RUNTIME_BYTES = 20 * 2**20
 """Compiled products and their scratch space, and what the allocator holds between steps, whatever the model."""
@@ -22,6 +22,10 @@ DEVICE_LOGIT_BYTES = 8
 """Of each logit drawn from on a GPU, beside the model's own."""
 INDEX_BYTES = 8
 """Of an entry of a block table."""
+ROUTE_BYTES = 16
+"""Of each token and expert: the router's logits in fp32, and their softmax beside its exponentials."""
+PAIR_BYTES = 40
+"""Of each token and expert that it goes to: its number, its place in their order, and what sorting takes."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,12 @@ def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: Largest
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    experts = spec.experts.chosen * spec.experts.width if spec.experts else 0
     stream = step.tokens * 3 * spec.hidden * width
     attention = step.tokens * ((q + 2 * kv) + (q + kv) + q) * width
-    mlp = step.tokens * 3 * max(spec.intermediate, experts) * width
+    mlp = step.tokens * 3 * spec.intermediate * width
+    if spec.experts is not None:
+        with_mlp = len(spec.experts.layers) < spec.layers
+        mlp = max(mlp * with_mlp, expert_bytes(spec.experts, spec.hidden, width, step.tokens))
     masks = step.tokens * step.length * (width + MASK_BYTES)
     logits = min(step.rows, step.tokens) * (spec.hidden * width + spec.vocab_size * (width + LOGIT_BYTES))
     tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
@@ -81,9 +87,20 @@ def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: Largest
     return RUNTIME_BYTES + tables + stream + masks + max(attention + gathered, mlp) + logits
 
 
+def expert_bytes(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> int:
+    """What a mixture of experts holds at once on a CPU, where experts compute one after the other: at worst all tokens
+    go to the same ones, and the products of one are held while those of the next are made.
+
+    Args:
+        width: Bytes an element.
+    """
+    routing = experts.count * ROUTE_BYTES + experts.chosen * PAIR_BYTES
+    return tokens * ((hidden + 4 * experts.width) * width + routing)
+
+
 def device_activation_bytes(spec: ModelSpec, dtype: str, step: LargestStep) -> int:
-    """The same on a GPU, where attention reads the cache in place and the driver holds memory of its own: an estimate, to
-    be measured before the KV cache is made.
+    """The same on a GPU, where attention reads the cache in place and the driver holds memory of its own: an estimate,
+    to be measured before the KV cache is made.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
 
 from quire.costmodel.hardware import Hardware
-from quire.costmodel.roofline import Correction, Roofline
+from quire.costmodel.roofline import Correction, Roofline, UsedWeights
 from quire.models.spec import read_spec
-from tests.checkpoints import make_llama
+from tests.checkpoints import edit_config, make_llama
 
 HARDWARE = Hardware(flops=1e9, bandwidth=1e9, host_bandwidth=1e8, overhead_ms=0.5)
 
@@ -50,3 +52,54 @@ def test_a_stall_of_the_machine_teaches_nothing() -> None:
     correction = Correction()
     correction.learn(1.0, 1_000.0)
     assert correction.factor == 1.0
+
+
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 1_000, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 512, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 96,
+    "mlp_only_layers": [0], "decoder_sparse_step": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}  # fmt: skip
+EXPERT = 3 * 64 * 96  # weights of one expert in one of the three layers that have them
+
+
+def test_a_mixture_of_experts_reads_what_its_tokens_touch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    spec = read_spec(tmp_path)
+    used, rng = UsedWeights(spec), random.Random(0)
+    dense = spec.num_parameters - 3 * 32 * EXPERT - 1_000 * 64
+    assert used.by_token == dense + 3 * 4 * EXPERT
+    for tokens in (1, 5, 20, 300):
+        touched = [len({e for _ in range(tokens) for e in rng.sample(range(32), 4)}) for _ in range(400)]
+        expected = dense + 3 * EXPERT * sum(touched) / len(touched)
+        assert used.read(tokens) == pytest.approx(expected, rel=0.02)
+    assert used.read(10_000) == pytest.approx(spec.num_parameters - 1_000 * 64)
+
+
+def test_a_step_of_a_mixture_is_bound_by_its_reads_for_longer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
+    roofline = Roofline(read_spec(tmp_path), "bfloat16", HARDWARE, 16)
+    used = UsedWeights(read_spec(tmp_path))
+    assert roofline.step_ms(1, 0) == pytest.approx(0.5 + 1e3 * max(2 * used.read(1), 2 * used.by_token) / 1e9)
+    assert roofline.step_ms(64, 0) < 64 * roofline.step_ms(1, 0)
+    assert roofline.token_ms(0) == pytest.approx(1e3 * 2 * used.by_token / 1e9)
+
+
+def test_layers_with_a_window_see_no_farther(tmp_path: Path) -> None:
+    make_llama(tmp_path, layers=4, tokenizer=False)
+    full = Roofline(read_spec(tmp_path), "float32", HARDWARE, 16)
+    edit_config(tmp_path, {
+        "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
+        "max_window_layers": 3,
+    })  # fmt: skip
+    spec = read_spec(tmp_path)
+    assert [group.window for group in spec.kv_groups()].count(32) == 1
+    windowed = Roofline(spec, "float32", HARDWARE, 16)
+    for price in ("step", "token"):
+
+        def cost(roofline: Roofline, context: int, price: str = price) -> float:
+            return roofline.step_ms(2, 2 * context) if price == "step" else roofline.token_ms(context)
+
+        assert cost(windowed, 32) - cost(windowed, 0) == pytest.approx(cost(full, 32) - cost(full, 0))
+        assert cost(windowed, 1_032) - cost(windowed, 32) == pytest.approx(0.75 * (cost(full, 1_032) - cost(full, 32)))

@@ -1,0 +1,23 @@
+"""What a step is said to hold is what it holds. The report as a whole is measured in tests/engine/test_memory.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from quire.costmodel.memory import expert_bytes
+from quire.models.spec import ExpertsSpec
+
+
+def test_experts_hold_what_is_said_when_all_tokens_go_to_the_same_ones() -> None:
+    tokens, hidden, width, count = 4_096, 256, 2_048, 2
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.costmodel.measure_experts", *map(str, (tokens, hidden, width, count))],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    spec = ExpertsSpec(count, chosen=count, width=width, renormalise=True, layers=frozenset({0}))
+    out = tokens * hidden * 4  # counted with the stream
+    assert expert_bytes(spec, hidden, 4, tokens) + out == pytest.approx(json.loads(answer.stdout), rel=0.08)
