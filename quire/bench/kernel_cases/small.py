@@ -76,4 +76,9 @@ CASES = (
     *(_angles(tokens, _HEAD) for tokens in (1, 256, 8_192)),
     *(_move(blocks, _STORAGES, _PIECE, staged=staged) for blocks in (1, 16) for staged in (False, True)),
 )
-SMALL_CASES = (_begin(3, 2), _embed(3, 64, 100), _angles(3, 16), _move(2, 2, (4, 2, 8), staged=True))
+SMALL_CASES = (
+    *(_begin(3, tokens) for tokens in (1, 2)),
+    _embed(3, 64, 100),
+    _angles(3, 16),
+    *(_move(2, 2, (4, 2, 8), staged=staged) for staged in (False, True)),
+)

@@ -1,0 +1,73 @@
+"""Compiles the kernels behind the benchmark's small cases for sm_90, on a machine without a card.
+
+    python -m tests.kernels.triton.compile_cases [OP …]
+
+Says which ops did not compile, and fails then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+import traceback
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from quire.bench import kernel_cases
+from quire.bench.kernels import all_cases
+from quire.kernels.table import KERNELS, kernel
+
+
+class NoCard:
+    """A driver that knows what to compile for, and can do nothing else."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main(ops: list[str]) -> int:
+    """Compile; the exit code."""
+    triton.runtime.driver.set_active(NoCard())
+    JITFunction.__getitem__ = _compile_only  # type: ignore[method-assign]
+    _pack_for_a_card()
+    failed = False
+    for case in all_cases(torch.device("cpu")):
+        if "triton" not in KERNELS.get((case.op, "cuda"), "") or (ops and case.op not in ops):
+            continue
+        function = kernel(case.op, "cuda")
+        sys.modules[function.__module__].__dict__["can_overlap"] = lambda device: True
+        args, kwargs = case.make(torch.device("cpu"))
+        try:
+            function(*args, **kwargs)
+            print(case.op)
+        except Exception:
+            failed = True
+            print(f"{case.op} {case.name}\n{traceback.format_exc()}", file=sys.stderr)
+    return failed
+
+
+def _pack_for_a_card() -> None:
+    """Cases pack weights for where their tensors are."""
+    for module in pkgutil.iter_modules(kernel_cases.__path__):
+        cases = importlib.import_module(f"{kernel_cases.__name__}.{module.name}")
+        if hasattr(cases, "kernel"):
+            cases.kernel = lambda op, device: kernel(op, "cuda")
+
+
+def _compile_only(self: JITFunction[Any], grid: Any) -> Any:
+    return lambda *args, **kwargs: self.warmup(*args, grid=grid, **kwargs)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
