@@ -103,6 +103,24 @@ def test_tied_head_and_embedding_share_their_weight() -> None:
     assert torch.equal(head(x), F.linear(x, weight))
 
 
+@torch.inference_mode()
+def test_an_embeddings_scale_is_rounded_before_it_multiplies() -> None:
+    factory = LayerFactory(Place(torch.device("cpu"), torch.bfloat16))
+    embedding = factory.embedding("embed", 50, 64, scale=1152**0.5)
+    load(factory)
+    tokens = torch.arange(50)
+    assert torch.equal(embedding(tokens), embedding.weight * torch.tensor(1152**0.5, dtype=torch.bfloat16))
+    assert not torch.equal(embedding(tokens), (embedding.weight.float() * 1152**0.5).bfloat16())
+
+
+def test_angles_of_sequences_whose_frequencies_differ_by_length() -> None:
+    rotary = Rotary(lambda lengths: 1.0 / lengths.float().unsqueeze(1) ** torch.tensor([0.0, 0.5]), 1.5, PLACE)
+    angles = rotary(Positions(torch.tensor([3, 5]), torch.tensor([16, 100])))
+    exact = torch.tensor([[3.0, 3 / 4], [5.0, 5 / 10]])
+    torch.testing.assert_close(angles.cos, 1.5 * exact.cos())
+    torch.testing.assert_close(angles.sin, 1.5 * exact.sin())
+
+
 def test_angles_are_taken_in_fp32_and_given_in_the_models_dtype() -> None:
     frequencies = torch.tensor([1.0, 1e-3])
     angles = Rotary(frequencies, 1.0, Place(torch.device("cpu"), torch.bfloat16))(Positions(torch.tensor([0, 100_003])))
