@@ -48,6 +48,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",
     ("draw", "cpu"): "quire.kernels.reference.sampling:draw",
     ("draw", "cuda"): "quire.kernels.triton.sampling:draw",
+    ("token_logprobs", "cpu"): "quire.kernels.reference.logprobs:token_logprobs",
+    ("token_logprobs", "cuda"): "quire.kernels.triton.logprobs:token_logprobs",
     ("penalize", "cpu"): "quire.kernels.reference.penalties:penalize",
     ("penalize", "cuda"): "quire.kernels.triton.penalties:penalize",
     ("count_drawn", "cpu"): "quire.kernels.reference.penalties:count_drawn",

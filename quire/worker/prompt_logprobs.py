@@ -5,16 +5,19 @@ A chunk's logits are made a slice at a time, so that they never take more than a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from quire.messages import Plan, ScoredRow, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch, HostBatch
-from quire.worker.logprobs import entries_of
+from quire.worker.logprobs import Scores, entries_of, scores_of
+from quire.worker.upload import upload
 
 ROOM = 2**24
-"""Logits of a slice, at most (but one row at least): 64 MB in fp32, twice that with their softmax."""
+"""Logits of a slice, at most (but one row at least): 64 MB in fp32."""
 
 
 class PromptLogprobs:
@@ -29,29 +32,45 @@ class PromptLogprobs:
         self._model = model
         self._slice = max(1, ROOM // vocab_size)  # positions
 
-    def of(
-        self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]
-    ) -> list[list[TokenLogprobs]]:
-        """One list for each of `plan.scored`.
+    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]) -> PromptScores:
+        """One list for each of `plan.scored`, collected once the device is done.
 
         Args:
             host, batch: The plan's.
             hidden: [tokens, hidden].
             wanted: How many of the likeliest tokens to report, for each of `plan.scored`.
         """
-        return [self._row(each, host, batch, hidden, k) for each, k in zip(plan.scored, wanted, strict=True)]
+        rows = zip(plan.scored, wanted, strict=True)
+        return PromptScores([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
 
-    def _row(
-        self, scored: ScoredRow, host: HostBatch, batch: Batch, hidden: Tensor, wanted: int
-    ) -> list[TokenLogprobs]:
+    def _row(self, scored: ScoredRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
+        """By slice."""
         first = int(host.firsts[scored.row])
         start, end = first + scored.skip, first + scored.skip + scored.count
         targets = batch.tokens[start + 1 : end + 1]
         if end == first + int(host.counts[scored.row]):  # the last one's stands in no row of this step
-            targets = torch.cat((batch.tokens[start + 1 : end], targets.new_tensor([scored.next])))
-        entries: list[TokenLogprobs] = []
-        while start < end:
-            values = self._model.logits(hidden[start : min(end, start + self._slice)]).float().log_softmax(-1)
-            entries += entries_of(values, targets[len(entries) : len(entries) + len(values)], [wanted] * len(values))
-            start += len(values)
-        return entries
+            targets = torch.cat((batch.tokens[start + 1 : end], upload([scored.next], targets.device)))
+        return [
+            scores_of(self._model.logits(hidden[at : min(end, at + self._slice)]), own, most).to_host()
+            for at, own in zip(range(start, end, self._slice), torch.split(targets, self._slice), strict=True)
+        ]
+
+
+class PromptScores:
+    """What a step found out about prompts.
+
+    Args:
+        slices: For each row, its scores on the host, there once the device is done.
+        wanted: How many of the likeliest tokens to report for each row.
+    """
+
+    def __init__(self, slices: Sequence[Sequence[Scores]] = (), wanted: Sequence[int] = ()) -> None:
+        self._slices = slices
+        self._wanted = wanted
+
+    def collect(self) -> list[list[TokenLogprobs]]:
+        """One list a row."""
+        return [
+            [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
+            for row, most in zip(self._slices, self._wanted, strict=True)
+        ]

@@ -25,7 +25,7 @@ from quire.worker.columns import Column, StepColumns
 from quire.worker.flight import Flight, HostCopies, HostWatch, StreamWatch, Watch
 from quire.worker.graphs import DecodeGraphs
 from quire.worker.logprobs import LogprobsMode
-from quire.worker.prompt_logprobs import PromptLogprobs
+from quire.worker.prompt_logprobs import PromptLogprobs, PromptScores
 from quire.worker.sampler import sample
 from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer
@@ -142,11 +142,13 @@ class Runner:
                 return watch.flight(lambda ms: Result(plan.step, [], [], device_ms=ms))
             if recorded:
                 logits = self._graphs.replay(len(host.slots))[: len(host.read_slots)]
-                return self._draw(plan, host, laid, logits, [], watch)
+                return self._draw(plan, host, laid, logits, PromptScores(), watch)
             batch, hidden = self._forward(host, laid)
-            of_prompts = self._look_at_prompts(plan, host, batch, hidden) if plan.scored else []
+            of_prompts = self._look_at_prompts(plan, host, batch, hidden) if plan.scored else PromptScores()
             if not plan.reads:
-                return watch.flight(lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=of_prompts))
+                return watch.flight(
+                    lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=of_prompts.collect())
+                )
             logits = self._model.logits(_of_reads(hidden, laid.reads[0]))
             return self._draw(plan, host, laid, logits, of_prompts, watch)
 
@@ -168,9 +170,9 @@ class Runner:
         self._attention.prepare(batch.rows)
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
-    def _look_at_prompts(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> list[list[TokenLogprobs]]:
+    def _look_at_prompts(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> PromptScores:
         wanted = [self._slots.host.prompt_logprobs[plan.slots[scored.row]] for scored in plan.scored]
-        return self._prompt_logprobs.of(plan, host, batch, hidden, wanted)
+        return self._prompt_logprobs.launch(plan, host, batch, hidden, wanted)
 
     def _draw(
         self,
@@ -178,25 +180,23 @@ class Runner:
         host: HostBatch,
         laid: _Laid,
         logits: Tensor,
-        of_prompts: list[list[TokenLogprobs]],
+        of_prompts: PromptScores,
         watch: Watch,
     ) -> Flight:
         """Draw a token for each read; its slot keeps it as the next step's input."""
         reports = self._slots.host.reports(host.read_slots, self._logprobs_mode)
-        if reports and not reports.processed:
-            reports.see(logits)
         where = laid.reads[1]
         keep = bool(reports) and reports.processed
         drawn = sample(logits, host.read_slots, self._slots, keep_scores=keep, where=where)
-        if drawn.scores is not None:
-            reports.see(drawn.scores)
+        seen = logits if drawn.scores is None else drawn.scores
+        reported = reports.launch(seen, drawn.tokens).to_host() if reports else None
         self._slots.last.index_copy_(0, where, drawn.tokens)
         self._slots.drawn.index_add_(0, where, torch.ones_like(where))
         tokens, faults = watch.to_host((drawn.tokens, drawn.faults))
 
         def finish(device_ms: float) -> Result:
-            logprobs = reports.of(drawn.tokens) if reports else []
-            return _result(plan.step, tokens.tolist(), drawn.errors(faults), logprobs, of_prompts, device_ms)
+            logprobs = reports.collect(reported) if reported else []
+            return _result(plan.step, tokens.tolist(), drawn.errors(faults), logprobs, of_prompts.collect(), device_ms)
 
         return watch.flight(finish)
 

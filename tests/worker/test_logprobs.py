@@ -12,17 +12,21 @@ from quire.messages import TokenLogprobs
 from quire.worker.logprobs import LogprobsMode, Reports
 
 
-def reports(
-    logits: Tensor, wanted: list[int], named: dict[int, list[int]] | None = None, mode: LogprobsMode = "raw_logprobs"
-) -> Reports:
+def report(
+    logits: Tensor,
+    tokens: list[int],
+    wanted: list[int],
+    named: dict[int, list[int]] | None = None,
+    mode: LogprobsMode = "raw_logprobs",
+) -> list[TokenLogprobs | None]:
     made = Reports(np.array(wanted), named or {}, mode)
-    made.see(logits)
-    return made
+    assert made
+    return made.collect(made.launch(logits, torch.tensor(tokens)).to_host())
 
 
 def test_values_ranks_and_order() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [5.0, 1.0, 1.0, 1.0]])
-    entries = reports(logits, [2, -1, 0]).of(torch.tensor([2, 3, 3]))
+    entries = report(logits, [2, 3, 3], [2, -1, 0])
     first, none, last = entries
     assert first is not None
     assert last is not None
@@ -35,34 +39,30 @@ def test_values_ranks_and_order() -> None:
     assert math.isclose(last.logprob, expected[2, 3].item(), rel_tol=1e-6)
 
 
-def test_they_are_taken_before_the_logits_change() -> None:
-    logits = torch.tensor([[1.0, 3.0]])
-    raw = reports(logits, [1])
-    expected = logits.log_softmax(-1)[0].tolist()
-    logits[0, 1] = -float("inf")
-    entry = raw.of(torch.tensor([0]))[0]
-    assert entry is not None
-    assert entry.logprob == expected[0]
-    assert entry.top_logprobs == [expected[1]]
+def test_nobody_asks() -> None:
+    assert not Reports(np.array([-1, -1]), {}, "raw_logprobs")
 
 
 def test_no_more_than_the_vocabulary() -> None:
-    entry = reports(torch.zeros(1, 3), [20]).of(torch.tensor([1]))[0]
+    entry = report(torch.zeros(1, 3), [1], [20])[0]
     assert entry is not None
     assert len(entry.top_ids) == 3
 
 
 def test_named_tokens_stand_in_their_own_order() -> None:
-    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0], [1.0, 3.0, 2.0, 0.0]])
-    entries = reports(logits, [0, 1], {0: [3, 1]}).of(torch.tensor([2, 2]))
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]]).repeat(3, 1)
+    entries = report(logits, [2, 2, 0], [0, 1, 0], {2: [0], 0: [3, 1]})
     expected = logits.log_softmax(-1)[0]
     assert entries[0] is not None
     assert entries[1] is not None
     assert (entries[0].rank, entries[0].top_ids) == (2, [3, 1])
     assert np.allclose(entries[0].top_logprobs, expected[[3, 1]])
     assert entries[1].top_ids == [1]
+    assert entries[2] is not None
+    assert entries[2].top_ids == [0]
+    assert np.allclose(entries[2].top_logprobs, expected[[0]])
 
 
 def test_logits_are_reported_as_they_are() -> None:
-    entry = reports(torch.tensor([[1.0, 3.0, 2.0]]), [2], mode="raw_logits").of(torch.tensor([0]))[0]
+    entry = report(torch.tensor([[1.0, 3.0, 2.0]]), [0], [2], mode="raw_logits")[0]
     assert entry == TokenLogprobs(1.0, 3, [1, 2], [3.0, 2.0])

@@ -96,3 +96,13 @@ def edge_of(keys, units, low, high, base, aim):
         low = tl.where(less, low, middle + 1)
         high = tl.where(less, middle, high)
     return high
+
+
+@triton.jit
+def masses_beside(bests, masses, best, scale, BITS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_2: tl.constexpr):
+    """[chunks] weight of each chunk beside the row's best token, which they were not made beside."""
+    chunk = tl.arange(0, CHUNKS_2)
+    own = value_of(tl.load(bests + chunk, mask=chunk < CHUNKS, other=0), BITS)
+    mass = tl.load(masses + chunk, mask=chunk < CHUNKS, other=0)
+    beside = tl.exp2(tl.where(chunk < CHUNKS, own - best, float("-inf")) * scale)
+    return (mass.to(tl.float64) * beside.to(tl.float64)).to(tl.int64)

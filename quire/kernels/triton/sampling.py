@@ -33,7 +33,18 @@ from quire.kernels.triton.draw_rules import (
     random_number,
     target_of,
 )
-from quire.kernels.triton.keys import LOG2_E, LOOSE, Shape, edge_of, key_bits, key_of, lowest_key, value_of, weight_of
+from quire.kernels.triton.keys import (
+    LOG2_E,
+    LOOSE,
+    Shape,
+    edge_of,
+    key_bits,
+    key_of,
+    lowest_key,
+    masses_beside,
+    value_of,
+    weight_of,
+)
 from quire.kernels.triton.row_search import search
 
 ROOM = 2_048
@@ -172,7 +183,7 @@ def _pick(
         some = (k > 0) & (k < VOCAB)
         chunk_masses = tl.zeros((CHUNKS_2,), tl.int64)
         if (not some) & (likely <= 0):
-            chunk_masses = _masses(own + 2 * GROUPS, masses + read * CHUNKS, best, scale, BITS, CHUNKS, CHUNKS_2)
+            chunk_masses = masses_beside(own + 2 * GROUPS, masses + read * CHUNKS, best, scale, BITS, CHUNKS, CHUNKS_2)
         if (not some) & (likely <= 0) & (p >= 1):
             token = _among_chunks(
                 row, own + 2 * GROUPS, masses + read * CHUNKS, chunk_masses, best, scale, number,
@@ -212,16 +223,6 @@ def _pick(
     if ADVANCE and token >= 0:
         tl.store(last + slot, token.to(tl.int64))
         tl.store(drawn + slot, tl.load(drawn + slot) + 1)
-
-
-@triton.jit
-def _masses(bests, masses, best, scale, BITS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_2: tl.constexpr):
-    """[chunks] weight of each chunk beside the row's best token, which they were not made beside."""
-    chunk = tl.arange(0, CHUNKS_2)
-    own = value_of(tl.load(bests + chunk, mask=chunk < CHUNKS, other=0), BITS)
-    mass = tl.load(masses + chunk, mask=chunk < CHUNKS, other=0)
-    beside = tl.exp2(tl.where(chunk < CHUNKS, own - best, float("-inf")) * scale)
-    return (mass.to(tl.float64) * beside.to(tl.float64)).to(tl.int64)
 
 
 @triton.jit
