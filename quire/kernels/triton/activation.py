@@ -122,7 +122,7 @@ def tanh_gelu(x):
 
 @triton.jit
 def tanh(x):
-    """Of fp32, to 5e-7 of its value: by exponentials, and near 0, where their difference is inexact, by the fifth
+    """Of fp32, to 1e-6 of its value: by exponentials, and near 0, where their difference is inexact, by the fifth
     convergent of its continued fraction x / (1 + x² / (3 + x² / (5 + …))) (Lambert 1768).
     """
     s = x * x
