@@ -10,7 +10,7 @@ UTILIZATION = 0.9
 
 def begin(device: torch.device) -> None:
     """Before the first tensor: what is freed can be put together again, so that a large step fits after small ones."""
-    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     torch.cuda.set_device(device)
 
 

@@ -16,4 +16,4 @@ def upload(values: Values, device: torch.device, dtype: torch.dtype = torch.int6
     """`values` on the device, in the stream's order. From pinned memory, or else the copy would wait for the stream."""
     if device.type == "cpu":
         return torch.as_tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
