@@ -17,6 +17,8 @@ differ where the cumulative probability comes within about 1e-6 of the random nu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -47,13 +49,32 @@ from quire.kernels.triton.keys import (
 )
 from quire.kernels.triton.row_search import search
 
-ROOM = 2_048
-"""Logits that are gathered at most."""
-_FIRST_LOOK, _SECOND_LOOK = 128, 1_024
-"""So many of the likeliest tokens, or a few more, are gathered where only top_p cuts; and for top_k at most."""
-_TILE = 2_048
-_BLOCK = 8_192
 _FINE, _UNSOUND, _NOTHING_LEFT = tl.constexpr(FINE), tl.constexpr(UNSOUND), tl.constexpr(NOTHING_LEFT)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How a draw is cut up. What is drawn depends, where rounding decides, on the first four alone.
+
+    Attributes:
+        shape: Of a row.
+        room: Logits of a row that are gathered at most, a power of two.
+        first, second: So many of the likeliest, or a few more, are gathered where only top_p cuts: first these, then
+            those. `second` is also the largest top_k that is not searched for.
+        tile: Logits that are gathered at once.
+        block: Logits that the search of a row reads at once.
+        scan_warps, pick_warps, search_warps: Of each kernel's programs.
+    """
+
+    shape: Shape
+    room: int = 2_048
+    first: int = 128
+    second: int = 1_024
+    tile: int = 2_048
+    block: int = 8_192
+    scan_warps: int = 4
+    pick_warps: int = 4
+    search_warps: int = 16
 
 
 def draw(
@@ -66,7 +87,7 @@ def draw(
     edges: Edges | None = None,
 ) -> None:
     """See the reference. Rows of logits are contiguous, but may lie apart."""
-    draw_within(logits, slots, asked, tokens, faults, last, edges, Shape.of(logits.shape[-1]), ROOM, _SECOND_LOOK)
+    draw_within(logits, slots, asked, tokens, faults, last, edges, Sizes(Shape.of(logits.shape[-1])))
 
 
 def draw_within(
@@ -77,44 +98,36 @@ def draw_within(
     faults: Tensor,
     last: Tensor | None,
     edges: Edges | None,
-    shape: Shape,
-    room: int,
-    look: int,
+    sizes: Sizes,
 ) -> None:
-    """`draw` with sizes of its own, so that tests reach every path on rows that are small.
-
-    Args:
-        logits, slots, asked, tokens, faults, last, edges: See `draw`.
-        shape: Of a row.
-        room: Logits that are gathered at most, a power of two.
-        look: How many are gathered at least where top_p needs many, and the largest top_k that is not searched for.
-    """
-    (reads, vocab), bits, look = logits.shape, key_bits(logits.dtype), min(look, shape.groups)
+    """`draw` with sizes of one's own: for tuning, and so that tests reach every path on rows that are small."""
+    (reads, vocab), bits, shape = logits.shape, key_bits(logits.dtype), sizes.shape
     assert logits.stride(1) == 1
     if not reads:
         return
-    ints = torch.empty((reads, 2 * shape.groups + shape.chunks + 2 * room), dtype=torch.int32, device=logits.device)
+    width = 2 * shape.groups + shape.chunks + 2 * sizes.room
+    ints = torch.empty((reads, width), dtype=torch.int32, device=logits.device)
     masses = torch.empty((reads, shape.chunks), dtype=torch.int64, device=logits.device)
     overlap = can_overlap(logits.device)
-    row = {"VOCAB": vocab, "BITS": bits, "WIDTH": ints.shape[1], "GROUP": shape.group, "GROUPS": shape.groups}
+    row = {"VOCAB": vocab, "BITS": bits, "WIDTH": width, "GROUP": shape.group, "GROUPS": shape.groups}
     chunks = {"CHUNK": shape.chunk, "CHUNKS": shape.chunks}
     launch = {"OVERLAP": overlap, "launch_pdl": overlap}
+    out = (tokens, faults, last, *(edges or (None, None)))
+    kept = {"ADVANCE": last is not None, "EDGES": edges is not None, "GROUPS_2": triton.next_power_of_2(shape.groups)}
     _scan[(reads, shape.chunks)](
         logits, logits.stride(0), slots, asked.temperature, asked.top_k, asked.min_p, ints, masses,
-        **row, **chunks, num_warps=4, **launch,
+        **row, **chunks, **launch, num_warps=sizes.scan_warps,
     )  # fmt: skip
-    out = (tokens, faults, last, *(edges or (None, None)))
     _pick[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, masses, *out,
-        **row, **chunks, GROUPS_2=triton.next_power_of_2(shape.groups), CHUNKS_2=triton.next_power_of_2(shape.chunks),
-        ROOM=room, TILE=max(1, min(room, _TILE) // shape.group), FIRST=min(look, _FIRST_LOOK), SECOND=look,
-        ADVANCE=last is not None, EDGES=edges is not None, num_warps=4, **launch,
+        **row, **chunks, **kept, **launch, CHUNKS_2=triton.next_power_of_2(shape.chunks), ROOM=sizes.room,
+        TILE=max(1, min(sizes.room, sizes.tile) // shape.group), FIRST=min(sizes.first, shape.groups),
+        SECOND=min(sizes.second, shape.groups), num_warps=sizes.pick_warps,
     )  # fmt: skip
     search[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, *out,
-        **row, GROUPS_2=triton.next_power_of_2(shape.groups), ROOM=room,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(vocab)), ADVANCE=last is not None, EDGES=edges is not None,
-        num_warps=16, **launch,
+        **row, **kept, **launch, ROOM=sizes.room, BLOCK=min(sizes.block, triton.next_power_of_2(vocab)),
+        num_warps=sizes.search_warps,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from quire.kernels.reference.sampling import EVERY_TOKEN, DrawColumns, Edges, sc
 from quire.kernels.reference.sampling import draw as reference
 from quire.kernels.triton import sampling
 from quire.kernels.triton.keys import Shape
-from quire.kernels.triton.sampling import draw, draw_within
+from quire.kernels.triton.sampling import Sizes, draw, draw_within
 from tests.kernels.draw_truth import columns, truths
 from tests.sampling.test_distributions import CASES, LOGITS, expected, surprise
 
@@ -49,6 +49,11 @@ FLAT: list[dict[str, Any]] = [
 """What the whole row is searched for."""
 
 
+def small_sizes(vocab: int) -> Sizes:
+    """For rows of a thousand."""
+    return Sizes(Shape.of(vocab, 128, 512), room=256, first=100, second=100)
+
+
 def run(
     logits: Tensor, asked: DrawColumns, slots: Tensor | None = None, *, last: Tensor | None = None, small: bool = True
 ) -> tuple[Tensor, Tensor, Edges]:
@@ -59,7 +64,7 @@ def run(
     faults = torch.full((reads,), 99, dtype=torch.int8, device=logits.device)
     edges = Edges(torch.full((reads,), torch.nan, device=logits.device), tokens.clone())
     if small:
-        draw_within(logits, slots, asked, tokens, faults, last, edges, Shape.of(vocab, 128, 512), 256, 100)
+        draw_within(logits, slots, asked, tokens, faults, last, edges, small_sizes(vocab))
     else:
         draw(logits, slots, asked, tokens, faults, last, edges)
     return tokens.cpu(), faults.cpu(), Edges(edges.value.cpu(), edges.last.cpu())
@@ -178,8 +183,7 @@ def test_few_finite_logits_are_found_at_once(device: str, monkeypatch: pytest.Mo
     tokens = torch.full((3,), -9, device=device)
     faults = torch.full((3,), 9, dtype=torch.int8, device=device)
     with pytest.raises(TypeError):  # the launch of the search, behind all that is looked at here
-        draw_within(logits, torch.arange(3, device=device), asked, tokens, faults, None, None,
-                    Shape.of(900, 128, 512), 256, 100)  # fmt: skip
+        draw_within(logits, torch.arange(3, device=device), asked, tokens, faults, None, None, small_sizes(900))
     assert_drawn(logits, asked, torch.arange(3, device=device), tokens.cpu())
 
 
