@@ -18,8 +18,8 @@ from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 
-_LITTLE, _MUCH = 512, 4096
-"""Pairs that a program looks at together: where there are few, and where there are many."""
+_BLOCKS = ((512, 1), (2048, 4), (4096, 8))
+"""Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
 
 
 def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def group(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
     pairs = numbers.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
     tiles = torch.empty((3, pairs // tile + experts), dtype=torch.int32, device=numbers.device)
-    block = _LITTLE if pairs <= _LITTLE else _MUCH
+    block, warps = next((cut for cut in _BLOCKS if pairs <= cut[0]), _BLOCKS[-1])
     overlap = can_overlap(numbers.device)
     _group_kernel[(experts,)](
         numbers,
@@ -72,7 +72,7 @@ def group(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
         TILE=tile,
         BLOCK=block,
         OVERLAP=overlap,
-        num_warps=block // 512 or 1,
+        num_warps=warps,
         launch_pdl=overlap,
     )
     return order, tiles
@@ -122,17 +122,18 @@ def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOC
     release_dependents(OVERLAP)
     expert = tl.program_id(0)
     wait_for_inputs(OVERLAP)
-    before = 0
-    for begin in range(0, pairs, BLOCK):
-        pair = begin + tl.arange(0, BLOCK)
-        theirs = tl.load(numbers + pair, pair < pairs, 0x7FFFFFFF) < expert
-        before += tl.sum(theirs.to(tl.int32), 0)
+    whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
+    rest = whole + tl.arange(0, BLOCK)
+    last_numbers = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
+    theirs = (last_numbers < expert).to(tl.int32)
+    for begin in tl.range(0, whole, BLOCK, num_stages=3):
+        theirs += (tl.load(numbers + begin + tl.arange(0, BLOCK)) < expert).to(tl.int32)
+    before = tl.sum(theirs, 0)
     end = before
-    for begin in range(0, pairs, BLOCK):
+    for begin in tl.range(0, whole, BLOCK, num_stages=3):
         pair = begin + tl.arange(0, BLOCK)
-        own = tl.load(numbers + pair, pair < pairs, -1) == expert
-        tl.store(order + end + tl.cumsum(own.to(tl.int32), 0) - 1, pair, own)
-        end += tl.sum(own.to(tl.int32), 0)
+        end = _put(order, end, pair, tl.load(numbers + pair) == expert)
+    end = _put(order, end, rest, last_numbers == expert)
     first = before // TILE + expert
     last = end // TILE + expert + 1
     for some in range(first, last, 32):
@@ -141,3 +142,11 @@ def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOC
         tl.store(tiles + place, tl.zeros_like(place) + expert, place < last)
         tl.store(tiles + places + place, from_pair, place < last)
         tl.store(tiles + 2 * places + place, tl.minimum(from_pair + TILE, end), place < last)
+
+
+@triton.jit
+def _put(order, end, pair, own):
+    """Write those of the pairs that are one's own to order, from `end` on; where they end."""
+    counts = tl.cumsum(own.to(tl.int32), 0)
+    tl.store(order + end + counts - 1, pair, own)
+    return end + tl.max(counts, 0)
