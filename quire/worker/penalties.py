@@ -63,6 +63,13 @@ class Penalties:
         if own := self._own(asking):  # a slot stands in one row of a step, so no row comes twice
             self._count(tokens, *upload(own, self._device), self._seen)
 
+    def rehearse(self, logits: Tensor) -> None:
+        """Run both kernels on logits [reads, vocab] fp32 that are nobody's."""
+        first = upload([[0], [0]], self._device)
+        seen, weights = self._seen.new_zeros((1, logits.shape[-1])), self._weights.new_ones((1, 3))
+        self._penalize(logits, *first, seen, weights)
+        self._count(first[0], *first, seen)
+
     def _own(self, asking: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Reads and rows of the slots that ask for this, or nothing."""
         pairs = [(read, self._rows[slot]) for read, slot in asking if slot in self._rows]

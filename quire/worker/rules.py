@@ -64,6 +64,10 @@ class Rules:
         self._penalties.apply(logits, asking)
         return errors
 
+    def rehearse(self, logits: Tensor) -> None:
+        """Run the kernels that rules may need, on logits [reads, vocab] fp32 that are nobody's."""
+        self._penalties.rehearse(logits)
+
     def drew(self, tokens: Tensor, asking: Asking) -> None:
         """What each read drew; `tokens` [reads] int64."""
         self._bad_words.drew(tokens, asking)

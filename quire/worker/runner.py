@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from quire.worker.flight import Flight, HostCopies, HostWatch, StreamWatch, Watc
 from quire.worker.graphs import DecodeGraphs
 from quire.worker.logprobs import LogprobsMode
 from quire.worker.prompt_logprobs import PromptLogprobs, PromptScores
-from quire.worker.sampler import sample
+from quire.worker.sampler import rehearse, sample
 from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer
 
@@ -117,13 +116,13 @@ class Runner:
         return self._model.logits(self._forward(host, laid)[1])
 
     def _run_dummies(self, counts: Sequence[int]) -> None:
-        """A step of such rows, and a draw from the most reads that it could have."""
+        """A step of such rows, and all that may be drawn and reported for the most reads that it could have."""
         reads = min(self._largest.rows, sum(counts))
         with torch.inference_mode():
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             _, hidden = self._forward(host, self._lay(_NOTHING, host))
             logits = self._model.logits(hidden[:reads].clone())  # as reads are gathered from among the tokens
-            sample(logits, np.full(reads, self._slots.dummy), self._slots)
+            rehearse(logits, self._slots, self._logprobs_mode)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from quire.kernels.reference.sampling import (
     scores_within,
 )
 from quire.kernels.table import kernel
+from quire.worker.logprobs import LogprobsMode, score
 from quire.worker.rules import Asking
 from quire.worker.slots import SlotTable
 from quire.worker.upload import upload
@@ -115,6 +116,25 @@ def sample(
         scores.index_copy_(0, reads, ruled.scores)
     read_of = [read for read, _ in asking]
     return Drawn(tokens, faults, {read_of[at]: text for at, text in ruled.broken.items()}, scores, set(read_of))
+
+
+def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode) -> None:
+    """Run all that draws from such logits may ever run, with the memory it takes, so that no kernel is compiled and no
+    memory is missed in the middle of serving.
+
+    Args:
+        logits: [reads, vocab], any.
+        slots: Their table; its dummy slot is drawn for.
+        mode: What will be reported.
+    """
+    reads = torch.arange(len(logits), device=logits.device)
+    where = torch.full_like(reads, slots.dummy)
+    for rows in (logits, logits.index_select(0, reads).float()):  # as it is, and for rules
+        for keep_scores in {False, mode.startswith("processed")}:
+            tokens, *_ = _draw(rows, where, slots, keep_scores=keep_scores)
+        for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
+            score(rows, reads, tokens, 1, normalise=normalise)
+    slots.rules.rehearse(rows)
 
 
 def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: Asking, *, keep_scores: bool) -> Drawn:

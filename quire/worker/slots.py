@@ -25,26 +25,18 @@ _FLOATS = 3
 
 
 class HostMirror:
-    """What the host knows of each slot, as columns: its longest length, does it draw at random, what is cut off, and
-    what is reported.
-    """
+    """What the host knows of each slot, as columns: its longest length, and what is reported."""
 
     def __init__(self, slots: int) -> None:
-        self.random = np.zeros(slots, dtype=np.bool_)
-        self.cut_min_p = np.zeros(slots, dtype=np.bool_)
-        self.cut_top = np.zeros(slots, dtype=np.bool_)
         self.logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
         self.prompt_logprobs: dict[int, int] = {}
         self.bounds = np.zeros(slots, dtype=np.int64)
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
-    def admit(self, owner: Admitted, vocab_size: int) -> None:
+    def admit(self, owner: Admitted) -> None:
         """A slot's new owner."""
         slot, sampling = owner.slot, owner.sampling
         self.bounds[slot] = owner.length
-        self.random[slot] = not sampling.greedy
-        self.cut_min_p[slot] = sampling.min_p > 0
-        self.cut_top[slot] = sampling.top_p < 1 or 0 < sampling.top_k < vocab_size
         self.logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
         self._named.pop(slot, None)
         if sampling.logprob_token_ids is not None:
@@ -101,7 +93,7 @@ class SlotTable:
     def columns(self, plan: Plan) -> tuple[Column, ...]:
         """The plan's differences: new owners, then entries of block tables. The host's mirror has the owners now."""
         for owner in plan.admitted:
-            self.host.admit(owner, self.vocab_size)
+            self.host.admit(owner)
         owners = _owners(plan.admitted, self.vocab_size) if plan.admitted else ()
         return *owners, *(self._entries(plan) if plan.block_slots else ())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.reference.filters import cut_min_p, cut_top
 from quire.kernels.reference.sampling import choose
-from quire.worker.sampler import UNSOUND_TEXT, sample
+from quire.worker.sampler import UNSOUND_TEXT, rehearse, sample
 from quire.worker.slots import SlotTable
 from tests.worker.driver import admit, admitted
 
@@ -209,3 +209,18 @@ def test_unsound_rows_are_told(bad: float) -> None:
     drawn = sample(logits, np.arange(4), slots)
     assert drawn.errors() == {1: UNSOUND_TEXT, 2: UNSOUND_TEXT}
     assert [drawn.tokens[0].item(), drawn.tokens[3].item()] == [expected[0], expected[3]]
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+def test_a_rehearsal_changes_nothing(mode: Any) -> None:
+    """It runs what draws, rules and reports may need, and the next draws are what they would have been."""
+    logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(4))
+    owners = [{"seed": i, "presence_penalty": 1.5, "history": [1, 2, 3], "prompt_len": 2} for i in range(3)]
+    rehearsed, fresh = table(owners, 30), table(owners, 30)
+    before = logits.clone()
+    rehearse(logits, rehearsed, mode)
+    assert torch.equal(logits, before)
+    for _ in range(3):
+        drawn = [sample(logits, np.arange(3), slots).tokens.tolist() for slots in (rehearsed, fresh)]
+        assert drawn[0] == drawn[1]
+        assert rehearsed.drawn.tolist() == fresh.drawn.tolist()
