@@ -52,7 +52,8 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
     longest = most(lambda length: needed(length) <= blocks, spec.max_model_len)
     asked = config.model.max_model_len
     length = max(2, longest) if asked in ("auto", AUTO_LENGTH) else int(asked or spec.max_model_len)
-    if blocks < 1 or needed(length) > blocks:
+    is_exact = cache.num_gpu_blocks_override is not None  # and then never doubted
+    if blocks < 1 or (needed(length) > blocks and not is_exact):
         auto = f"give --max-model-len auto (here {longest:,} tokens), " if longest > 1 else ""
         raise MemoryBudgetError(
             f"One sequence of {length:,} tokens needs {size(needed(length) * block_bytes)} of KV cache; of {share:.0%} "

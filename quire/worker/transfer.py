@@ -96,7 +96,7 @@ class StreamTransfer:
         columns: list[Column] = []
         for pairs in (plan.swap_out, plan.copies, [pair[::-1] for pair in plan.swap_in]):
             if pairs:
-                columns += np.array(pairs, dtype=np.int64).T.copy()  # the device's blocks of swaps come first
+                columns.extend(np.array(pairs, dtype=np.int64).T.copy())  # the device's blocks of swaps come first
         return tuple(columns)
 
     def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
