@@ -220,7 +220,8 @@ def _tile_kernel(
 ):
     """y [pairs, made]: x's row of each pair by its expert's weight. SHARING pairs have one row of x.
 
-    FIRST, the weight is a gate and an up; else the result is scaled by the router's weight.
+    FIRST, the weight is a gate and an up; else the result is scaled by the router's weight. An expert's last tile may
+    have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
     """
     MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
     across = tl.cdiv(made, MADE)
@@ -234,36 +235,70 @@ def _tile_kernel(
     from_pair = tl.load(tiles + places + place, cache_modifier=".cg")
     to_pair = tl.load(tiles + 2 * places + place, cache_modifier=".cg")
     if from_pair < to_pair:
-        expert = tl.load(tiles + place, cache_modifier=".cg").to(tl.int64)
-        own = w + expert * made * columns * (2 if FIRST else 1)
-        w_rows = weight_rows(begin, made, BLOCK_N, FIRST) * columns
-        m = from_pair + tl.arange(0, BLOCK_M)
-        pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)
+        own = w + tl.load(tiles + place, cache_modifier=".cg").to(tl.int64) * made * columns * (2 if FIRST else 1)
+        rows = weight_rows(begin, made, BLOCK_N, FIRST) * columns
         if not FIRST and OVERLAP:
-            fetch_ahead(own, w_rows, 0, columns, BLOCK_N, 2 * BLOCK_K)
+            fetch_ahead(own, rows, 0, columns, BLOCK_N, 2 * BLOCK_K)
             wait_for_inputs(OVERLAP)
-        values = tile_product(
-            x,
-            pair // SHARING * columns,
-            m < to_pair,
-            own,
-            w_rows,
-            columns,
-            0,
-            tl.cdiv(columns, BLOCK_K),
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            WHOLE,
-            SWAPPED,
-        )
-        if FIRST:
-            values = gated(values, BLOCK_M, MADE)
+        if BLOCK_M > 64 and to_pair - from_pair <= BLOCK_M // 2:
+            _multiply(
+                x, own, order, weights, y, from_pair, to_pair, begin, made, columns, rows,
+                SHARING, BLOCK_M // 2, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST,
+            )  # fmt: skip
         else:
-            values *= tl.load(weights + pair).to(tl.float32)[:, None]
-        n = begin + tl.arange(0, MADE)
-        inside = (m < to_pair)[:, None] & (n < made)[None, :]
-        tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
+            _multiply(
+                x, own, order, weights, y, from_pair, to_pair, begin, made, columns, rows,
+                SHARING, BLOCK_M, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST,
+            )  # fmt: skip
+
+
+@triton.jit
+def _multiply(
+    x,
+    w,
+    order,
+    weights,
+    y,
+    from_pair,
+    to_pair,
+    begin,
+    made,
+    columns,
+    rows,
+    SHARING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    MADE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    FIRST: tl.constexpr,
+):
+    """A tile of at most BLOCK_M pairs, by the weight rows that begin at `rows` and make the outputs from `begin` on."""
+    m = from_pair + tl.arange(0, BLOCK_M)
+    pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)
+    values = tile_product(
+        x,
+        pair // SHARING * columns,
+        m < to_pair,
+        w,
+        rows,
+        columns,
+        0,
+        tl.cdiv(columns, BLOCK_K),
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        WHOLE,
+        SWAPPED,
+    )
+    if FIRST:
+        values = gated(values, BLOCK_M, MADE)
+    else:
+        values *= tl.load(weights + pair).to(tl.float32)[:, None]
+    n = begin + tl.arange(0, MADE)
+    inside = (m < to_pair)[:, None] & (n < made)[None, :]
+    tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
 
 
 @triton.jit

@@ -122,6 +122,15 @@ def test_products(tokens: int, cuts: Cuts, dtype: torch.dtype, device: str) -> N
     close(out, exact(*arguments))
 
 
+def test_large_tiles_that_are_full_half_full_and_nearly_empty(device: str) -> None:
+    x, gate_up, down, _, weights = mixture(129, 4, 2, 48, 32, torch.bfloat16, device)
+    numbers = torch.tensor([[0, 1]] * 65 + [[0, 2]] * 64, dtype=torch.int32, device=device)
+    out = torch.full_like(x, float("nan"))
+    cut = Tiles(128, 64, 32, 1, 4, 3, False)
+    multiply(x, gate_up, down, numbers, weights, out, (cut, cut), overlap=False)
+    close(out, exact(x, gate_up, down, numbers, weights))
+
+
 def test_op_in_fp32(device: str) -> None:
     for tokens in (0, 1, 19):
         arguments = mixture(tokens, 4, 2, 32, 48, torch.float32, device)
