@@ -126,7 +126,7 @@ def candidates(mixture: Mixture, tokens: int) -> Iterator[tuple[list[Rows] | lis
     if tokens <= 16:
         yield [Rows(*cut) for cut in _ROWS_FIRST], [Rows(*cut) for cut in _ROWS_SECOND]
     each = tokens * mixture.chosen / mixture.experts
-    for block_m, least, most in ((16, 0, 24), (32, 3, 64), (64, 12, 300), (128, 50, float("inf"))):
+    for block_m, least, most in ((16, 0, 24), (32, 3, 64), (64, 12, 300), (128, 24, float("inf"))):
         if tokens > 1 and least <= each <= most:
             cuts = [Tiles(block_m, *cut[:2], 1, *cut[2:]) for cut in _TILES[block_m]]
             yield cuts, cuts
