@@ -248,12 +248,12 @@ class Scheduler:
         return True
 
     def _take_blocks(self, request: Request, count: int, step: Step) -> bool:
-        """Room for `count` tokens, if blocks are free. Plans in flight may gain nothing, and so write again where they
-        began: the window stays there, and so does what is not shared."""
+        """Room for `count` tokens, if blocks are free. What plans in flight draw may be nothing: the window stays where
+        the request could still be."""
         planned = request.planned
         if self._windowed:
             request.table.leave_behind(planned - request.drawing)
-        reservation = request.table.reserve(min(planned, len(request.tokens)), planned + count)
+        reservation = request.table.reserve(planned, planned + count)
         if reservation is None:
             return False
         self._lengths.room[request.row] = request.table.room

@@ -221,6 +221,7 @@ class Lives(RuleBasedStateMachine):
     def lengths_are_in_order(self) -> None:
         for request in self.scheduler.requests() if hasattr(self, "scheduler") else ():
             assert 0 <= request.computed <= request.planned <= len(request.tokens) + request.drawing, request
+            assert len(request.tokens) + request.drawing <= request.limit, "more than it may have is planned"
             assert self.scheduler.in_flight or request.planned == request.computed, request
             if request.slot is not None:
                 blocks, planned = len(request.table._rows[0]), request.planned
@@ -235,7 +236,10 @@ class Lives(RuleBasedStateMachine):
             if not self.scheduler.has_work:
                 break
             self.plan()
+            self.lengths_are_in_order()
             self.settle()
+            self.lengths_are_in_order()
+            self.blocks_are_conserved()
         assert set(self.ended) == set(self.adds), "somebody starved"
         assert self.pool.num_free == self.pool.num_blocks
         assert self.host.num_free == self.host.num_blocks
