@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.reference.filters import cut_min_p, cut_top
 from quire.kernels.reference.sampling import choose
-from quire.worker.sampler import UNSOUND_TEXT, rehearse, sample
+from quire.worker.sampler import UNSOUND_TEXT, draw_and_advance, rehearse, sample
 from quire.worker.slots import SlotTable
 from tests.worker.driver import admit, admitted
 
@@ -224,3 +224,18 @@ def test_a_rehearsal_changes_nothing(mode: Any) -> None:
         drawn = [sample(logits, np.arange(3), slots).tokens.tolist() for slots in (rehearsed, fresh)]
         assert drawn[0] == drawn[1]
         assert rehearsed.drawn.tolist() == fresh.drawn.tolist()
+
+
+def test_slots_that_advance_draw_what_sample_does() -> None:
+    slots, alone = table(OWNERS, 300), table(OWNERS, 300)
+    order = [4, 0, 2, slots.dummy, slots.dummy]  # padding stands behind
+    tokens, faults = torch.full((5,), -1), torch.full((5,), 9, dtype=torch.int8)
+    generator = torch.Generator().manual_seed(5)
+    for step in range(3):
+        logits = torch.randn(5, 300, generator=generator)
+        expected = sample(logits[:3], np.array(order[:3]), alone).tokens
+        draw_and_advance(logits, torch.tensor(order), slots, tokens, faults)
+        alone.drawn[order[:3]] += 1
+        assert tokens[:3].tolist() == slots.last[order[:3]].tolist() == expected.tolist()
+        assert faults.tolist() == [0] * 5
+        assert slots.drawn[[0, 1, 2, 4]].tolist() == [4 + step + 1, 4, step + 1, step + 1]

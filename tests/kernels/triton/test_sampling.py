@@ -51,7 +51,7 @@ FLAT: list[dict[str, Any]] = [
 
 def small_sizes(vocab: int) -> Sizes:
     """For rows of a thousand."""
-    return Sizes(Shape.of(vocab, 128, 512), room=256, first=100, second=100)
+    return Sizes(Shape.of(vocab, 128, 512), room=256, first=100, second=100, block=256)
 
 
 def run(
@@ -82,6 +82,13 @@ def assert_drawn(logits: Tensor, asked: DrawColumns, slots: Tensor, tokens: Tens
         assert found.miss(int(tokens[read])) < found.slack, (read, [float(c[slots[read]]) for c in asked])
 
 
+def assert_kept(logits: Tensor, asked: DrawColumns, slots: Tensor, edges: Edges) -> None:
+    """The edges leave what the filters do by definition, but for rounding."""
+    scores = scores_within(logits.cpu(), asked.temperature[slots].cpu(), edges)
+    for row, found in zip(scores, truths(logits, slots, asked), strict=True):
+        assert torch.equal((row > -torch.inf) | found.unsure, found.kept | found.unsure)
+
+
 def seeded(generator: np.random.Generator, wishes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     seeds, drawn = generator.integers(-(2**63), 2**63, len(wishes)), generator.integers(0, 2**40, len(wishes))
     return [{"seed": int(s), "drawn": int(d)} | w for s, d, w in zip(seeds, drawn, wishes, strict=True)]
@@ -100,9 +107,7 @@ def test_every_path_draws_by_the_definition(dtype: torch.dtype, wishes: list[dic
     again, told = torch.full_like(tokens, -9), torch.full_like(faults, 99)
     reference(logits.cpu(), slots.cpu(), DrawColumns(*(c.cpu() for c in asked)), again, told)
     assert torch.equal(tokens, again)
-    scores = scores_within(logits.cpu(), asked.temperature.cpu(), edges)
-    for row, found in zip(scores, truths(logits, slots, asked), strict=True):
-        assert torch.equal((row > -torch.inf) | found.unsure, found.kept | found.unsure)
+    assert_kept(logits, asked, slots, edges)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -143,6 +148,20 @@ def test_the_first_of_equals(device: str) -> None:
     assert edges.last[[2, 3, 4, 5]].tolist() == [1, 349, 44, 0]
     assert edges.value[2:6].tolist() == [-3.0] * 4
     assert edges.last[6] == EVERY_TOKEN
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_first_of_equals_in_rows_that_are_searched(dtype: torch.dtype, device: str) -> None:
+    """More equals than are ever gathered, of one value, and of two with nothing between them."""
+    logits = torch.full((5, 1_300), 1.0, dtype=dtype, device=device)
+    logits[2:4, ::2] = torch.nextafter(logits[0, 0], logits[0, 0] + 1)
+    logits[4] = -0.0
+    wishes = [{"top_k": 700}, {"top_p": 0.625}, {"top_k": 900}, {"top_p": 0.25}, {"top_k": 700, "top_p": 0.5}]
+    asked, slots = columns(device, seeded(np.random.default_rng(0), wishes)), torch.arange(5, device=device)
+    tokens, _, edges = run(logits, asked)
+    assert edges.last[[0, 1, 2, 4]].tolist() == [699, 812, 499, 349]
+    assert_drawn(logits, asked, slots, tokens)
+    assert_kept(logits, asked, slots, edges)
 
 
 def test_numbers_are_those_of_philox(device: str) -> None:
