@@ -2,10 +2,11 @@
 
     python benchmarks/host_step.py [--sequences 256,1024] [--steps 400] [--json]
 
-Engine: drain the inbox, plan, settle, gather and encode the Deltas. Worker: apply the plan to the slot table and fill
-the batch on persistent buffers; forward, sampling and attention are stubs. Every sequence draws one token a step; one
-in 16 takes a new block. (Blocks that an output fills are hashed for the prefix cache when it ends.) Prints the median
-milliseconds of a step by part, in processor time of this thread, so that neighbours on the machine do not count.
+Engine: drain the inbox, plan, settle, gather and encode the Deltas. Worker: lay the plan's columns, apply them to the
+slot table and begin the batch on persistent buffers; forward, sampling and attention are stubs. Every sequence draws
+one token a step; one in 16 takes a new block. (Blocks that an output fills are hashed for the prefix cache when it
+ends.) Prints the median milliseconds of a step by part, in processor time of this thread, so that neighbours on the
+machine do not count.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from quire.engine.assembly import Traits
 from quire.engine.core import EngineCore
 from quire.messages import Add, FromEngine, Plan, Result, Sizing, ToEngine
 from quire.sampling import SamplingParams
-from quire.worker.batch import BatchBuffers
+from quire.worker.batch import BatchBuffers, HostBatch
+from quire.worker.columns import StepColumns
 from quire.worker.slots import SlotTable
 
 BLOCK_SIZE = 16
@@ -43,6 +45,7 @@ class StubExecutor:
         self.sizing = Sizing(num_blocks=blocks, vocab_size=32_000)
         self._slots = SlotTable(sequences, length // BLOCK_SIZE + 1, 1, 32_000, torch.device("cpu"))
         self._batches = BatchBuffers(self._slots, sequences, sequences * PROMPT)
+        self._columns = StepColumns(6 * sequences * (1 + PROMPT), torch.device("cpu"))
         self._plans: deque[Plan] = deque()
         self.seconds = 0.0
 
@@ -51,8 +54,11 @@ class StubExecutor:
 
     def submit(self, plan: Plan) -> None:
         began = time.thread_time()
-        self._slots.apply(plan)
-        self._batches.fill(plan)
+        host = HostBatch.of(plan, self._slots.host.bounds)
+        of_rows, differences = host.columns(), self._slots.columns(plan)
+        laid = self._columns.lay([*of_rows, host.read_tokens, host.read_slots, *differences])
+        self._slots.apply(plan, laid[len(of_rows) + 2 :])
+        self._batches.begin(host, laid[: len(of_rows)], ())
         self.seconds += time.thread_time() - began
         self._plans.append(plan)
 
