@@ -44,25 +44,22 @@ def search(
         best_key = tl.max(tl.load(own + at, mask=at < GROUPS, other=lowest_key(BITS)), 0).to(tl.int64)
         best, scale = value_of(best_key.to(tl.int32), BITS), LOG2_E / tl.maximum(t, COLDEST)
         edge, room = floor_of(best, scale, likely, BITS, EDGES), tl.full((), EVERY, tl.int64)
-        count, mass = _measure(row, edge - 1, best, scale, True, VOCAB, BITS, BLOCK)
-        found = own + GROUPS  # there is nothing else from here on
-        if (k > 0) & (k < count):
-            edge, above = _edge_of_row(
-                row, found, edge, best_key, count, k, best, scale, False, VOCAB, BITS, ROOM, BLOCK
-            )
-            room = k - above
-            equals = weight_of(value_of(edge.to(tl.int32), BITS), best, scale) * room
-            count, mass = _measure(row, edge, best, scale, True, VOCAB, BITS, BLOCK)
-            count, mass = count + VOCAB, mass + equals  # of the edge itself there may be any number
-        if p < 1:
-            before, aim = edge, aim_of(p, mass)
-            # Nothing without weight is looked at, or the middle of two values could be any.
-            low = tl.maximum(edge, key_of(best - DEPTH / scale, BITS).to(tl.int64))
-            edge, above = _edge_of_row(
-                row, found, low, best_key, count, aim, best, scale, True, VOCAB, BITS, ROOM, BLOCK
-            )
-            reach = equals_that_reach(aim - above, weight_of(value_of(edge.to(tl.int32), BITS), best, scale))
-            room = tl.where(edge == before, tl.minimum(room, reach), reach)
+        for stage in range(2):  # top_k, then top_p; one loop, so that its code is there once
+            by_weight = stage == 1
+            if tl.where(by_weight, p < 1, (k > 0) & (k < VOCAB)):
+                whole = room == EVERY
+                count, mass = _measure(row, tl.where(whole, edge - 1, edge), best, scale, VOCAB, BITS, BLOCK)
+                mass += tl.where(whole, 0, room * weight_of(value_of(edge.to(tl.int32), BITS), best, scale))
+                if by_weight | (k < count):
+                    aim = tl.where(by_weight, aim_of(p, mass), k)
+                    found, above = _edge_of_row(
+                        row, own + GROUPS, edge, best_key, count + tl.where(whole, 0, VOCAB), aim, best, scale,
+                        by_weight, VOCAB, BITS, ROOM, BLOCK,
+                    )  # fmt: skip
+                    weight = weight_of(value_of(found.to(tl.int32), BITS), best, scale)
+                    reach = equals_that_reach(aim - above, tl.where(by_weight, weight, 1))
+                    room = tl.where(found == edge, tl.minimum(room, reach), reach)
+                    edge = found
         total, end = _kept_mass(row, edge, room, best, scale, VOCAB, BITS, BLOCK)
         target = target_of(random_number(tl.load(seed + slot), tl.load(drawn + slot)), total)
         token = _token_at(row, edge, end, target, best, scale, VOCAB, BITS, BLOCK)
@@ -84,56 +81,57 @@ def _block(row, start, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLO
 
 
 @triton.jit
-def _measure(
-    row, edge, best, scale, BY_WEIGHT: tl.constexpr, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """How many keys lie above `edge`, and their weight; int64. Not by weight, both are their number."""
+def _measure(row, edge, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many keys lie above `edge`, and their weight; int64."""
     count, mass = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int64)
     for start in range(0, VOCAB, BLOCK):
         _, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
         above = inside & (key > edge)
         count += above.to(tl.int32)
-        mass += tl.where(above, weight if BY_WEIGHT else 1, 0)
+        mass += tl.where(above, weight, 0)
     return tl.sum(count, 0).to(tl.int64), tl.sum(mass, 0)
 
 
 @triton.jit
 def _edge_of_row(
-    row, found, low, high, count, aim, best, scale, BY_WEIGHT: tl.constexpr,
+    row, found, low, high, count, aim, best, scale, by_weight,
     VOCAB: tl.constexpr, BITS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """edge_of over the whole row, and what lies above the edge. `count`: an upper bound of how many lie from `low` on.
+    """edge_of over the whole row, by weight or by number, and what lies above the edge.
+
+    `count`: no fewer keys than there are from `low` on.
 
     Every other middle is one of values: of a few numbers far from 0 and one close to it, keys alone see mostly zeros.
     Once the keys between the bounds have room, they are gathered.
     """
-    between, base, turn = count, tl.full((), 0, tl.int64), tl.full((), 0, tl.int32)
-    count_above = tl.full((), 0, tl.int64)
-    while (low < high) & (between > ROOM):
+    # Nothing without weight is looked at, or the middle of two values could be any.
+    low = tl.where(by_weight, tl.maximum(low, key_of(best - DEPTH / scale, BITS).to(tl.int64)), low)
+    base, count_above = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
+    turn = tl.full((), 0, tl.int32)
+    while (low < high) & (count - count_above > ROOM):
         middle = 0.5 * value_of(low.to(tl.int32), BITS) + 0.5 * value_of(high.to(tl.int32), BITS)
         middle_key = tl.where(turn % 2 == 0, key_of(middle, BITS).to(tl.int64), low + ((high - low) >> 1))
         middle_key = tl.minimum(tl.maximum(middle_key, low), high - 1)
-        number, units = _measure(row, middle_key, best, scale, BY_WEIGHT, VOCAB, BITS, BLOCK)
+        number, mass = _measure(row, middle_key, best, scale, VOCAB, BITS, BLOCK)
+        units = tl.where(by_weight, mass, number)
         less = units < aim
         low, high = tl.where(less, low, middle_key + 1), tl.where(less, middle_key, high)
         count, count_above = tl.where(less, count, number), tl.where(less, number, count_above)
         base = tl.where(less, units, base)
-        between = count - count_above
         turn += 1
     if low < high:
         number = tl.full((), 0, tl.int32)
-        tl.debug_barrier()
+        tl.debug_barrier()  # what was gathered before is no longer read
         for start in range(0, VOCAB, BLOCK):
             _, inside, key, _ = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
             here = inside & (key >= low) & (key <= high)
-            place = number + tl.cumsum(here.to(tl.int32), 0) - 1
-            tl.store(found + place, key, mask=here)
+            tl.store(found + number + tl.cumsum(here.to(tl.int32), 0) - 1, key, mask=here)
             number += tl.sum(here.to(tl.int32), 0)
         tl.debug_barrier()
         at = tl.arange(0, ROOM)
         key = tl.load(found + at, mask=at < number, other=lowest_key(BITS))
         weight = weight_of(tl.where(at < number, value_of(key, BITS), float("-inf")), best, scale)
-        units = weight if BY_WEIGHT else (at < number).to(tl.int64)
+        units = tl.where(by_weight, weight, (at < number).to(tl.int64))
         high = edge_of(key, units, low, high, base, aim)
         base += tl.sum(tl.where(key > high, units, 0), 0)
     return high, base
