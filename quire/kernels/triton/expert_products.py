@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents, wait_for_inputs
+from quire.kernels.triton.launcher import ceil_div, launchable
 from quire.kernels.triton.linear_rows import Rows
 from quire.kernels.triton.linear_tiles import Tiles
 from quire.kernels.triton.products import fetch_ahead, gated, row_product, tile_product, weight_rows
@@ -44,7 +45,7 @@ def one_by_one(
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = cuts
-    _pair_kernel[(triton.cdiv(width, first.block_n // 2) * tokens * chosen,)](
+    _pair_kernel[(ceil_div(width, first.block_n // 2) * tokens * chosen,)](
         x,
         gate_up,
         numbers,
@@ -59,7 +60,7 @@ def one_by_one(
         num_warps=first.warps,
         launch_pdl=overlap,
     )
-    _token_kernel[(triton.cdiv(hidden, second.block_n) * tokens,)](
+    _token_kernel[(ceil_div(hidden, second.block_n) * tokens,)](
         middle,
         down,
         numbers,
@@ -96,7 +97,7 @@ def by_tiles(
     parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
     _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap)
     _launch_tiles(middle, down, order, tiles, weights, parts, 1, second, False, overlap)
-    _sum_kernel[(tokens, triton.cdiv(hidden, _SUM_BLOCK))](
+    _sum_kernel[(tokens, ceil_div(hidden, _SUM_BLOCK))](
         parts, out, hidden, CHOSEN=chosen, BLOCK=_SUM_BLOCK, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
     )
 
@@ -114,7 +115,7 @@ def _launch_tiles(
     overlap: bool,
 ) -> None:
     places, made, columns = tiles.shape[1], y.shape[1], w.shape[2]
-    across = triton.cdiv(made, cut.block_n // 2 if first else cut.block_n)
+    across = ceil_div(made, cut.block_n // 2 if first else cut.block_n)
     _tile_kernel[(across * places,)](
         x,
         w,
@@ -139,6 +140,7 @@ def _launch_tiles(
     )
 
 
+@launchable
 @triton.jit(do_not_specialize=["pairs"])
 def _pair_kernel(
     x,
@@ -168,6 +170,7 @@ def _pair_kernel(
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
 
 
+@launchable
 @triton.jit(do_not_specialize=["tokens"])
 def _token_kernel(
     x,
@@ -198,6 +201,7 @@ def _token_kernel(
     tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
 
 
+@launchable
 @triton.jit(do_not_specialize=["places"])
 def _tile_kernel(
     x,
@@ -301,6 +305,7 @@ def _multiply(
     tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
 
 
+@launchable
 @triton.jit
 def _sum_kernel(parts, out, hidden, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launcher import launchable
 
 _BLOCKS = ((512, 1), (2048, 4), (4096, 8))
 """Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
@@ -35,9 +36,9 @@ def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tenso
             weights,
             numbers,
             EXPERTS=experts,
-            BLOCK=triton.next_power_of_2(experts),
+            BLOCK=1 << (experts - 1).bit_length(),
             CHOSEN=chosen,
-            SLOTS=triton.next_power_of_2(chosen),
+            SLOTS=1 << (chosen - 1).bit_length(),
             RENORMALISE=renormalise,
             OVERLAP=overlap,
             num_warps=1,
@@ -78,6 +79,7 @@ def group(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
     return order, tiles
 
 
+@launchable
 @triton.jit
 def _route_kernel(
     logits,
@@ -117,6 +119,7 @@ def _route_kernel(
     tl.store(numbers + token * CHOSEN + slot, chosen, slot < CHOSEN)
 
 
+@launchable
 @triton.jit(do_not_specialize=["pairs", "places"])
 def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
