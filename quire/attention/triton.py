@@ -1,31 +1,47 @@
 """Attention on a GPU, from kernels in Triton.
 
-Rows of one token are cut along their contexts, longer rows along their queries; each kind is one launch, whatever the
-mix. A step in which every row has one token asks nothing of the host but the number of its rows: it can be recorded as
-a graph and replayed at any lengths.
+Rows of one token are cut along their contexts, longer rows along their queries, and long prompts have a kernel of their
+own where the card has the means; each is one launch, whatever the mix. A step in which every row has one token asks
+nothing of the host but the number of its rows: it can be recorded as a graph and replayed at any lengths.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from quire.attention import tiling
 from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Rows
+from quire.attention.tiling import Kinds, TileSizes
 from quire.errors import ConfigError
 from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
 from quire.kernels.table import kernel
+from quire.kernels.triton import attention_long
 from quire.kernels.triton.attention_chunk import queries_of_tile
 from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
 
 _WIDEST, _LARGEST_GROUP = 256, 16
+_LONG_FROM = 256
+"""Query tokens from which on it pays to bring a context into one piece."""
+_PACK = 128
+_PACKED_BYTES = 2**29
+"""Of the longest contexts' keys and values in one piece: 131,072 tokens of 8 KV heads 128 wide in bfloat16."""
+
+
+@dataclass(frozen=True)
+class _Singles:
+    """Rows of one token; None: all rows, and each one's token is its number."""
+
+    rows: Tensor | None
+    tokens: Tensor | None
+    number: int
 
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Rows of several tokens, cut into tiles; see the kernel attend_tiles."""
+    """Longer rows, cut into tiles; see the kernel attend_tiles."""
 
     rows: Tensor
     offsets: Tensor
@@ -36,14 +52,26 @@ class _Tiles:
 
 
 @dataclass(frozen=True)
+class _Long:
+    """Long rows; see the kernels gather_contexts and attend_long. `k` and `v` are room for their contexts."""
+
+    slots: Tensor
+    packs: tuple[Tensor, ...]
+    tiles: tuple[Tensor, ...]
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True)
 class _GroupStep:
-    """A step as one KV group's layers see it; `pieces` is None where no row has one token, `tiles` where all have."""
+    """A step as one KV group's layers see it. What there is nothing to do for is None."""
 
     table: Tensor
     window: int | None
     places: Tensor
     pieces: Tensor | None
     tiles: _Tiles | None
+    long: _Long | None
 
 
 class TritonAttention:
@@ -53,14 +81,15 @@ class TritonAttention:
         kv: The cache.
         heads: Query heads.
         max_rows, max_tokens: The largest step.
+        max_length: Of the longest sequence; at least of a step's.
 
     Raises:
         ConfigError: The kernels do not serve this shape of attention.
     """
 
-    def __init__(self, kv: KVView, heads: int, max_rows: int, max_tokens: int) -> None:
+    def __init__(self, kv: KVView, heads: int, max_rows: int, max_tokens: int, max_length: int = 0) -> None:
         cache = kv.keys[0]
-        kv_heads, d = cache.shape[2:]
+        device, (kv_heads, d), item = cache.device, cache.shape[2:], cache.element_size()
         group = heads // kv_heads
         if d > _WIDEST or heads % kv_heads or group > _LARGEST_GROUP:
             raise ConfigError(
@@ -68,54 +97,45 @@ class TritonAttention:
                 f"may be {_WIDEST} wide, and {_LARGEST_GROUP} query heads share a KV head, at most."
             )
         self._kv = kv
-        self._queries = queries_of_tile(d, cache.element_size(), group)
-        self._keys_of_tile = keys_of_tile(d, cache.element_size())
-        self._spare = spare_pieces(kv_heads, cache.device)
-        room = max_rows + self._spare
-        self._partials = new_partials(room, heads, kv_heads, d, cache.device)
-        self._pieces = torch.zeros((len(kv.windows), room, PIECE_COLUMNS), dtype=torch.int32, device=cache.device)
-        self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=cache.device)
+        self._keys_of_tile = keys_of_tile(d, item)
+        self._spare = spare_pieces(kv_heads, device)
+        pieces = max_rows + self._spare
+        self._partials = new_partials(pieces, heads, kv_heads, d, device)
+        self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
+        self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
+        self._sizes = TileSizes(queries_of_tile(d, item, group))
+        if None in kv.windows and attention_long.serves_long(device, cache.dtype, d):
+            most = max(max_tokens, max_length) // _PACK + max_tokens // _LONG_FROM + 1
+            room = min(most, _PACKED_BYTES // (2 * _PACK * kv_heads * d * item)) * _PACK
+            self._sizes = TileSizes(self._sizes.tile, attention_long.QUERIES, _LONG_FROM, _PACK, room)
+        self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
         self._steps: list[_GroupStep] = []
         self._rotate_and_store = kernel("rotate_and_store", "cuda")
         self._place_tokens = kernel("place_tokens", "cuda")
         self._cut_contexts = kernel("cut_contexts", "cuda")
         self._attend_pieces = kernel("attend_pieces", "cuda")
         self._attend_tiles = kernel("attend_tiles", "cuda")
+        self._gather_contexts = kernel("gather_contexts", "cuda")
+        self._attend_long = kernel("attend_long", "cuda")
 
     def columns(self, counts: Ints, bounds: Ints) -> tuple[Ints, ...]:
-        """Rows of one token and their tokens; tiles, those that take longest first; tokens and first token of each row.
-
-        Nothing if all rows have one token.
+        """Rows of one token; tiles, of long rows and then of short ones; counts and first tokens; long rows' tiles and
+        packs. Nothing if all rows have one token.
         """
         if (counts == 1).all():
             return ()
-        firsts = counts.cumsum() - counts
-        singles, longer = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
-        of_row = -(-counts[longer] // self._queries)
-        rows = np.repeat(longer, of_row)
-        offsets = (np.arange(len(rows)) - np.repeat(of_row.cumsum() - of_row, of_row)) * self._queries
-        order = np.argsort(-(bounds[rows] + offsets), kind="stable")
-        return singles, firsts[singles], rows[order], offsets[order], counts, firsts
+        kinds, sizes = Kinds.of(counts, bounds, self._sizes), self._sizes
+        of_long, of_short = (tiling.tiles(counts, bounds, rows, sizes.tile) for rows in (kinds.long, kinds.short))
+        columns = (*tiling.singles(counts, kinds), *tiling.concatenated((of_long, of_short)), counts)
+        columns = (*columns, counts.cumsum() - counts)
+        if not len(kinds.long):
+            return columns
+        of_long_rows = tiling.long_tiles(counts, bounds, kinds, sizes), tiling.packs(counts, bounds, kinds, sizes)
+        return columns + of_long_rows[0] + of_long_rows[1]
 
     def prepare(self, rows: Rows) -> None:
         """See AttentionBackend."""
-        singles: Tensor | None = None
-        tokens: Tensor | None = None
-        tiles: _Tiles | None = None
-        number = len(rows.counts)
-        if rows.columns:
-            singles, tokens, tile_rows, tile_offsets, counts, firsts = rows.columns
-            tiles = _Tiles(tile_rows, tile_offsets, rows.starts, counts, firsts, rows.slots)
-            number = len(singles)
-        self._steps = []
-        for group, (table, window) in enumerate(zip(rows.tables, self._kv.windows, strict=True)):
-            places = self._places[group, : len(rows.positions)]
-            self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
-            pieces = None
-            if number:
-                pieces = self._pieces[group, : number + self._spare]
-                self._cut_contexts(rows.starts, rows.slots, singles, tokens, window, self._keys_of_tile, pieces)
-            self._steps.append(_GroupStep(table, window, places, pieces, tiles))
+        self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
 
     def run(self, layer: AttentionLayer, qkv: Tensor, rule: HeadRule, out: Tensor) -> None:
         """See AttentionBackend."""
@@ -126,7 +146,37 @@ class TritonAttention:
         if step.pieces is not None:
             self._attend_pieces(q, keys, values, step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
         if (tiles := step.tiles) is not None:
-            self._attend_tiles(
-                q, keys, values, step.table, tiles.rows, tiles.offsets, tiles.starts, tiles.counts, tiles.firsts,
-                tiles.slots, step.window, self._queries, out, layer.scale, layer.cap,
-            )  # fmt: skip
+            columns = (tiles.rows, tiles.offsets, tiles.starts, tiles.counts, tiles.firsts, tiles.slots)
+            rest = (step.window, self._sizes.tile, out, layer.scale, layer.cap)
+            self._attend_tiles(q, keys, values, step.table, *columns, *rest)
+        if (long := step.long) is not None:
+            self._gather_contexts(keys, values, step.table, long.slots, *long.packs, long.k, long.v)
+            self._attend_long(q, long.k, long.v, *long.tiles, out, layer.scale, layer.cap)
+
+    def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
+        table, window = rows.tables[group], self._kv.windows[group]
+        singles, tiles, long = self._take_apart(rows, window)
+        places = self._places[group, : len(rows.positions)]
+        self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
+        pieces = None
+        if singles.number:
+            pieces = self._pieces[group, : singles.number + self._spare]
+            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces)
+            self._cut_contexts(rows.starts, rows.slots, *cut)
+        return _GroupStep(table, window, places, pieces, tiles, long)
+
+    def _take_apart(self, rows: Rows, window: int | None) -> tuple[_Singles, _Tiles | None, _Long | None]:
+        """The step's columns, by what they are for. Long rows are served by tiles where there is a window."""
+        if not rows.columns:
+            return _Singles(None, None, len(rows.counts)), None, None
+        single_rows, tokens, tile_rows, tile_offsets, counts, firsts, *of_long = rows.columns
+        tiles: _Tiles | None = None
+        long: _Long | None = None
+        kinds, skipped = Kinds.of(rows.counts, rows.bounds, self._sizes), 0
+        if window is None and len(kinds.long):
+            skipped = tiling.number_of_tiles(rows.counts, kinds.long, self._sizes.tile)
+            k, v = self._packed[:, : len(of_long[4]) * _PACK].unbind()
+            long = _Long(rows.slots, tuple(of_long[4:]), tuple(of_long[:4]), k, v)
+        if len(tile_rows) > skipped:
+            tiles = _Tiles(tile_rows[skipped:], tile_offsets[skipped:], rows.starts, counts, firsts, rows.slots)
+        return _Singles(single_rows, tokens, len(single_rows)), tiles, long

@@ -44,6 +44,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("cut_contexts", "cuda"): "quire.kernels.triton.attention_decode:cut_contexts",
     ("attend_pieces", "cuda"): "quire.kernels.triton.attention_decode:attend_pieces",
     ("attend_tiles", "cuda"): "quire.kernels.triton.attention_chunk:attend_tiles",
+    ("gather_contexts", "cuda"): "quire.kernels.triton.contexts:gather_contexts",
+    ("attend_long", "cuda"): "quire.kernels.triton.attention_long:attend_long",
     ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",
     ("attend_chunk", "cpu"): "quire.kernels.reference.paged:attend_chunk",
     ("draw", "cpu"): "quire.kernels.reference.sampling:draw",

@@ -169,6 +169,66 @@ def attend_tiles(
         out[begin : begin + n] = _attend(q[begin : begin + n], k, v, hidden, scale, cap)
 
 
+def gather_contexts(
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    pack_rows: Tensor,
+    pack_offsets: Tensor,
+    pack_counts: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> None:
+    """Bring contexts into one piece of memory, pack by pack.
+
+    Args:
+        keys, values, table: See attend_pieces.
+        slots: [rows] int64, each row's line in the table.
+        pack_rows, pack_offsets, pack_counts: [packs] int64: a row, the pack's first position in its context, and how
+            many of its positions exist.
+        k, v: [packs · n, kv_heads, d], what comes out: n positions of each pack, 0 for those that do not exist.
+    """
+    each = len(k) // len(pack_rows)
+    k.zero_()
+    v.zero_()
+    columns = (pack_rows.tolist(), pack_offsets.tolist(), pack_counts.tolist())
+    for pack, (row, begin, count) in enumerate(zip(*columns, strict=True)):
+        for cache, out in ((keys, k), (values, v)):
+            out[pack * each : pack * each + count] = _context(cache, table[int(slots[row])], begin, begin + count)
+
+
+def attend_long(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tile_tokens: Tensor,
+    tile_queries: Tensor,
+    tile_befores: Tensor,
+    tile_bases: Tensor,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """Tiles of several query tokens of one row, causally, over contexts that lie in one piece.
+
+    Args:
+        q: [tokens, heads, d].
+        k, v: [n, kv_heads, d], see gather_contexts: each row's context, and zeros up to the next one's beginning.
+        tile_tokens: [tiles] int64, the place of a tile's first token in the batch.
+        tile_queries: [tiles] int64, how many tokens it has.
+        tile_befores: [tiles] int64, positions of its context before the first of them.
+        tile_bases: [tiles] int64, where its context begins in k and v.
+        out: [tokens, heads, d]; rows of the tiles' tokens are written.
+        scale, cap: See attend_pieces.
+    """
+    columns = (tile_tokens, tile_queries, tile_befores, tile_bases)
+    for token, n, before, base in zip(*(column.tolist() for column in columns), strict=True):
+        context = slice(base, base + before + n)
+        hidden = torch.ones((n, before + n), dtype=torch.bool, device=q.device).triu_(before + 1)
+        out[token : token + n] = _attend(q[token : token + n], k[context], v[context], hidden, scale, cap)
+
+
 def _context(cache: Tensor, line: Tensor, begin: int, end: int) -> Tensor:
     """[end - begin, kv_heads, d] from the blocks of a table's line."""
     position = torch.arange(begin, end, device=cache.device)

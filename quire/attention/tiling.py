@@ -1,0 +1,104 @@
+"""How a step's rows are cut for a GPU, as far as the host knows them: into columns of integers that travel in its copy.
+
+Rows of one token are only listed, since their lengths are known on the device. Longer rows are cut along their queries.
+Of these, the long ones are read from memory in which their contexts lie in one piece, packed one behind another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.attention.backend import Ints
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """What the kernels take.
+
+    Attributes:
+        tile: Query tokens of a tile.
+        long_tile: Of a tile of a long row.
+        long_from: Query tokens from which on a row is long; None: no row is.
+        pack: Contexts are packed in pieces of so many tokens.
+        room: Tokens of all packed contexts; rows that find no room are not long.
+    """
+
+    tile: int
+    long_tile: int = 1
+    long_from: int | None = None
+    pack: int = 1
+    room: int = 0
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The numbers of a step's rows, by what serves them; a context's length is exact for rows of several tokens."""
+
+    single: Ints
+    short: Ints
+    long: Ints
+
+    @classmethod
+    def of(cls, counts: Ints, bounds: Ints, sizes: TileSizes) -> Kinds:
+        """Of rows with so many tokens in the step and at most so many before it."""
+        single, several = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+        if sizes.long_from is None:
+            return cls(single, several, several[:0])
+        long = counts[several] >= sizes.long_from
+        packed = -(-(counts[several] + bounds[several]) // sizes.pack) * sizes.pack
+        long &= np.cumsum(packed * long) <= sizes.room
+        return cls(single, several[~long], several[long])
+
+
+def singles(counts: Ints, kinds: Kinds) -> tuple[Ints, Ints]:
+    """Rows of one token, and each one's place in the batch."""
+    return kinds.single, _firsts(counts)[kinds.single]
+
+
+def tiles(counts: Ints, bounds: Ints, rows: Ints, size: int) -> tuple[Ints, Ints]:
+    """Rows and offsets of tiles of `size` tokens: those that take longest first."""
+    of_tile, offsets = _cut(counts, rows, size)
+    order = np.argsort(-(bounds[of_tile] + offsets), kind="stable")
+    return of_tile[order], offsets[order]
+
+
+def long_tiles(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
+    """See the kernel attend_long: tokens, queries, befores and bases of its tiles, those that take longest first."""
+    rows, offsets = tiles(counts, bounds, kinds.long, sizes.long_tile)
+    lengths = (counts + bounds)[kinds.long]
+    packed = -(-lengths // sizes.pack) * sizes.pack
+    bases = np.zeros_like(counts)
+    bases[kinds.long] = packed.cumsum() - packed
+    queries = np.minimum(counts[rows] - offsets, sizes.long_tile)
+    return _firsts(counts)[rows] + offsets, queries, bounds[rows] + offsets, bases[rows]
+
+
+def packs(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tuple[Ints, Ints, Ints]:
+    """See the kernel gather_contexts: rows, offsets and token counts of its packs."""
+    lengths = counts + bounds
+    rows, offsets = _cut(lengths, kinds.long, sizes.pack)
+    return rows, offsets, np.minimum(lengths[rows] - offsets, sizes.pack)
+
+
+def number_of_tiles(counts: Ints, rows: Ints, size: int) -> int:
+    """How many tiles of `size` tokens these rows have."""
+    return int((-(-counts[rows] // size)).sum())
+
+
+def concatenated(columns: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:
+    """Several times the same columns, one behind another."""
+    return tuple(np.concatenate(parts) for parts in zip(*columns, strict=True))
+
+
+def _firsts(counts: Ints) -> Ints:
+    return counts.cumsum() - counts
+
+
+def _cut(lengths: Ints, rows: Ints, size: int) -> tuple[Ints, Ints]:
+    """Rows and offsets of the pieces of `size` that these rows have, in order."""
+    of_row = -(-lengths[rows] // size)
+    of_piece = np.repeat(rows, of_row)
+    return of_piece, (np.arange(len(of_piece)) - np.repeat(_firsts(of_row), of_row)) * size
