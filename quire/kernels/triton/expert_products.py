@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launcher import ceil_div, launchable
 from quire.kernels.triton.linear_rows import Rows
 from quire.kernels.triton.linear_tiles import Tiles
 from quire.kernels.triton.products import fetch_ahead, gated, row_product, tile_product, weight_rows
@@ -45,7 +44,7 @@ def one_by_one(
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = cuts
-    _pair_kernel[(ceil_div(width, first.block_n // 2) * tokens * chosen,)](
+    _pair_kernel[(-(-width // (first.block_n // 2)) * tokens * chosen,)](
         x,
         gate_up,
         numbers,
@@ -60,7 +59,7 @@ def one_by_one(
         num_warps=first.warps,
         launch_pdl=overlap,
     )
-    _token_kernel[(ceil_div(hidden, second.block_n) * tokens,)](
+    _token_kernel[(-(-hidden // second.block_n) * tokens,)](
         middle,
         down,
         numbers,
@@ -97,7 +96,7 @@ def by_tiles(
     parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
     _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap)
     _launch_tiles(middle, down, order, tiles, weights, parts, 1, second, False, overlap)
-    _sum_kernel[(tokens, ceil_div(hidden, _SUM_BLOCK))](
+    _sum_kernel[(tokens, -(-hidden // _SUM_BLOCK))](
         parts, out, hidden, CHOSEN=chosen, BLOCK=_SUM_BLOCK, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
     )
 
@@ -115,7 +114,7 @@ def _launch_tiles(
     overlap: bool,
 ) -> None:
     places, made, columns = tiles.shape[1], y.shape[1], w.shape[2]
-    across = ceil_div(made, cut.block_n // 2 if first else cut.block_n)
+    across = -(-made // (cut.block_n // 2 if first else cut.block_n))
     _tile_kernel[(across * places,)](
         x,
         w,
@@ -140,7 +139,6 @@ def _launch_tiles(
     )
 
 
-@launchable
 @triton.jit(do_not_specialize=["pairs"])
 def _pair_kernel(
     x,
@@ -170,7 +168,6 @@ def _pair_kernel(
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
 
 
-@launchable
 @triton.jit(do_not_specialize=["tokens"])
 def _token_kernel(
     x,
@@ -201,7 +198,6 @@ def _token_kernel(
     tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
 
 
-@launchable
 @triton.jit(do_not_specialize=["places"])
 def _tile_kernel(
     x,
@@ -305,7 +301,6 @@ def _multiply(
     tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
 
 
-@launchable
 @triton.jit
 def _sum_kernel(parts, out, hidden, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""

@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents
-from quire.kernels.triton.launcher import ceil_div, launchable
 from quire.kernels.triton.products import gated, row_product, weight_rows
 
 
@@ -36,7 +35,7 @@ def row_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows, 
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [1, columns], y [1, outputs]."""
     outputs = y.shape[1]
     made = cut.block_n // 2 if gate else cut.block_n
-    _row_kernel[(ceil_div(outputs, made),)](
+    _row_kernel[(-(-outputs // made),)](
         x,
         w,
         w if bias is None else bias,
@@ -53,7 +52,6 @@ def row_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows, 
     )
 
 
-@launchable
 @triton.jit
 def _row_kernel(
     x,

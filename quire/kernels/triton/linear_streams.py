@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launcher import ceil_div, launchable
 from quire.kernels.triton.products import fetch_ahead, gated, tile_product, weight_rows
 
 _MOST_TILES = 65_536
@@ -58,9 +57,9 @@ def stream_linear(
     """
     rows, outputs = y.shape
     columns = w.shape[1]
-    tiles = ceil_div(outputs, cut.block_n // 2 if gate else cut.block_n) * ceil_div(rows, cut.block_m)
+    tiles = -(-outputs // (cut.block_n // 2 if gate else cut.block_n)) * -(-rows // cut.block_m)
     assert tiles <= _MOST_TILES
-    programs = min(cut.programs, tiles * ceil_div(columns, cut.block_k))
+    programs = min(cut.programs, tiles * -(-columns // cut.block_k))
     _stream_kernel[(programs,)](
         x,
         w,
@@ -94,7 +93,6 @@ def _arrivals(device: torch.device) -> Tensor:
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
-@launchable
 @triton.jit(do_not_specialize=["rows"])
 def _stream_kernel(
     x,

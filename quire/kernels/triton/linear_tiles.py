@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launcher import ceil_div, launchable
 from quire.kernels.triton.products import fetch_ahead, gated, tile_product, weight_rows
 
 _MOST_TILES = 16_384
@@ -54,7 +53,7 @@ def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles
     """
     rows, outputs = y.shape
     columns = w.shape[1]
-    tiles = ceil_div(outputs, cut.block_n // 2 if gate else cut.block_n) * ceil_div(rows, cut.block_m)
+    tiles = -(-outputs // (cut.block_n // 2 if gate else cut.block_n)) * -(-rows // cut.block_m)
     if cut.splits > 1:
         assert tiles <= _MOST_TILES
         sums = torch.empty((tiles, cut.splits, cut.block_m * cut.block_n), dtype=torch.float32, device=x.device)
@@ -94,7 +93,6 @@ def _arrivals(device: torch.device) -> Tensor:
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
-@launchable
 @triton.jit(do_not_specialize=["rows"])
 def _tile_kernel(
     x,
