@@ -57,9 +57,7 @@ def search(
                         by_weight, VOCAB, BITS, ROOM, BLOCK,
                     )  # fmt: skip
                     weight = weight_of(value_of(found.to(tl.int32), BITS), best, scale)
-                    reach = equals_that_reach(aim - above, tl.where(by_weight, weight, 1))
-                    room = tl.where(found == edge, tl.minimum(room, reach), reach)
-                    edge = found
+                    edge, room = found, equals_that_reach(aim - above, tl.where(by_weight, weight, 1))
         total, end = _kept_mass(row, edge, room, best, scale, VOCAB, BITS, BLOCK)
         target = target_of(random_number(tl.load(seed + slot), tl.load(drawn + slot)), total)
         token = _token_at(row, edge, end, target, best, scale, VOCAB, BITS, BLOCK)

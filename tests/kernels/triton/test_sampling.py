@@ -153,11 +153,13 @@ def test_the_first_of_equals(device: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_first_of_equals_in_rows_that_are_searched(dtype: torch.dtype, device: str) -> None:
     """More equals than are ever gathered, of one value, and of two with nothing between them."""
-    logits = torch.full((5, 1_300), 1.0, dtype=dtype, device=device)
+    logits = torch.full((6, 1_300), 1.0, dtype=dtype, device=device)
     logits[2:4, ::2] = torch.nextafter(logits[0, 0], logits[0, 0] + 1)
     logits[4] = -0.0
+    logits[5, ::13] = 1.5
     wishes = [{"top_k": 700}, {"top_p": 0.625}, {"top_k": 900}, {"top_p": 0.25}, {"top_k": 700, "top_p": 0.5}]
-    asked, slots = columns(device, seeded(np.random.default_rng(0), wishes)), torch.arange(5, device=device)
+    wishes.append({"top_k": 900, "top_p": 0.75})
+    asked, slots = columns(device, seeded(np.random.default_rng(0), wishes)), torch.arange(6, device=device)
     tokens, _, edges = run(logits, asked)
     assert edges.last[[0, 1, 2, 4]].tolist() == [699, 812, 499, 349]
     assert_drawn(logits, asked, slots, tokens)
