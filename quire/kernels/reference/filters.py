@@ -30,7 +30,7 @@ def cut_top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """
     vocab = scores.shape[-1]
     top_k = torch.where(top_k > 0, top_k, vocab)
-    total = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, dtype=torch.float64)
+    total = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1).double()
     width = min(vocab, max(_FIRST_LOOK, int(top_k.masked_fill(top_k == vocab, 0).max())))
     kept, worst = _rank(scores.topk(width).values, top_k, top_p, total)
     short = (kept == width) & (top_k > width)  # the end was not among the candidates

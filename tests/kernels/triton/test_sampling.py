@@ -153,10 +153,11 @@ def test_the_first_of_equals(device: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_first_of_equals_in_rows_that_are_searched(dtype: torch.dtype, device: str) -> None:
     """More equals than are ever gathered, of one value, and of two with nothing between them."""
-    logits = torch.full((6, 1_300), 1.0, dtype=dtype, device=device)
+    logits = torch.full((6, 1_300), 1.0, dtype=dtype)
     logits[2:4, ::2] = torch.nextafter(logits[0, 0], logits[0, 0] + 1)
     logits[4] = -0.0
     logits[5, ::13] = 1.5
+    logits = logits.to(device)
     wishes = [{"top_k": 700}, {"top_p": 0.625}, {"top_k": 900}, {"top_p": 0.25}, {"top_k": 700, "top_p": 0.5}]
     wishes.append({"top_k": 900, "top_p": 0.75})
     asked, slots = columns(device, seeded(np.random.default_rng(0), wishes)), torch.arange(6, device=device)
@@ -283,7 +284,7 @@ WIDE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("vocab", [32_000, 50_257, 128_256, 151_936, 262_144])
 def test_vocabularies_of_models(vocab: int, dtype: torch.dtype, device: str) -> None:
     generator = np.random.default_rng(vocab)
-    wishes = seeded(generator, WIDE * 6)
+    wishes = seeded(generator, WIDE * 2)
     logits = logits_like(generator, len(wishes), vocab, dtype, device)
     asked, slots = columns(device, wishes), torch.arange(len(wishes), device=device)
     tokens, faults, _ = run(logits, asked, small=False)
