@@ -17,7 +17,9 @@ class Oracle:
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM
 
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval().to(device)
+        # Older versions' other implementations leave out the bound of attention scores that some models have.
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
+        self._model = model.eval().to(device)
         self._device = device
         self._keys: KeysByLength | None = read_spec(directory).keys
 
