@@ -81,13 +81,13 @@ class TritonAttention:
         kv: The cache.
         heads: Query heads.
         max_rows, max_tokens: The largest step.
-        max_length: Of the longest sequence; at least of a step's.
+        max_length: Of the longest sequence.
 
     Raises:
         ConfigError: The kernels do not serve this shape of attention.
     """
 
-    def __init__(self, kv: KVView, heads: int, max_rows: int, max_tokens: int, max_length: int = 0) -> None:
+    def __init__(self, kv: KVView, heads: int, max_rows: int, max_tokens: int, max_length: int) -> None:
         cache = kv.keys[0]
         device, (kv_heads, d), item = cache.device, cache.shape[2:], cache.element_size()
         group = heads // kv_heads

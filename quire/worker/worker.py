@@ -169,7 +169,7 @@ def _attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBa
         return CpuAttention(kv)
     from quire.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
 
-    return TritonAttention(kv, spec.heads, largest.rows, largest.tokens)
+    return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)
 
 
 def _dtype(config: Config) -> torch.dtype:

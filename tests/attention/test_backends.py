@@ -31,7 +31,7 @@ def cpu_backend(kv: KVView) -> AttentionBackend:
 def triton_backend(kv: KVView) -> AttentionBackend:
     from quire.attention.triton import TritonAttention
 
-    return TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS)
+    return TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS, 32 * BLOCKS)
 
 
 def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
@@ -43,7 +43,7 @@ def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
         patch.setattr(triton.attention_long, "serves_long", lambda device, dtype, d: None in kv.windows)
         patch.setattr(triton, "_LONG_FROM", 5)
         patch.setitem(KERNELS, ("attend_long", "cuda"), "quire.kernels.reference.paged_rows:attend_long")
-        return triton.TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS)
+        return triton.TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS, 32 * BLOCKS)
 
 
 BACKENDS = {"cpu": cpu_backend, "triton": triton_backend, "triton, long": triton_backend_with_long_rows}
@@ -226,7 +226,7 @@ def test_a_gpu_refuses_shapes_that_it_does_not_serve(heads: int, kv_heads: int, 
 
     cache = (torch.zeros(1, 8, kv_heads, d),)
     with pytest.raises(ConfigError, match="not supported on a GPU"):
-        TritonAttention(KVView(cache, cache, (0,), (None,), 8), heads, 4, 16)
+        TritonAttention(KVView(cache, cache, (0,), (None,), 8), heads, 4, 16, 16)
 
 
 @pytest.mark.gpu
@@ -237,7 +237,7 @@ def test_a_recorded_step_serves_any_lengths() -> None:
     heads, kv_heads, d, rows = 32, 8, 128, 4
     kv = torch.randn(2, 1, 800, 16, kv_heads, d, device="cuda", dtype=torch.bfloat16)
     view = KVView(tuple(kv[0]), tuple(kv[1]), (0,), (None,), 16)
-    attend = TritonAttention(view, heads, rows, rows)
+    attend = TritonAttention(view, heads, rows, rows, 2880)
     slots = torch.arange(rows, device="cuda")
     table = 1 + torch.randperm(799, device="cuda")[: rows * 180].view(rows, 180)
     starts, positions = torch.zeros(2, rows, dtype=torch.int64, device="cuda")

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.paged_rows import Partials
-from quire.kernels.triton.attention_scores import factors, padded, scores
+from quire.kernels.triton.attention_scores import factors, padded, power_of_two, scores
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 
 _MERGED = 8
@@ -71,7 +71,7 @@ def cut_contexts(
     overlap = can_overlap(pieces.device)
     _cut_contexts[(1,)](
         starts, slots, singles, tokens, pieces, rows, len(pieces), _LONGEST if window is None else window,
-        TILE=tile, ROWS=max(256, triton.next_power_of_2(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
+        TILE=tile, ROWS=max(256, power_of_two(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
         num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -157,7 +157,7 @@ def attend_pieces(
         q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
         before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_BLOCK=triton.next_power_of_2(group), M=max(16, triton.next_power_of_2(group)), D=d, D_BLOCK=d_block,
+        GROUP_BLOCK=power_of_two(group), M=padded(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
         OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip

@@ -64,16 +64,21 @@ def attend_long(
     """See the reference. Tiles are QUERIES long but for the last of a row; all are contiguous."""
     heads, d = q.shape[1:]
     kv_heads = k.shape[1]
-    keys = 64 if d == 256 else 128
+    keys, stages = _shape(d)
     assert all(t.is_contiguous() for t in (q, k, v, tile_tokens, tile_queries, tile_befores, tile_bases, out))
     before, after = factors(scale, cap)
     items = len(tile_tokens) * heads
     _attend_long[(min(items, _multiprocessors(q.device)),)](
         _described(q, 64), _described(k, keys), _described(v, keys), out,
         tile_tokens, tile_queries, tile_befores, tile_bases, items, before, after,
-        CAPPED=cap is not None, HEADS=heads, GROUP=heads // kv_heads, D=d, N=keys, STAGES=2,
+        CAPPED=cap is not None, HEADS=heads, GROUP=heads // kv_heads, D=d, N=keys, STAGES=stages,
         num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
+
+
+def _shape(d: int) -> tuple[int, int]:
+    """Keys of a tile, and tiles of keys that there is room for."""
+    return (64, 2) if d == 256 else (128, 2)
 
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:

@@ -18,9 +18,14 @@ def factors(scale: float, cap: float | None) -> tuple[float, float]:
     return 2 * scale / cap * _LOG2_E, cap * _LOG2_E
 
 
-def padded(d: int) -> int:
-    """The width of a head as products want it."""
-    return max(16, 1 << (d - 1).bit_length())
+def padded(n: int) -> int:
+    """The width of a head, or a number of rows, as products want it."""
+    return max(16, power_of_two(n))
+
+
+def power_of_two(n: int) -> int:
+    """The least that is not less than n ≥ 1."""
+    return 1 << (n - 1).bit_length()
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import launched
 
 _BLOCK = 256
 _WARPS = 4
@@ -18,12 +19,13 @@ def place_tokens(table: Tensor, slots: Tensor, positions: Tensor, block_size: in
     if not tokens:
         return
     overlap = can_overlap(table.device)
-    _place_tokens[(triton.cdiv(tokens, _BLOCK),)](
+    _place_tokens[(-(-tokens // _BLOCK),)](
         table, slots, positions, places, tokens, table.stride(0),
         BLOCK_SIZE=block_size, BLOCK=_BLOCK, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize=["tokens", "table_line"], do_not_specialize_on_alignment=["slots", "positions", "places"])
 def _place_tokens(
     table,

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import launched
 
 _TILE = 8
 """Heads of a program: with one token, several programs share its work; with many, there are enough of them."""
@@ -38,14 +39,20 @@ def rotate_and_store(
         return
     half = 0 if cos is None else cos.shape[-1]
     overlap = can_overlap(qkv.device)
-    _rotate_and_store[(tokens, triton.cdiv(heads + 2 * kv_heads, _TILE))](
+    _rotate_and_store[(tokens, -(-(heads + 2 * kv_heads) // _TILE))](
         qkv, norm, cos, sin, keys, values, places, q, qkv.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
-        HALF_BLOCK=triton.next_power_of_2(max(half, 1)), REST_BLOCK=triton.next_power_of_2(max(d - 2 * half, 1)),
+        HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
         TILE=_TILE, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
+def _block(n: int) -> int:
+    """A power of two that n dimensions fit into; there may be none."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@launched
 @triton.jit(do_not_specialize_on_alignment=["places"])
 def _rotate_and_store(
     qkv,
