@@ -2,8 +2,8 @@
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m tests.kernels.triton.run_cases [OP …]
 
-and the same with `--tool racecheck`. Says which ops ran. Without torch's cache every tensor is an allocation of its own,
-so that a step beyond its end is seen.
+and the same with `--tool racecheck`. Says which ops ran. Without torch's cache every tensor is an allocation of its
+own, so that a step beyond its end is seen.
 """
 
 from __future__ import annotations
