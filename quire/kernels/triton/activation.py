@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import cdiv, launched
 
 BLOCK, WARPS = 1_024, 4
 """Elements of a program, and its threads by 32. See benchmarks/h200/tune_small.py."""
@@ -55,11 +56,12 @@ def _launch_gated(x: Tensor, out: Tensor, activation: str) -> None:
 def _cut(whole: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """How many programs share this, and what they are told."""
     width, overlap = whole.shape[-1], can_overlap(whole.device)
-    parts = triton.cdiv(width, BLOCK)
+    parts = cdiv(width, BLOCK)
     options = {"WIDTH": width, "PARTS": parts, "BLOCK": BLOCK, "OVERLAP": overlap}
     return (whole.numel() // width * parts,), options | {"num_warps": WARPS, "launch_pdl": overlap}
 
 
+@launched
 @triton.jit
 def _gated(
     x,
@@ -84,6 +86,7 @@ def _gated(
     tl.store(out + row * WIDTH + column, (activated * up.to(tl.float32)).to(gate.dtype), inside)
 
 
+@launched
 @triton.jit
 def _gelu(x, out, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
@@ -94,6 +97,7 @@ def _gelu(x, out, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
     tl.store(out + row * WIDTH + column, tanh_gelu(values.to(tl.float32)).to(values.dtype), inside)
 
 
+@launched
 @triton.jit
 def _soft_cap(x, cap, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)

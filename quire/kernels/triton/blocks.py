@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import cdiv, launched, next_power_of_2
 
 _PART_BYTES = 8_192
 _WARPS = 4
@@ -23,14 +24,15 @@ def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: T
     if not len(numbers):
         return
     storages, size, overlap = source.shape[1], source[0, 0].numel(), can_overlap(source.device)
-    part = min(_PART_BYTES // source.element_size(), triton.next_power_of_2(size))
-    parts = triton.cdiv(size, part)
+    part = min(_PART_BYTES // source.element_size(), next_power_of_2(size))
+    parts = cdiv(size, part)
     _move[(len(numbers) * storages * parts,)](
         source, origins, source.stride(0), source.stride(1), target, goals, target.stride(0), target.stride(1),
         STORAGES=storages, SIZE=size, PARTS=parts, PART=part, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize_on_alignment=["origins", "goals"])
 def _move(
     source,

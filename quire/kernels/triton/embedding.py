@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import cdiv, launched, next_power_of_2
 
 _BLOCK = 1_024
 _TOKENS = 8
@@ -24,7 +25,7 @@ def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> N
     if not len(tokens):
         return
     width, overlap = weight.shape[1], can_overlap(weight.device)
-    parts = triton.cdiv(width, _BLOCK)
+    parts = cdiv(width, _BLOCK)
     _embed[(len(tokens) * parts,)](
         tokens, weight, scale, out, WIDTH=width, PARTS=parts, BLOCK=_BLOCK, OVERLAP=overlap, num_warps=_WARPS,
         launch_pdl=overlap,
@@ -38,13 +39,14 @@ def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, si
     if not total:
         return
     overlap = can_overlap(cos.device)
-    _angles[(triton.cdiv(total, _TOKENS),)](
+    _angles[(cdiv(total, _TOKENS),)](
         positions, frequencies, cos, sin, total, scale,
-        HALF=half, BLOCK=triton.next_power_of_2(half), TOKENS=_TOKENS, EACH=frequencies.dim() == 2, OVERLAP=overlap,
+        HALF=half, BLOCK=next_power_of_2(half), TOKENS=_TOKENS, EACH=frequencies.dim() == 2, OVERLAP=overlap,
         num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
 def _embed(
     tokens,
@@ -67,6 +69,7 @@ def _embed(
     tl.store(out + place * WIDTH + column, values, column < WIDTH)
 
 
+@launched
 @triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=["positions"])
 def _angles(
     positions,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents
+from quire.kernels.triton.launch import launched
 from quire.kernels.triton.products import gated, row_product, weight_rows
 
 
@@ -52,6 +53,7 @@ def row_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows, 
     )
 
 
+@launched
 @triton.jit
 def _row_kernel(
     x,

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import launched
 from quire.kernels.triton.products import fetch_ahead, gated, tile_product, weight_rows
 
 _MOST_TILES = 65_536
@@ -93,6 +94,7 @@ def _arrivals(device: torch.device) -> Tensor:
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
+@launched
 @triton.jit(do_not_specialize=["rows"])
 def _stream_kernel(
     x,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import cdiv, launched
 
 WIDEST = 32_768
 """A row of 1,024 threads' registers."""
@@ -36,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
     if not rows:
         return
     overlap = can_overlap(x.device)
-    _rms_norm[(triton.cdiv(rows, tile),)](
+    _rms_norm[(cdiv(rows, tile),)](
         x, delta, weight, out, rows, x.stride(0), x.stride(-2), eps,
         HEADS=heads, EACH=weight.dim() == 2, WIDTH=width, BLOCK=block, TILE=tile, OVERLAP=overlap,
         num_warps=_warps(tile * block), launch_pdl=overlap,
@@ -61,6 +62,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor,
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x,
@@ -103,6 +105,7 @@ def _rms_norm(
     tl.store(out + own, (normed * w.to(tl.float32)).to(out.dtype.element_ty), mask)
 
 
+@launched
 @triton.jit
 def _layer_norm(
     x,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.kernels.reference.penalties import ONE_MORE
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import cdiv, launched, next_power_of_2
 
 _CHUNK = 4_096
 _READS = 128
@@ -24,8 +25,8 @@ def penalize(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights:
     assert logits.stride(1) == 1 and seen.is_contiguous() and weights.is_contiguous()
     if not len(reads):
         return
-    chunk, overlap = min(_CHUNK, triton.next_power_of_2(vocab)), can_overlap(logits.device)
-    _penalize[(len(reads), triton.cdiv(vocab, chunk))](
+    chunk, overlap = min(_CHUNK, next_power_of_2(vocab)), can_overlap(logits.device)
+    _penalize[(len(reads), cdiv(vocab, chunk))](
         logits, logits.stride(0), reads, rows, seen, weights,
         VOCAB=vocab, CHUNK=chunk, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
@@ -37,12 +38,13 @@ def count_drawn(tokens: Tensor, reads: Tensor, rows: Tensor, seen: Tensor) -> No
     if not len(reads):
         return
     overlap = can_overlap(seen.device)
-    _count_drawn[(triton.cdiv(len(reads), _READS),)](
+    _count_drawn[(cdiv(len(reads), _READS),)](
         tokens, reads, rows, len(reads), seen,
         VOCAB=seen.shape[1], BLOCK=_READS, OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize_on_alignment=["reads", "rows"])
 def _penalize(
     logits, stride, reads, rows, seen, weights, VOCAB: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr
@@ -66,6 +68,7 @@ def _penalize(
     tl.store(place, x, mask=own > 0)
 
 
+@launched
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["tokens", "reads", "rows"])
 def _count_drawn(tokens, reads, rows, n, seen, VOCAB: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     wait_for_inputs(OVERLAP)

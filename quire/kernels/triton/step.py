@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import cdiv, launched
 
 _BLOCK = 256
 _WARPS = 4
@@ -50,16 +51,17 @@ def begin_step(
     options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
     options["launch_pdl"] = options["OVERLAP"]
     if rows == total:
-        _begin_single_tokens[(triton.cdiv(rows, _BLOCK),)](
+        _begin_single_tokens[(cdiv(rows, _BLOCK),)](
             slots, ids, length, last, rows, dummy, starts, positions, slot_of_token, tokens, **options
         )
         return
-    _place_tokens[(triton.cdiv(total, _BLOCK),)](
+    _place_tokens[(cdiv(total, _BLOCK),)](
         slots, row_of_token, offsets, ids, length, last, total, positions, slot_of_token, tokens, **options
     )
-    _move_rows[(triton.cdiv(rows, _BLOCK),)](slots, counts, length, rows, dummy, starts, **options)
+    _move_rows[(cdiv(rows, _BLOCK),)](slots, counts, length, rows, dummy, starts, **options)
 
 
+@launched
 @triton.jit(do_not_specialize=["rows", "dummy"], do_not_specialize_on_alignment=_COLUMNS)
 def _begin_single_tokens(
     slots,
@@ -91,6 +93,7 @@ def _begin_single_tokens(
     tl.store(length + slot, start + 1, inside & (slot != dummy))
 
 
+@launched
 @triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=_COLUMNS)
 def _place_tokens(
     slots,
@@ -119,6 +122,7 @@ def _place_tokens(
     tl.store(tokens + token, tl.where(given < 0, drawn, given), inside)
 
 
+@launched
 @triton.jit(do_not_specialize=["rows", "dummy"], do_not_specialize_on_alignment=_COLUMNS)
 def _move_rows(slots, counts, length, rows, dummy, starts, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)

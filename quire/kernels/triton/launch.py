@@ -1,0 +1,165 @@
+"""Launching kernels in a few microseconds, where Triton's own way takes ten to twenty.
+
+Triton looks at every argument anew at each launch: of what type it is, whether 16 divides it, and so which compilation
+of the kernel serves. Here a function is written for each kernel that makes a key of these facts from values that Python
+compares by identity, finds what Triton compiled for them, and calls Triton's launcher. What it has not met before goes
+through Triton, which compiles it; and so does every launch in which something is not as usual: an argument that is no
+tensor of the device, no number and not None, or a profiler's hook.
+
+The key says at least as much as Triton's own: for a tensor its dtype and whether 16 divides its address, for an integer
+whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for others their type; and
+the values of all that is known at compile time. Addresses are handed on as numbers, which saves asking the driver about
+each; that they are the device's is part of the key.
+
+A process launches on one device, the one that is current when a kernel is launched first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+"""What a launch may say beside the kernel's own parameters."""
+_ELSE = object()
+"""In a key: a kind of argument that is left to Triton."""
+_FUNCTION = """
+def launch(_grid, {parameters}):
+{facts}
+    _compiled = _known.get(({key},))
+    if _compiled is None or _pre_run_hooks or _runtime.launch_enter_hook.calls or _runtime.launch_exit_hook.calls:
+        return _meet(_grid, ({key},), ({arguments},), {{{options}}})
+    _x, _y, _z = _grid if len(_grid) == 3 else (*_grid, 1, 1)[:3]
+    _run, _stream_of, _device, _function, _metadata = _compiled
+    _run(_x, _y, _z, _stream_of(_device), _function, _metadata, None, None, None, {values})
+"""
+_FACTS = """
+    {name}__kind = type({name})
+    if {name}__kind is _Tensor:
+        {name}__kind = {name}.dtype if {name}.{on_device} else _ELSE
+        {name}__value = {name}.data_ptr()
+        {name}__by = {of_address}
+    elif {name}__kind is int:
+        {name}__value = {name}
+        {name}__kind = int if -0x80000000 <= {name} < 0x80000000 else _ELSE
+        {name}__by = {of_number}
+    else:
+        {name}__value = {name}
+        {name}__by = None
+        if not ({name} is None or {name}__kind is float or {name}__kind is bool):
+            {name}__kind = _ELSE
+"""
+"""An argument's kind, and what else its kernel is specialised by."""
+
+
+def launched(function: Any) -> Any:
+    """What Triton made of a kernel, launched in the same way but sooner. Stands above `triton.jit` where a kernel is
+    launched from Python; functions that kernels call do without. Interpreted kernels stay what they are.
+    """
+    return Kernel(function) if isinstance(function, JITFunction) else function
+
+
+class Kernel:
+    """A kernel: `kernel[grid](*arguments, CONSTANT=…, num_warps=…)` launches it.
+
+    Args:
+        function: Triton's. Only constants among its parameters have annotations, and none has a default.
+        on_device: The attribute of a tensor that says whether it is the device's.
+    """
+
+    def __init__(self, function: JITFunction[Any], on_device: str = "is_cuda") -> None:
+        assert not any(p.has_default or (p.annotation_type and not p.is_constexpr) for p in function.params)
+        self.function = function
+        self._known: dict[tuple[object, ...], _Compiled] = {}
+        names = {
+            "_known": self._known,
+            "_meet": self._meet,
+            "_pre_run_hooks": function.pre_run_hooks,
+            "_runtime": knobs.runtime,
+            "_Tensor": Tensor,
+            "_ELSE": _ELSE,
+        }
+        exec(_source(function, on_device), names)
+        self._launch: Callable[..., None] = names["launch"]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """What launches it on this grid of programs."""
+        return partial(self._launch, grid)
+
+    def _meet(
+        self,
+        grid: tuple[int, ...],
+        key: tuple[object, ...],
+        arguments: tuple[object, ...],
+        options: dict[str, object],
+    ) -> None:
+        """Launch by Triton, and remember what it compiled."""
+        asked = {name: value for name, value in options.items() if value is not None}
+        kernel = self.function[grid](*arguments, **asked)
+        if isinstance(kernel, CompiledKernel) and kernel.module is not None and _ELSE not in key:
+            active = driver.active
+            self._known[key] = _Compiled(
+                kernel.run,
+                active.get_current_stream,
+                active.get_current_device(),
+                kernel.function,
+                kernel.packed_metadata,
+            )
+
+
+class _Compiled(NamedTuple):
+    """What launches a compilation: `run(x, y, z, stream_of(device), function, metadata, None, None, None, …)`."""
+
+    run: Callable[..., None]
+    stream_of: Callable[[int], int]
+    device: int
+    function: int
+    metadata: tuple[object, ...]
+
+
+def _source(function: JITFunction[Any], on_device: str) -> str:
+    """A function that launches this kernel."""
+    facts, key, values = [], [], []
+    for parameter in function.params:
+        name = parameter.name
+        if parameter.is_constexpr:
+            key.append(name)
+            values.append(name)
+            continue
+        by_value, by_16 = not parameter.do_not_specialize, not parameter.do_not_specialize_on_alignment
+        whole = f"16 if {name} & 15 == 0 else 0" if by_16 else "0"
+        facts.append(
+            _FACTS.format(
+                name=name,
+                on_device=on_device,
+                of_address=f"{name}__value & 15 == 0" if by_value and by_16 else "None",
+                of_number=f"1 if {name} == 1 else {whole}" if by_value else "None",
+            )
+        )
+        key += [f"{name}__kind", f"{name}__by"]
+        values.append(f"{name}__value")
+    return _FUNCTION.format(
+        parameters=", ".join([*function.arg_names, *(f"{option}=None" for option in OPTIONS)]),
+        facts="".join(facts),
+        key=", ".join([*key, *OPTIONS]),
+        arguments=", ".join(function.arg_names),
+        options=", ".join(f'"{option}": {option}' for option in OPTIONS),
+        values=", ".join(values),
+    )
+
+
+def cdiv(whole: int, part: int) -> int:
+    """How many parts hold the whole. `triton.cdiv` takes 2 µs, for it serves kernels too; so does the next."""
+    return -(-whole // part)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest power of 2 from `n` on; `n` is positive."""
+    return 1 << (n - 1).bit_length()
