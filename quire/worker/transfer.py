@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.table import kernel
 from quire.messages import Plan
 from quire.worker.columns import Column
 
@@ -86,10 +87,20 @@ class StreamTransfer:
         self._outgoing, self._incoming = (
             torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(2)
         )
+        self._move_blocks = kernel("move_blocks", blocks.device.type)
         self._pool = _PinnedPool(shape, blocks.dtype, max(1, POOL_PART_BYTES // block_bytes))
         self._stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
         self._left = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Move the dummy in every way, so that no kernel is compiled in the middle of serving."""
+        dummy = torch.zeros(1, dtype=torch.int64, device=self._blocks.device)
+        self._move_blocks(self._blocks, dummy, self._blocks, dummy)
+        if len(self._outgoing):
+            self._move_blocks(self._blocks, dummy, self._outgoing, None)
+            self._move_blocks(self._outgoing, None, self._blocks, dummy)
 
     def columns(self, plan: Plan) -> tuple[Column, ...]:
         """See BlockTransfer."""
@@ -107,7 +118,7 @@ class StreamTransfer:
             left.pop(0)
         if plan.copies:
             origin, goal = left.pop(0), left.pop(0)
-            self._blocks.index_copy_(0, goal, self._blocks.index_select(0, origin))
+            self._move_blocks(self._blocks, origin, self._blocks, goal)
         if plan.swap_in:
             self._swap_in(left.pop(0), [host for host, _ in plan.swap_in])
 
@@ -116,7 +127,7 @@ class StreamTransfer:
         for first in range(0, len(hosts), size):
             some = hosts[first : first + size]
             compute.wait_event(self._left)  # what was staged before has left
-            torch.index_select(self._blocks, 0, blocks[first : first + size], out=self._outgoing[: len(some)])
+            self._move_blocks(self._blocks, blocks[first : first + size], self._outgoing, None)
             self._stream.wait_stream(compute)
             with torch.cuda.stream(self._stream):
                 for place, host in enumerate(some):
@@ -133,7 +144,7 @@ class StreamTransfer:
                     self._incoming[place].copy_(self._pool[host], non_blocking=True)
                 self._arrived.record(self._stream)
             compute.wait_event(self._arrived)
-            self._blocks.index_copy_(0, blocks[first : first + size], self._incoming[: len(some)])
+            self._move_blocks(self._incoming, None, self._blocks, blocks[first : first + size])
 
 
 class _PinnedPool:
