@@ -12,7 +12,7 @@ from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.kernels.reference import paged_rows
 
 _ITEM, _INT = 2, 8
-_BLOCK_SIZE, _SCALE = 16, 0.1
+_BLOCK_SIZE, _PACK, _SCALE = 16, 128, 0.1
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Heads:
         return f"{self.query}/{self.kv} × {self.width}"
 
 
-_LLAMA, _SMALL = _Heads(32, 8, 128), _Heads(4, 2, 16)
+_LLAMA, _SMALL = _Heads(32, 8, 128), _Heads(4, 2, 64)
 
 
 def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,6 +77,36 @@ def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     return KernelCase("attend_tiles", name, make, moved, 4 * seen * heads.query * heads.width)
 
 
+def _long(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
+    """The same, over contexts in one piece."""
+
+    def make(device: torch.device) -> Arguments:
+        size, pack = 128, -(-(before + tokens) // _PACK) * _PACK
+        q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
+        shape = (rows * pack, heads.kv, heads.width)
+        k, v = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+        offsets = torch.arange(0, tokens, size).flip(0).repeat_interleave(rows)
+        row = torch.arange(rows).repeat(len(offsets) // rows)
+        columns = (row * tokens + offsets, (tokens - offsets).clamp(max=size), before + offsets, row * pack)
+        return (q, k, v, *(column.to(device) for column in columns), torch.empty_like(q), _SCALE), {}
+
+    paged = _chunk(rows, tokens, before, heads)
+    return KernelCase("attend_long", paged.name, make, paged.bytes, paged.flops)
+
+
+def _gather(length: int, heads: _Heads) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        keys, values, table = _caches(1, length, heads, device)
+        offsets = torch.arange(0, length, _PACK)
+        columns = (torch.zeros_like(offsets), offsets, (length - offsets).clamp(max=_PACK))
+        shape = (len(offsets) * _PACK, heads.kv, heads.width)
+        k, v = (torch.empty(shape, dtype=keys.dtype, device=device) for _ in range(2))
+        slots = torch.zeros(1, dtype=torch.int64, device=device)
+        return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}
+
+    return KernelCase("gather_contexts", f"{length:,}, {heads}", make, 4 * length * heads.kv * heads.width * _ITEM)
+
+
 def _cut(rows: int, length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
@@ -102,6 +132,8 @@ def _cases(decode: Sequence[tuple[int, int]], chunk: Sequence[tuple[int, int, in
     return [
         *(_decode(rows, length, heads) for rows, length in decode),
         *(_chunk(rows, tokens, before, heads) for rows, tokens, before in chunk),
+        *(_long(rows, tokens, before, heads) for rows, tokens, before in chunk),
+        *(_gather(tokens + before, heads) for rows, tokens, before in chunk if rows == 1),
         *(_cut(rows, 4_096, heads) for rows in (1, 256)),
         *(_place(tokens, 256) for tokens in (1, 256, 8_192)),
     ]
@@ -110,10 +142,10 @@ def _cases(decode: Sequence[tuple[int, int]], chunk: Sequence[tuple[int, int, in
 CASES = (
     *_cases(
         ((1, 130_000), (1, 4_096), (1, 600), (8, 1_024), (32, 1_024), (32, 4_096), (256, 1_024)),
-        ((1, 512, 0), (16, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 50, 2_000), (1, 2_048, 30_000)),
+        ((1, 512, 0), (16, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 32_000, 0), (1, 50, 2_000), (1, 2_048, 30_000)),
         _LLAMA,
     ),
     _decode(128, 1_024, _Heads(16, 8, 128)),
     _decode(128, 1_024, _Heads(32, 4, 128)),
 )
-SMALL_CASES = tuple(_cases(((2, 40),), ((2, 9, 5),), _SMALL))
+SMALL_CASES = tuple(_cases(((2, 40),), ((1, 9, 5),), _SMALL))

@@ -90,7 +90,7 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @gluon.jit(
