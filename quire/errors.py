@@ -18,12 +18,15 @@
         ├── MemoryBudgetError   5    the model or its KV cache does not fit
         └── AddressInUseError   6    the port is taken
 
-Owns the tree only; it knows nothing about HTTP frameworks.
+Owns the tree, and how what others raise is said; it knows nothing about HTTP frameworks.
 """
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+_ERROR_NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
 
 class QuireError(Exception):
@@ -150,3 +153,11 @@ SETUP_ERRORS: dict[str, type[SetupError]] = {
     for cls in (SetupError, ConfigError, ModelNotFoundError, CheckpointError, MemoryBudgetError, AddressInUseError)
 }
 """By class name: how a child process's failure is raised again in its parent."""
+
+
+def reason(error: BaseException) -> str:
+    """What an error of the system or a library says, as part of a sentence: its first line, without error numbers."""
+    own = error.strerror if isinstance(error, OSError) else None
+    lines = _ERROR_NUMBER.sub("", own or str(error)).strip().splitlines()
+    text = lines[0].rstrip(".") if lines else re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+    return text[0].lower() + text[1:] if text[:2].istitle() else text

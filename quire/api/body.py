@@ -7,6 +7,7 @@ refuse in the same words.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ from quire.errors import RequestError
 Schema = TypeVar("Schema", bound=BaseModel)
 
 READ_TIMEOUT_S = 120.0
+_MALFORMED = re.compile(r"JSON is malformed: (.+) \(byte (\d+)\)")
+_DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
 _UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
@@ -51,7 +54,7 @@ def parse_body(raw: bytes, schema: type[Schema]) -> Schema:
     except RecursionError:
         raise RequestError("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise RequestError(f"The request body is not valid JSON: {error}.") from None
+        raise RequestError(f"The request body is not valid JSON: {_fault(raw, error)}.") from None
     if not isinstance(body, dict):
         raise RequestError("The request body must be a JSON object.")
     try:
@@ -67,12 +70,27 @@ def openapi_body(schema: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": content}}}}
 
 
+def _fault(raw: bytes, error: Exception) -> str:
+    """What is wrong with a text that should be JSON, and where."""
+    if not raw.strip():
+        return "it is empty"
+    try:
+        raw.decode()
+    except UnicodeDecodeError as wrong:
+        return f"it is no UTF-8 from byte {wrong.start} on"
+    malformed = _MALFORMED.match(str(error))
+    if malformed is not None:
+        return f"{malformed[1]} at byte {malformed[2]}"
+    return "a number is out of range" if "out of range" in str(error) else "it breaks off too early"
+
+
 def _wrong_value(error: ValidationError) -> RequestError:
     """All that is wrong with the first wrong field; of a union's members, the one that came closest."""
     details = error.errors(include_url=False, include_input=False, include_context=False)
     worst = max((d for d in details if d["loc"][0] == details[0]["loc"][0]), key=lambda d: len(d["loc"]))
     place = _place(worst)
-    texts = dict.fromkeys(d["msg"][:200].removeprefix("Input should be ") for d in details if _place(d) == place)
+    messages = (d["msg"][:200].removeprefix("Input should be ") for d in details if _place(d) == place)
+    texts = dict.fromkeys(_DICTIONARY.sub("an object", message) for message in messages)
     if worst["type"] == "missing":
         return RequestError(f"'{place}' is required.", param=place)
     if worst["type"] == "extra_forbidden":

@@ -42,6 +42,8 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
     session = EngineSession(ZmqClient(Path(launch.directory), launch.number), launch.config, text.eos_ids)
     app = create_app(launch.config, session, text, developer_mode=launch.developer_mode)
     http = _HttpServer(_uvicorn_config(app, server))
+    if server.uvicorn_log_level == "info":  # of the server's life, which the supervisor tells: not of its requests
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(http, session, listener, server.shutdown_timeout, report))

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from quire.bench.datasets import Sample
+from quire.errors import reason
 
 Backend = Literal["openai", "vllm", "openai-chat"]
 ENDPOINTS: dict[Backend, str] = {
@@ -139,7 +140,7 @@ class StreamingClient:
                 else:
                     await self._read(answer, outcome)
         except (httpx.HTTPError, msgspec.DecodeError) as error:
-            outcome.error = f"{type(error).__name__}: {error}".removesuffix(": ")
+            outcome.error = f"{type(error).__name__}: {reason(error)}"
         outcome.end = time.perf_counter()
         return outcome
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.bench.tokens import Tokens
-from quire.errors import ConfigError
+from quire.errors import ConfigError, reason
 
 DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition"]
 
@@ -164,5 +164,5 @@ def _entries(options: DatasetOptions) -> list[Any]:
             return [json.loads(line) for line in text.splitlines() if line.strip()]
         content = json.loads(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--dataset-path {path} cannot be read: {error}.", param="dataset_path") from error
+        raise ConfigError(f"--dataset-path {path} cannot be read: {reason(error)}.", param="dataset_path") from error
     return content if isinstance(content, list) else [content]

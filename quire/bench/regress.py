@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, reason
 
 DESCRIPTION = "Compare the figures of two files, or of several runs each; exit code 1 if any got worse."
 STANDARD_INPUT = "-"
@@ -137,7 +137,7 @@ def _read(file: str) -> dict[str, Any]:
         if isinstance(result, dict) and "machine" in result and result.keys() & {"rows", "cases"}:
             return result
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as a result ({error}).") from error
+        raise ConfigError(f"{file} cannot be read as a result ({reason(error)}).") from error
     raise ConfigError(f"{file} holds no rows: it must be the file of targets.py --out or quire bench kernels --json.")
 
 

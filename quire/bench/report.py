@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.machine import machine, versions
-from quire.errors import ConfigError
+from quire.errors import ConfigError, reason
 
 TABLE_WIDTH = 64
 _SECRETS = ("api_key", "hf_token", "header")
@@ -49,7 +49,7 @@ def write_text(path: str | Path, text: str, *, append: bool = False) -> None:
         with open(path, "a" if append else "w") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"The result cannot be written to {path}: {error}.") from error
+        raise ConfigError(f"The result cannot be written to {path}: {reason(error)}.") from error
 
 
 def table(title: str, sections: Sequence[tuple[str, Sequence[Row]]]) -> str:

@@ -19,7 +19,7 @@ from quire.bench.server_counters import read_counters
 from quire.bench.serving_figures import Run, ServingReportOptions, check_report_options
 from quire.bench.serving_report import publish
 from quire.bench.tokens import LocalTokens, ServedTokens, Tokens
-from quire.errors import ConfigError, QuireError, UnavailableError
+from quire.errors import ConfigError, QuireError, UnavailableError, reason
 from quire.text.tokenizer import load_tokenizer
 from quire.weights import hub
 
@@ -140,7 +140,7 @@ def _model(http: httpx.Client, options: ServeOptions) -> str:
                 raise QuireError(f"{options.root} asks for an API key: give --api-key.") from error
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"{options.root} does not answer as an OpenAI server ({str(error).splitlines()[0]}). "
+                    f"{options.root} does not answer as an OpenAI server ({reason(error)}). "
                     "Start one with 'quire serve', or give --base-url."
                 ) from error
             time.sleep(RETRY_S)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import httpx
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, reason
 from quire.text.tokenizer import Tokenizer
 
 _LOWEST_ID = 3
@@ -102,6 +102,6 @@ class ServedTokens:
             return found
         except (httpx.HTTPError, ValueError) as error:
             raise ConfigError(
-                f"The server does not {path.strip('/')} for this benchmark ({str(error).splitlines()[0]}): "
+                f"The server does not {path.strip('/')} for this benchmark ({reason(error)}): "
                 "give --tokenizer, or --vocab-size for random token ids."
             ) from error

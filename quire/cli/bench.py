@@ -5,6 +5,7 @@ Benchmarks are loaded by name, because those that compute load torch.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Sequence
 
@@ -34,7 +35,9 @@ def run(arguments: Sequence[str]) -> int:
         print(_usage())
         return 0
     if name not in BENCHMARKS:
-        raise ConfigError(f"'{name}' is not a benchmark. Benchmarks: {', '.join(BENCHMARKS)}.")
+        close = difflib.get_close_matches(name, BENCHMARKS, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise ConfigError(f"'{name}' is not a benchmark.{hint} Benchmarks: {', '.join(BENCHMARKS)}.")
     module_name, options_name = BENCHMARKS[name][0].split(":")
     module = importlib.import_module(module_name)
     options_type, program = getattr(module, options_name), f"quire bench {name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,6 +12,7 @@ import tyro
 
 from quire.cli.flags import parse
 from quire.cli.remote import RemoteServer, printable
+from quire.cli.terminal import is_typed, lines
 from quire.errors import QuireError
 
 DESCRIPTION = "Chat with a running server. Ctrl-C stops an answer; Ctrl-D leaves."
@@ -49,9 +50,11 @@ def run(arguments: Sequence[str]) -> int:
         if options.quick is not None:
             _answer(server, model, [*messages, {"role": "user", "content": options.quick}])
             return 0
-        print(f"Chatting with {printable(model)}. Ctrl-C stops an answer; Ctrl-D leaves.")
-        for line in _lines():
-            _turn(server, model, messages, line)
+        if is_typed():
+            print(f"Chatting with {printable(model)}. Ctrl-C stops an answer; Ctrl-D leaves.")
+        for line in map(str.strip, lines()):
+            if line:
+                _turn(server, model, messages, line)
     return 0
 
 
@@ -76,14 +79,3 @@ def _answer(server: RemoteServer, model: str, messages: Messages) -> str:
                 print(printable(text), end="", flush=True)
         print()
     return "".join(said)
-
-
-def _lines() -> Iterator[str]:
-    """What the user types, until Ctrl-D or Ctrl-C."""
-    with suppress(ImportError):
-        import readline  # noqa: F401  (gives input() history and editing)
-    with suppress(EOFError, KeyboardInterrupt):
-        while True:
-            if line := input("> ").strip():
-                yield line
-    print()

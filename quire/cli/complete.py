@@ -11,6 +11,7 @@ import tyro
 
 from quire.cli.flags import parse
 from quire.cli.remote import RemoteServer, printable
+from quire.cli.terminal import lines
 
 DESCRIPTION = "Let a running server go on with a text. Ctrl-C stops it; Ctrl-D leaves."
 
@@ -43,11 +44,8 @@ def run(arguments: Sequence[str]) -> int:
         if options.quick is not None:
             _complete(server, model, options.quick, options.max_tokens)
             return 0
-        with suppress(EOFError, KeyboardInterrupt):
-            while True:
-                if text := input("> "):
-                    _complete(server, model, text, options.max_tokens)
-    print()
+        for text in filter(None, lines()):
+            _complete(server, model, text, options.max_tokens)
     return 0
 
 

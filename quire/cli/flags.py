@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -16,13 +17,14 @@ import tyro
 
 from quire.cli.fields import engine_config, settings_of, with_engine
 from quire.cli.flag_values import registry, without_none
-from quire.cli.help import about, help_word, hint
+from quire.cli.help import about, described, help_word, hint
 from quire.cli.settings_file import read_flags
 from quire.config import Config
 from quire.config.foreign import ALIASES, FOREIGN, check_foreign
 from quire.errors import ConfigError
 
 Options = TypeVar("Options")
+_INVALID_CHOICE = re.compile(r"invalid choice ('.*') for argument '(--[\w-]+)'\. Expected one of \((.*)\)\.")
 
 
 def parse_config(arguments: Sequence[str], program: str, description: str) -> Config:
@@ -64,7 +66,7 @@ def _parsed(
 ) -> tuple[Options, list[str]]:
     """The options, from a settings file and then the arguments, and the arguments that are none."""
     if (word := help_word(arguments)) is not None:
-        shown = options if word == "all" else about(options, word)
+        shown = described(options) if word == "all" else about(options, word)
         _tyro(shown, ["--help"], program, f"{description}\n\n{hint(options)}")
     path, arguments = _without_config(arguments)
     default: Options | None = None
@@ -159,7 +161,14 @@ def _first_paragraph(box: str) -> str:
     """What a tyro error box says before its first rule, on one line."""
     lines = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
     rule = next((number for number, line in enumerate(lines) if line.startswith("─")), len(lines))
-    return " ".join(lines[:rule] or box.split()).removeprefix("Error parsing ")
+    text = " ".join(lines[:rule] or box.split()).removeprefix("Error parsing ")
+    return _INVALID_CHOICE.sub(lambda found: f"{found[2]}: {found[1]} is not one of {_plain(found[3])}.", text)
+
+
+def _plain(choices: str) -> str:
+    """A tuple of words as people write it; None is what is there without the flag."""
+    words = [word.strip(" '") for word in choices.split(",")]
+    return ", ".join(word for word in words if word not in ("", "None"))
 
 
 def _unknown(rest: Sequence[str], options: type, program: str, *, foreign: bool) -> ConfigError:

@@ -1,14 +1,14 @@
-"""`--help=WORD`: only the flags of one group, or those that speak of something."""
+"""`--help`, and `--help=WORD`: only the flags of one group, or those that speak of something."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, make_dataclass
-from typing import Annotated, Any
+from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from quire.cli.fields import Setting, settings_of
+from quire.cli.fields import OWN_GROUP, Setting, settings_of
 from quire.errors import ConfigError
 
 HINT = "--config FILE.yaml reads flags from a file. --help=WORD shows a group ({groups}) or the flags about a word."
@@ -27,6 +27,23 @@ def help_word(arguments: Sequence[str]) -> str | None:
 def hint(options: type) -> str:
     """Ends a command's description."""
     return HINT.format(groups=", ".join(dict.fromkeys(setting.group for setting in settings_of(options))))
+
+
+def described(options: type) -> type:
+    """A dataclass like `options`, whose help says no defaults that say nothing."""
+    hints = get_type_hints(options, include_extras=True)
+    settings = {setting.name: setting for setting in settings_of(options) if setting.group == OWN_GROUP}
+    columns = []
+    for each in fields(options):
+        kind: Any = hints[each.name]
+        if is_dataclass(kind):
+            part = described(kind)  # type: ignore[arg-type]  # a type, not an instance of one
+            columns.append((each.name, part, field(default_factory=part)))
+        else:
+            columns.append(_column(settings[each.name]))
+    made = make_dataclass(options.__name__, columns)
+    made.__doc__ = options.__doc__
+    return made
 
 
 def about(options: type, word: str) -> type:
@@ -54,4 +71,10 @@ def _speaks_of(setting: Setting, word: str) -> bool:
 
 
 def _column(setting: Setting) -> tuple[str, Any, Any]:
-    return setting.name, Annotated[setting.kind, tyro.conf.arg(help=setting.description)], setting.default
+    """Its description says what None or nothing means; the default as such is left out then."""
+    default = setting.default
+    if isinstance(default, Field) and default.default_factory is not MISSING:
+        default = default.default_factory()
+    hint = "" if default is None or default in ((), {}) else None
+    shown = tyro.conf.arg(help=setting.description, help_behavior_hint=hint)
+    return setting.name, Annotated[setting.kind, shown], setting.default

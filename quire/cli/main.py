@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(quire.__version__)
         raise SystemExit(0)
     if name not in COMMANDS:
-        print(f"quire: error: '{name}' is not a command. Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        print(f"quire: error: '{name}' is not a command.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         raise SystemExit(2)
     try:
         raise SystemExit(importlib.import_module(COMMANDS[name][0]).run(rest))

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from quire.errors import QuireError, UnavailableError
+from quire.errors import QuireError, UnavailableError, reason
 
 CONNECT_S = 10.0
 _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if chr(code) not in "\n\t")
@@ -82,7 +82,7 @@ class RemoteServer:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise UnavailableError(f"No server listens at {self._url}. Start one with: quire serve") from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise UnavailableError(f"{self._url} cannot be asked: {str(error).rstrip('.')}.") from error
+            raise UnavailableError(f"{self._url} cannot be asked: {reason(error)}.") from error
         if answer.status_code != httpx.codes.OK:
             answer.read()
             answer.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import ConfigError
+from quire.errors import ConfigError, reason
 
 
 def read_flags(path: str, known: Collection[str]) -> list[str]:
@@ -26,7 +26,7 @@ def read_flags(path: str, known: Collection[str]) -> list[str]:
     try:
         content = msgspec.yaml.decode(Path(path).read_bytes())
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}.", param="config") from error
+        raise ConfigError(f"--config {path} cannot be read: {reason(error)}.", param="config") from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}.", param="config") from error
     if content is None:

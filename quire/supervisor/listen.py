@@ -6,7 +6,7 @@ import errno
 import socket
 
 from quire.config import ServerConfig
-from quire.errors import AddressInUseError, ConfigError
+from quire.errors import AddressInUseError, ConfigError, reason
 
 BACKLOG = 2048
 
@@ -35,6 +35,14 @@ def listen(server: ServerConfig) -> socket.socket:
             ) from error
         if code == errno.EACCES:
             raise AddressInUseError(f"Port {server.port} needs privileges: choose one above 1023.") from error
-        raise ConfigError(f"Cannot listen on --host {host}: {error}.", param="host") from error
+        raise ConfigError(f"Cannot listen on --host {host}: {_why(error)}.", param="host") from error
     listener.listen(BACKLOG)
     return listener
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "this name is not known here; leave --host out to listen on every address"
+    if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address; leave --host out to listen on all that it has"
+    return reason(error)

@@ -52,4 +52,4 @@ def unsupported(name: str, value: Any, advice: str = "leave it out") -> WrongReq
     return chat(f"unsupported {name}", f"'{name}' is not supported yet: {advice}.", name, **{name: value})
 
 
-BAD_JSON = "The request body is not valid JSON: …"
+BAD_JSON = "The request body is not valid JSON"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.api.wrong_request import BAD_JSON, chat, completion, raw, unsupported
 
+_CHARACTER = f"{BAD_JSON}: invalid character at byte …"
+
 SAMPLING = [
     completion("presence_penalty above 2", "presence_penalty must be in [-2, 2], got 2.1.", "presence_penalty",
                 presence_penalty=2.1),
@@ -17,9 +19,9 @@ SAMPLING = [
                 "repetition_penalty", repetition_penalty=-1.5),
     completion("repetition_penalty beyond floats", "repetition_penalty must be a valid number.", "repetition_penalty",
                 repetition_penalty=10**400),
-    raw("a penalty that is not a number", b'{"prompt": "a", "presence_penalty": NaN}', BAD_JSON),
-    raw("a bias without end", b'{"prompt": "a", "logit_bias": {"5": Infinity}}', BAD_JSON),
-    completion("logit_bias is a list", "logit_bias must be a valid dictionary.", "logit_bias", logit_bias=[5]),
+    raw("a penalty that is not a number", b'{"prompt": "a", "presence_penalty": NaN}', _CHARACTER),
+    raw("a bias without end", b'{"prompt": "a", "logit_bias": {"5": Infinity}}', _CHARACTER),
+    completion("logit_bias is a list", "logit_bias must be an object.", "logit_bias", logit_bias=[5]),
     completion("logit_bias of no token", "logit_bias: 'the' is not a token id.", "logit_bias", logit_bias={"the": 1}),
     completion("logit_bias of half a token", "logit_bias: '5.5' is not a token id.", "logit_bias",
                 logit_bias={"5.5": 1}),

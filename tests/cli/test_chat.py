@@ -47,6 +47,7 @@ def test_a_conversation_remembers(
     lines = iter(["hello", "", "again"])
 
     def typed(prompt: str) -> str:
+        assert prompt == "> "
         try:
             return next(lines)
         except StopIteration:
@@ -54,10 +55,28 @@ def test_a_conversation_remembers(
 
     monkeypatch.setattr(chat.RemoteServer, "stream", watched)
     monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert chat.run(flags(server, "--system-prompt", "be brief", "--model-name=alias")) == 0
     assert "Chatting with alias" in capsys.readouterr().out
     assert [message["role"] for message in sent[1]] == ["system", "user", "assistant", "user"]
     assert len(sent[1][2]["content"]) == 3
+
+
+@pytest.mark.parametrize(("command", "lines"), [("complete", "a\n\na\n"), ("chat", "\na\n")])
+def test_a_pipe_gets_answers_and_no_prompts(server: Server, command: str, lines: str) -> None:
+    limit = ["--max-tokens=5"] if command == "complete" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "quire.cli.main", command, *flags(server, *limit)],
+        input=lines, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    if command == "complete":
+        assert done.stdout == "bcdef\n" * 2
+    else:
+        assert len(done.stdout) > 100
+        assert not done.stdout.startswith((">", "Chatting"))
+        assert done.stdout.endswith("\n")
+        assert not done.stdout.endswith("\n\n")
 
 
 def test_no_server_is_said_plainly() -> None:

@@ -15,6 +15,7 @@ from quire.cli.fields import settings_of
 from quire.cli.flag_values import without_none
 from quire.cli.flags import parse, parse_config, parse_with_engine
 from quire.cli.help import about
+from quire.cli.main import main
 from quire.config import Config
 from quire.config.foreign import ALIASES, FOREIGN, check_foreign
 from quire.errors import ConfigError
@@ -112,7 +113,9 @@ def test_dictionaries_are_json() -> None:
         (["-x"], "-x is not a flag of quire serve"),
         (["--port"], "'--port'"),
         (["--port", "x"], "--port: 'x' is not a whole number"),
-        (["--dtype", "float8"], "float8"),
+        (["--dtype", "float8"], "--dtype: 'float8' is not one of auto, bfloat16, float, float32."),
+        (["--preemption-mode", "x"], "--preemption-mode: 'x' is not one of swap, recompute."),
+        (["--config", "/no/such/file"], "--config /no/such/file cannot be read: no such file or directory."),
         (["--shutdown-timeout", "soon"], "soon"),
         (["--config"], "--config needs a file"),
     ],
@@ -178,6 +181,27 @@ def test_help_shows_all_a_group_or_what_speaks_of_a_word(capsys: pytest.CaptureF
     assert {"ssl-keyfile", "ssl-certfile"} <= shown(capsys, "--help=TLS") < everything
     with pytest.raises(ConfigError, match="Groups: model, load, cache"):
         config("--help=perpetuum")
+
+
+@pytest.mark.parametrize("flag", ["--help", "--help=model"])
+def test_help_says_no_default_that_says_nothing(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    with pytest.raises(SystemExit):
+        config(flag)
+    shown = capsys.readouterr().out
+    assert "(default: quill)" in shown
+    assert "None)" not in shown
+    assert "(default: )" not in shown
+    assert "{}')" not in shown
+
+
+def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, said in (("serv", "Did you mean 'serve'? Commands: serve"), ("xyzzy", "is not a command. Commands: se")):
+        with pytest.raises(SystemExit, match="2"):
+            main([name])
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "startp"])
+    assert "Did you mean 'startup'?" in capsys.readouterr().err
 
 
 def test_help_of_a_word_keeps_defaults_and_descriptions() -> None:

@@ -29,7 +29,8 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
     serving.model_name(fields.model)
     fields.check_stream_options()
     longest = serving.session.submission.longest
-    params, options = _sampling(serving, fields), fields.options(serving.text.tokenizer)
+    with fields.named_as_sent():
+        params, options = _sampling(serving, fields), fields.options(serving.text.tokenizer)
     text = await serving.prompts.render(
         fields.messages,
         add_generation_prompt=fields.add_generation_prompt,
@@ -38,9 +39,10 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
     )
     limit = longest if params.truncate_prompt_tokens is None else None
     tokens = await serving.prompts.encode(text, bool(fields.add_special_tokens), limit)
-    if fields.max_completion_tokens is None and fields.max_tokens is None:
+    if fields.longest is None:
         params = serving.text.defaults.limit_chat(params, longest - len(tokens))
-    stream = serving.session.open([tokens], params, **options)
+    with fields.named_as_sent():
+        stream = serving.session.open([tokens], params, **options)
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
     report = PromptReport(stream.adds, tokenizer, fields.prompt_logprobs is not None)
     shape = ChatShape(tokenizer, params.num_reported, role, report)
@@ -48,10 +50,9 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
 
 
 def _sampling(serving: Serving, fields: ChatRequest) -> SamplingParams:
-    asked = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
     return fields.sampling(
         serving.text.defaults,
         text=serving.text.tokenizer is not None,
-        max_tokens=asked,
+        max_tokens=fields.longest,
         logprobs=fields.num_logprobs,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from quire.api.serving import Serving, json_response
@@ -21,6 +22,8 @@ def add_models(app: FastAPI, serving: Serving) -> None:
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def one_model(name: str) -> Response:
         """One of them."""
+        if not name:
+            raise HTTPException(404)
         return json_response(_card(serving, serving.model_name(name)))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -47,6 +50,35 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables of the model's chat template."
     )
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of the answer, by whichever name; None for all that the context leaves.
+
+        Raises:
+            RequestError: Both names are there, and differ.
+        """
+        older, newer = self.max_tokens, self.max_completion_tokens
+        if older is not None and newer is not None and older != newer:
+            raise RequestError(
+                f"max_tokens ({older}) and max_completion_tokens ({newer}) differ: send one of them.",
+                param="max_completion_tokens",
+            )
+        return older if newer is None else newer
+
+    @contextmanager
+    def named_as_sent(self) -> Iterator[None]:
+        """A RequestError about a field that stands for another names the one that was sent."""
+        sent = {"logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            sent["max_tokens"] = "max_completion_tokens"
+        try:
+            yield
+        except RequestError as error:
+            name = sent.get(error.param or "")
+            if name is None:
+                raise
+            raise type(error)(re.sub(rf"\b{error.param}\b", name, error.message), param=name) from None
 
     @property
     def num_logprobs(self) -> int | None:

@@ -38,7 +38,9 @@ class CompletionRequest(SamplingFields):
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
-        if isinstance(prompt, list) and prompt:
+        if prompt == []:
+            raise RequestError("prompt is an empty list: send a text or token ids.", param="prompt")
+        if isinstance(prompt, list):
             if _are_tokens(prompt):
                 return [prompt]
             if all(isinstance(p, str) for p in prompt) or all(isinstance(p, list) and _are_tokens(p) for p in prompt):
