@@ -6,6 +6,8 @@ about requests.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -16,8 +18,10 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.executor.executor import FaultHook, no_faults
 from quire.messages import Masks, Plan, Result, Sizing
+from quire.worker.context import open_context
 
 if TYPE_CHECKING:
+    from quire.kernels.triton.precompiler import Precompiler
     from quire.worker.flight import Flight
     from quire.worker.worker import Worker
 
@@ -49,10 +53,11 @@ class StreamExecutor:
     def start(self) -> Sizing:
         """See Executor."""
         began = self._clock.now()
+        precompiler = _begin() if self._config.device.device == "cuda" else None
         from quire.worker.worker import Worker  # torch: only a process that computes pays for it
 
         imported = self._clock.now() - began
-        self._worker = Worker(self._config, self._clock)
+        self._worker = Worker(self._config, self._clock, precompiler)
         sizing = self._worker.load()
         return msgspec.structs.replace(sizing, startup={"import": imported, **sizing.startup})
 
@@ -94,3 +99,11 @@ class StreamExecutor:
         for flight in self._flights:
             flight.wait()
         self._flights.clear()
+
+
+def _begin() -> Precompiler:
+    """What takes long and does without torch goes on in threads while torch is imported."""
+    threading.Thread(target=open_context, name="context", daemon=True).start()
+    from quire.kernels.triton.precompiler import Precompiler  # Triton is there only with a GPU's torch
+
+    return Precompiler(len(os.sched_getaffinity(0)))

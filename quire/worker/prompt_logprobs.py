@@ -26,11 +26,14 @@ class PromptLogprobs:
     Args:
         model: Makes the logits.
         vocab_size: Of each.
+
+    Attributes:
+        positions: Of a slice, at most.
     """
 
     def __init__(self, model: Model, vocab_size: int) -> None:
         self._model = model
-        self._slice = max(1, ROOM // vocab_size)  # positions
+        self.positions = max(1, ROOM // vocab_size)
 
     def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]) -> PromptScores:
         """One list for each of `plan.scored`, collected once the device is done.
@@ -51,8 +54,8 @@ class PromptLogprobs:
         if end == first + int(host.counts[scored.row]):  # the last one's stands in no row of this step
             targets = torch.cat((batch.tokens[start + 1 : end], upload([scored.next], targets.device)))
         return [
-            scores_of(self._model.logits(hidden[at : min(end, at + self._slice)]), own, most).to_host()
-            for at, own in zip(range(start, end, self._slice), torch.split(targets, self._slice), strict=True)
+            scores_of(self._model.logits(hidden[at : min(end, at + self.positions)]), own, most).to_host()
+            for at, own in zip(range(start, end, self.positions), torch.split(targets, self.positions), strict=True)
         ]
 
 

@@ -48,6 +48,11 @@ class LargestStep:
     tokens: int
     length: int
 
+    def rows_of(self, tokens: int) -> list[int]:
+        """So many tokens, or as many as a step may have, in as few rows as can be: the tokens of each."""
+        whole, rest = divmod(min(tokens, self.tokens, self.rows * self.length), self.length)
+        return [self.length] * whole + [rest] * bool(rest)
+
 
 class Runner:
     """Launches plans in order. The slot table is the only thing that lives from one step to the next.
@@ -94,11 +99,9 @@ class Runner:
         """What takes most memory, on rows of the dummy: the most tokens, as many reads as there are rows; and steps of
         a token a row, which may run kernels of their own.
         """
-        rows, tokens, length = self._largest.rows, self._largest.tokens, self._largest.length
-        whole, rest = divmod(min(tokens, rows * length), length)
-        self._run_dummies([length] * whole + [rest] * bool(rest))
-        for size in {1, rows}:
-            self._run_dummies([1] * size)
+        self.run_dummies(self._largest.rows_of(self._largest.tokens))
+        for size in {1, self._largest.rows}:
+            self.run_dummies([1] * size)
 
     def record(self, sizes: Sequence[int]) -> None:
         """Record graphs of decode steps of so many rows."""
@@ -115,14 +118,17 @@ class Runner:
         """[rows, vocab] logits of a step in which all rows move by one token."""
         return self._model.logits(self._forward(host, laid)[1])
 
-    def _run_dummies(self, counts: Sequence[int]) -> None:
-        """A step of such rows, and all that may be drawn and reported for the most reads that it could have."""
-        reads = min(self._largest.rows, sum(counts))
+    def run_dummies(self, counts: Sequence[int], *, draw: bool = True) -> None:
+        """A step of rows of the dummy with so many tokens each, logits for the most reads and positions of prompts that
+        it could have, and all that may be drawn and reported for them.
+        """
+        rows, positions = self._largest.rows, self._prompt_logprobs.positions
         with torch.inference_mode():
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             _, hidden = self._forward(host, self._lay(_NOTHING, host))
-            logits = self._model.logits(hidden[:reads].clone())  # as reads are gathered from among the tokens
-            rehearse(logits, self._slots, self._logprobs_mode)
+            logits = self._model.logits(hidden[: max(rows, positions)].clone())  # reads are gathered from the tokens
+            if draw:
+                rehearse(logits[:rows], self._slots, self._logprobs_mode)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,10 @@ the KV cache as well, but on a GPU, where it is measured. Knows nothing about re
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -41,6 +44,11 @@ from quire.worker.kv_tensors import (
 from quire.worker.runner import LargestStep, Runner
 from quire.worker.slots import SlotTable
 from quire.worker.threads import usable_cores
+from quire.worker.transfer import BlockTransfer
+from quire.worker.warmup import rehearse, sketch_of
+
+if TYPE_CHECKING:
+    from quire.kernels.triton.precompiler import Precompiler
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
 _GB = 1e9
@@ -48,12 +56,20 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Owns the device's tensors. `load` comes once, before any `execute`; both in the same thread."""
+    """Owns the device's tensors. `load` comes once, before any `execute`; both in the same thread.
 
-    def __init__(self, config: Config, clock: Clock) -> None:
+    Args:
+        config: Resolved settings.
+        clock: For the seconds of the start.
+        precompiler: Compiles the kernels while weights are read; None: each is compiled when it is launched first.
+    """
+
+    def __init__(self, config: Config, clock: Clock, precompiler: Precompiler | None = None) -> None:
         self._config = config
         self._clock = clock
+        self._precompiler = precompiler
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
+        self._startup: dict[str, float] = {}
         self._runner: Runner
 
     def load(self) -> Sizing:
@@ -65,32 +81,39 @@ class Worker:
             MemoryBudgetError: Weights or KV cache do not fit; the message names the flag to change.
         """
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
-        config, began = self._config, self._clock.now()
-        if self._device.type == "cuda":
+        with self._precompiler or nullcontext():
+            return self._load()
+
+    def _load(self) -> Sizing:
+        config, on_gpu = self._config, self._device.type == "cuda"
+        if on_gpu:
             device_memory.begin(self._device)
         spec, dtype = read_spec(config.model.model), _dtype(config)
-        factory = LayerFactory(Place(self._device, dtype))
-        model = build_model(spec, factory)
-        self._read_weights(spec, factory)
-        give_back_freed()
-        startup = {"weights": self._clock.now() - began}
         slots = self._slot_table(spec)
+        if self._precompiler is not None:
+            with self._stage("rehearsal"):
+                self._rehearse(spec, slots)
+        with self._stage("weights"):
+            model = self._read_model(spec)
+            give_back_freed()
         host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
-        began = self._clock.now()
         taken = None
-        if self._device.type == "cuda":
-            taken = self._try_largest_step(spec, model, slots)
-            startup["profile"] = self._clock.now() - began
-            began = self._clock.now()
-        blocks = number_of_blocks(config.cache, spec, config.model.dtype, taken)
-        storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
-        self._runner = self._build_runner(spec, model, slots, storage, host_blocks)
-        startup["kv_cache"] = self._clock.now() - began
+        if on_gpu:
+            with self._stage("profile"):
+                taken = self._try_largest_step(spec, model, slots)
+        with self._stage("kv_cache"):
+            blocks = number_of_blocks(config.cache, spec, config.model.dtype, taken)
+            storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
+            with self._rehearsal():
+                transfer = block_transfer(storage, host_blocks)
+            self._runner = self._build_runner(spec, model, slots, storage, transfer)
         if largest := config.device.max_cudagraph_capture_size:
-            began = self._clock.now()
-            self._runner.record(graph_sizes(largest))
-            startup["graphs"] = self._clock.now() - began
-        return Sizing(blocks, spec.vocab_size, host_blocks, startup)
+            with self._stage("graphs"):
+                self._runner.record(graph_sizes(largest))
+        if self._precompiler is not None:
+            with self._stage("compile"):
+                self._precompiler.finish()
+        return Sizing(blocks, spec.vocab_size, host_blocks, self._startup)
 
     def launch(self, plan: Plan) -> Flight:
         """Begin one step; on a CPU it is over then."""
@@ -100,13 +123,41 @@ class Worker:
         """Run one step."""
         return self.launch(plan).result()
 
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        """Seconds of the start."""
+        began = self._clock.now()
+        yield
+        self._startup[name] = self._clock.now() - began
+
+    def _rehearsal(self) -> AbstractContextManager[None]:
+        """What is launched inside is compiled, and does not run, where there is somebody to compile it."""
+        return nullcontext() if self._precompiler is None else self._precompiler.rehearsal()
+
+    def _rehearse(self, spec: ModelSpec, slots: SlotTable) -> None:
+        """Let kernels be compiled, or loaded from Triton's cache, while weights are read."""
+        dtype = _dtype(self._config)
+        try:
+            with self._rehearsal():
+                storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
+                model = sketch_of(spec, Place(self._device, dtype))
+                rehearse(self._build_runner(spec, model, slots, storage), self._largest_step())
+        except torch.OutOfMemoryError:
+            _log.info("kernels     no room to rehearse: they are compiled as they are launched")
+
     def _try_largest_step(self, spec: ModelSpec, model: Model, slots: SlotTable) -> int:
         """Bytes of the device that are left for the KV cache, once the largest step has run on a cache of one block."""
         config = self._config
         storage = allocate_storage(spec, 0, config.cache.block_size, _dtype(config), self._device)
-        self._build_runner(spec, model, slots, storage, 0).run_largest()
+        self._build_runner(spec, model, slots, storage).run_largest()
         share = config.cache.gpu_memory_utilization
         return device_memory.left(self._device, UTILIZATION if share is None else share)
+
+    def _read_model(self, spec: ModelSpec) -> Model:
+        factory = LayerFactory(Place(self._device, _dtype(self._config)))
+        model = build_model(spec, factory)
+        self._read_weights(spec, factory)
+        return model
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
         load, name = self._config.load, self._config.model.dtype
@@ -147,13 +198,13 @@ class Worker:
         return SlotTable(largest.rows, blocks, groups, spec.vocab_size, self._device, processors)
 
     def _build_runner(
-        self, spec: ModelSpec, model: Model, slots: SlotTable, storage: Tensor, host_blocks: int
+        self, spec: ModelSpec, model: Model, slots: SlotTable, storage: Tensor, transfer: BlockTransfer | None = None
     ) -> Runner:
         largest = self._largest_step()
         return Runner(
             model,
             _attention(kv_view(storage, spec), spec, largest),
-            block_transfer(storage, host_blocks),
+            transfer or block_transfer(storage, 0),
             slots,
             largest,
             spec.keys is not None,

@@ -1,0 +1,181 @@
+"""Serves models as if there were a card, without running a kernel: does a rehearsal find all that steps ask for?
+
+    python -m tests.worker.imaginary_card DIRECTORY…
+
+Says for each model and dtype how many kernels the rehearsal found, and which ones random steps missed beyond these.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from quire.attention import triton as attention
+from quire.kernels import table
+from quire.kernels.triton import attention_long, dependent_launch, precompiler
+from quire.messages import ScoredRow
+from tests.kernels.triton.compile_cases import NoCard
+
+STEPS = 60
+LONGEST, ROWS, TOKENS = 500, 20, 600
+CARD = GPUTarget("cuda", 90, 32)
+
+
+def imagine() -> None:
+    """Let this process take its processor for a card of sm_90."""
+    triton.runtime.driver.set_active(NoCard())
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)  # type: ignore
+    attention_long.serves_long = lambda device, dtype, d: dtype == torch.bfloat16 and d in (64, 128, 256)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("quire.kernels.triton") and hasattr(module, "can_overlap"):
+            module.can_overlap = lambda device: True  # type: ignore[attr-defined]
+    dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
+    from quire.kernels.triton import linear
+
+    linear._is_sm_90 = lambda device: True  # type: ignore[assignment]
+    table.KERNELS.update({(op, "cpu"): where for (op, device), where in table.KERNELS.items() if device == "cuda"})
+
+
+class Card:
+    """A runner of a model on the imaginary card, and the kernels that were missed so far."""
+
+    def __init__(self, directory: Path, dtype: str, mode: str, compile: precompiler.Compile | None = None) -> None:
+        from quire.clock import SystemClock
+        from quire.models.spec import read_spec
+        from quire.worker import worker
+        from tests.worker.driver import config_for
+
+        self.functions: list[Any] = []
+
+        def remember(function: Any, specialization: str) -> Any:
+            self.functions.append(function)
+            return compile(function, specialization) if compile else None
+
+        self.precompiler = precompiler.Precompiler(1, remember, lambda: None)
+        self.spec = read_spec(directory)
+        self.config = config_for(
+            directory,
+            dtype=dtype,
+            load_format="dummy",
+            max_num_seqs=ROWS,
+            max_num_batched_tokens=TOKENS,
+            max_model_len=min(LONGEST, self.spec.max_model_len),
+            logprobs_mode=mode,
+        )
+        worker._attention = lambda kv, spec, largest: attention.TritonAttention(  # type: ignore[assignment]
+            kv, spec.heads, largest.rows, largest.tokens, largest.length
+        )
+        self.worker = worker.Worker(self.config, SystemClock(), self.precompiler)
+
+    def rehearse(self) -> list[str]:
+        """What was found."""
+        self.worker._rehearse(self.spec, self.worker._slot_table(self.spec))
+        return list(self.precompiler.names)
+
+    def serve(self, seed: int) -> list[str]:
+        """What random steps missed."""
+        from quire.worker.kv_tensors import allocate_storage
+
+        found, worker = len(self.precompiler.names), self.worker
+        storage = allocate_storage(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
+        slots = worker._slot_table(self.spec)
+        model = worker._read_model(self.spec)
+        runner = worker._build_runner(self.spec, model, slots, storage)
+        with self.precompiler.rehearsal():
+            random_steps(runner.launch, self.spec.vocab_size, worker._largest_step().length, random.Random(seed))
+        return self.precompiler.names[found:]
+
+    def forget(self) -> None:
+        """Nothing is compiled, for the next model."""
+        with self.precompiler:
+            pass
+        for function in self.functions:
+            function.device_caches.clear()
+
+
+def worker_dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def random_steps(launch: Callable[[Any], Any], vocab: int, longest: int, choose: random.Random) -> None:
+    """Sequences come and go, prompts are read in chunks, and everybody asks for something else."""
+    from tests.worker.driver import Driver, Sequence
+
+    driver = Driver.__new__(Driver)
+    driver.worker = SimpleNamespace(execute=lambda plan: launch(plan).result())  # type: ignore[assignment]
+    driver.block_size, driver.step, driver.owned, driver._new = 16, 0, {}, []
+    driver.free = list(range(1, 100)) * 10
+    running: dict[int, Sequence] = {}
+    for _ in range(STEPS):
+        for slot in range(choose.choice((1, 2, ROWS))):
+            if slot not in running:
+                prompt = [choose.randrange(vocab) for _ in range(choose.choice((1, 2, 7, 40, longest - 20)))]
+                running[slot] = driver.admit(slot, prompt, **wishes(choose, vocab))
+        moves, room = [], TOKENS
+        for sequence in choose.sample(list(running.values()), choose.randint(1, len(running))):
+            left = len(sequence.prompt) - sequence.length
+            count = min(room, choose.choice((left, choose.randint(1, left)))) if left > 0 else min(room, 1)
+            if count:
+                moves.append((sequence, count))
+            room -= count
+        if choose.random() < 0.3:  # a step of single tokens only
+            moves = [(sequence, 1) for sequence, _ in moves]
+        plan, _ = driver.plan(moves)
+        launch(msgspec.structs.replace(plan, scored=scored(plan, choose))).result()
+        running = {s: one for s, one in running.items() if one.length < min(longest, len(one.prompt) + 15)}
+
+
+def wishes(choose: random.Random, vocab: int) -> dict[str, Any]:
+    """A sequence's sampling parameters."""
+    asked: dict[str, Any] = choose.choice(
+        (
+            {},
+            {"temperature": 0.7},
+            {"temperature": 1.0, "top_p": 0.9},
+            {"temperature": 1.0, "top_k": 5, "min_p": 0.1},
+        )
+    )
+    rules: dict[str, Any] = choose.choice(
+        (
+            {},
+            {"presence_penalty": 0.5},
+            {"repetition_penalty": 1.1, "logit_bias": {1: 2.0}},
+            {"min_tokens": 3, "stop_ids": [2]},
+            {"bad_words": [[3], [4, 5]], "allowed_token_ids": [1, 2, 3, 4, 5]},
+        )
+    )
+    reports = choose.choice(({}, {"logprobs": 0}, {"logprobs": 3}, {"prompt_logprobs": 1}, {"logprobs": vocab}))
+    return {**asked, **rules, **reports}
+
+
+def scored(plan: Any, choose: random.Random) -> list[ScoredRow]:
+    """Rows of prompts whose log probabilities are wanted."""
+    return [ScoredRow(row, 0, choose.randint(1, plan.counts[row]), 1) for row in plan.given if choose.random() < 0.2]
+
+
+def main(directories: list[str]) -> None:
+    """One line of JSON a model and dtype: its directory, dtype, what was found and what was missed."""
+    imagine()
+    torch.set_num_threads(1)
+    for directory in directories:
+        for dtype, mode in (("bfloat16", "raw_logprobs"), ("float32", "processed_logits")):
+            card = Card(Path(directory), dtype, mode)
+            found = card.rehearse()
+            missed = card.serve(seed=len(directory))
+            card.forget()
+            print(json.dumps({"model": directory, "dtype": dtype, "found": found, "missed": missed}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

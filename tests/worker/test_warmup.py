@@ -1,0 +1,76 @@
+"""What a rehearsal finds: all that steps ask for later, from no more of a model than shows every kind of layer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.models.spec import read_spec
+from quire.worker.runner import LargestStep
+from quire.worker.warmup import layers_of_every_kind, rehearsed_steps
+from tests.checkpoints import make_tiny
+from tests.parity.cases import CASES
+
+MODELS = (
+    "qwen3, wide heads",
+    "mistral, window, 4.x",
+    "qwen3 moe",
+    "gemma3",
+    "gpt2",
+    "longrope, phi3, 4.x",
+)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [make_tiny(tmp_path_factory.mktemp("tiny"), **CASES[case]) for case in MODELS]
+
+
+@pytest.fixture(scope="module")
+def served(directories: list[Path]) -> list[dict[str, Any]]:
+    """Of another process, since in this one kernels are interpreted."""
+    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.worker.imaginary_card", *map(str, directories)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -> None:
+    assert len(served) == 2 * len(MODELS)
+    for one in served:
+        assert len(one["found"]) > 20
+        assert one["missed"] == [], one
+
+
+def test_long_attention_and_experts_are_found(served: list[dict[str, Any]]) -> None:
+    found = {kernel for one in served for kernel in one["found"]}
+    assert {"_attend_long", "_gather_contexts", "_route_kernel", "_tile_kernel", "_penalize"} <= found
+
+
+def test_steps_have_all_numbers_of_rows_and_tokens() -> None:
+    steps = list(rehearsed_steps(LargestStep(rows=300, tokens=1000, length=400)))
+    assert {len(counts) for counts in steps if counts[-1] == 1} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 300}
+    assert {sum(counts) for counts in steps if len(counts) < 4} >= {2, 4, 8, 16, 32, 64, 128, 256, 512, 1000}
+    assert {len(counts) - 1 for counts in steps if 1 in counts and 2 in counts} >= {1, 256, 299}
+    assert all(len(counts) <= 300 and sum(counts) <= 1000 and max(counts) <= 400 for counts in steps)
+
+
+@pytest.mark.parametrize("largest", [LargestStep(1, 1, 9), LargestStep(1, 7, 9), LargestStep(2, 2, 9)])
+def test_steps_of_the_smallest_engines(largest: LargestStep) -> None:
+    steps = list(rehearsed_steps(largest))
+    assert [1] in steps
+    assert all(len(counts) <= largest.rows and sum(counts) <= largest.tokens for counts in steps)
+
+
+def test_a_sketch_has_every_kind_of_layer(directories: list[Path]) -> None:
+    layers = dict(zip(MODELS, map(layers_of_every_kind, map(read_spec, directories)), strict=True))
+    assert layers["gemma3"] == 3  # local, local, full
+    assert layers["qwen3 moe"] == 4  # experts in the last alone
+    assert layers["gpt2"] == 2
