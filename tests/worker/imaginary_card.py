@@ -27,7 +27,7 @@ from quire.messages import ScoredRow
 from tests.kernels.triton.compile_cases import NoCard
 
 STEPS = 60
-LONGEST, ROWS, TOKENS = 500, 20, 600
+LONGEST, ROWS, TOKENS = 1_400, 20, 1_500
 CARD = GPUTarget("cuda", 90, 32)
 
 
