@@ -23,7 +23,7 @@ from quire.kernels.triton.attention_chunk import queries_of_tile
 from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
 
 _WIDEST, _LARGEST_GROUP = 256, 16
-_LONG_FROM = 256
+_LONG_FROM = 640
 """Query tokens from which on it pays to bring a context into one piece."""
 _PACK = 128
 _PACKED_BYTES = 2**29

@@ -35,7 +35,7 @@ def tile_shape(d: int, item: int) -> TileShape:
         return TileShape(rows=16, keys=32, warps=8, stages=2)
     if d > 128:
         return TileShape(rows=128, keys=32, warps=8, stages=3)
-    return TileShape(rows=128, keys=64, warps=8, stages=3)
+    return TileShape(rows=64, keys=64, warps=4, stages=3)
 
 
 def queries_of_tile(d: int, item: int, group: int) -> int:

@@ -25,8 +25,8 @@ from quire.kernels.triton.dependent_launch import can_overlap, release_dependent
 
 _MERGED = 8
 """Pieces that the last program reads at a time."""
-_PROGRAMS = 2
-"""Of a multiprocessor at once: about as many as its memory has room for."""
+_PROGRAMS = 6
+"""Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
 _LONGEST = 2**31 - 1
 
 
@@ -43,7 +43,9 @@ def _shape(d: int, item: int) -> _Shape:
     """By the width of a head and the bytes of an element."""
     if item == 4:
         return _Shape(keys=32, warps=8, stages=3)
-    return _Shape(keys=64 if d <= 128 else 32, warps=4, stages=3)
+    if d > 128:
+        return _Shape(keys=32, warps=4, stages=3)
+    return _Shape(keys=64, warps=2, stages=5)
 
 
 def keys_of_tile(d: int, item: int) -> int:
