@@ -81,6 +81,7 @@ class EngineCore:
         while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
             self._step_tokens.observe(plan.counts)
+        self._scheduler.publish()
         self._send_masks()
         if self._scheduler.in_flight:
             self._settle_oldest()

@@ -44,15 +44,14 @@ class BlockPool:
 
     def take(self, count: int) -> list[int] | None:
         """`count` free blocks with one reference each, or None (and nothing taken) when there are fewer."""
-        free, blocks = self._free, []
+        free, references, known = self._free, self._references, self._key_of
         if count > len(free):
             return None
-        for _ in range(count):
-            block, _ = free.popitem(last=False)
-            self._references[block] = 1
-            if block in self._key_of:
+        blocks = [free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            references[block] = 1
+            if block in known:
                 self.forget(block)
-            blocks.append(block)
         return blocks
 
     def share(self, block: int) -> None:

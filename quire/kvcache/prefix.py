@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class PrefixHashes:
@@ -37,9 +37,19 @@ class PrefixHashes:
             tokens: The sequence; what was hashed before must not have changed.
             length: At most as many tokens as there are.
         """
-        count = length // self._block_size
-        for index in range(len(self._hashes), count):
-            block = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
-            parent = self._hashes[-1] if self._hashes else self._root
-            self._hashes.append(hashlib.sha256(parent + block.tobytes()).digest())
+        for index in range(len(self._hashes), length // self._block_size):
+            self._hash(tokens, index)
         return self._hashes
+
+    def each(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
+        """The same one by one, hashed as far as it is read."""
+        for index in range(length // self._block_size):
+            if index == len(self._hashes):
+                self._hash(tokens, index)
+            yield self._hashes[index]
+
+    def _hash(self, tokens: Sequence[int], index: int) -> None:
+        """The next link of the chain."""
+        block = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
+        parent = self._hashes[-1] if self._hashes else self._root
+        self._hashes.append(hashlib.sha256(parent + block.tobytes()).digest())

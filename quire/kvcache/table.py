@@ -6,25 +6,32 @@ nothing about requests or plans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, repeat, takewhile
 from typing import NamedTuple
 
 from quire.kvcache.groups import GroupReach
 from quire.kvcache.pool import DUMMY_BLOCK, BlockPool
 
 
-class TableChange(NamedTuple):
-    """Block `block` is now entry number `entry` of the table row of `group`."""
+class TableEntries(NamedTuple):
+    """Columns: block `blocks[i]` is entry number `indices[i]` of the table row of group `groups[i]`."""
 
-    group: int
-    entry: int
-    block: int
+    groups: list[int]
+    indices: list[int]
+    blocks: list[int]
+
+    def add(self, group: int, first: int, blocks: Sequence[int]) -> None:
+        """Blocks that stand in a row one behind another, from entry `first` on."""
+        self.groups.extend(repeat(group, len(blocks)))
+        self.indices.extend(range(first, first + len(blocks)))
+        self.blocks.extend(blocks)
 
 
 class Reservation(NamedTuple):
     """What has to happen before a row is written: table entries that are new, and blocks to copy, (from, to)."""
 
-    changes: list[TableChange]
+    entries: TableEntries
     copies: list[tuple[int, int]]
 
 
@@ -66,18 +73,19 @@ class BlockTable:
         blocks = self._pool.take(max(0, stop - first) * len(self._rows) + len(shared))
         if blocks is None:
             return None
-        changes, copies = [], []
+        new, copies = TableEntries([], [], []), []
         for group, entry in shared:
             block, old = blocks.pop(), self._rows[group][entry]
             copies.append((old, block))
-            changes.append(TableChange(group, entry, block))
+            new.add(group, entry, [block])
             self._rows[group][entry] = block
             self._pool.give_back([old])
+        each = max(0, stop - first)
         for group, row in enumerate(self._rows):
-            for entry in range(first, stop):
-                row.append(blocks.pop())
-                changes.append(TableChange(group, entry, row[-1]))
-        return Reservation(changes, copies)
+            own = blocks[group * each : (group + 1) * each]
+            row += own
+            new.add(group, first, own)
+        return Reservation(new, copies)
 
     def leave_behind(self, position: int) -> None:
         """Give back what tokens from `position` on no longer see."""
@@ -105,14 +113,13 @@ class BlockTable:
             row.clear()
         self._published = 0
 
-    def entries(self) -> list[TableChange]:
+    def entries(self) -> TableEntries:
         """The whole table, for a slot that knows nothing of it."""
-        return [
-            TableChange(group, entry, block)
-            for group, row in enumerate(self._rows)
-            for entry, block in enumerate(row)
-            if block != DUMMY_BLOCK
-        ]
+        all_entries = TableEntries([], [], [])
+        for group, row in enumerate(self._rows):
+            first = next((entry for entry, block in enumerate(row) if block != DUMMY_BLOCK), len(row))
+            all_entries.add(group, first, row[first:])  # what a window has left behind lies before all else
+        return all_entries
 
     # --- sharing ----------------------------------------------------------------------------------------------------
 
@@ -136,19 +143,24 @@ class BlockTable:
                     self._pool.share(block)
         self._published = min(parent._published, length // self._pool.block_size)
 
-    def adopt(self, hashes: Sequence[bytes], length: int) -> int:
+    def adopt(self, hashes: Iterable[bytes], length: int) -> int:
         """Hold the blocks of the longest prefix that all groups still have; its length in tokens. The table must be
         empty.
 
         A group with a window needs only the blocks that the next token sees.
 
         Args:
-            hashes: The chain of the sequence.
+            hashes: The chain of the sequence; read as far as there may be a hit.
             length: Tokens that may be found at most.
         """
         assert not self._rows[0], "only an empty table can adopt"
-        wanted = hashes[: length // self._pool.block_size]
-        found = [[self._pool.find((group, digest)) for digest in wanted] for group in range(len(self._groups))]
+        find = self._pool.find
+        wanted: Iterator[bytes] = islice(hashes, length // self._pool.block_size)
+        whole = next((number for number, group in enumerate(self._groups) if group.window is None), None)
+        if whole is not None:  # no hit goes beyond the first block that is missing where everything is seen
+            wanted = takewhile(lambda digest: find((whole, digest)) is not None, wanted)
+        promising = list(wanted)
+        found = [[find((group, digest)) for digest in promising] for group in range(len(self._groups))]
         count = self._longest_hit(found)
         for group, row, blocks in zip(self._groups, self._rows, found, strict=True):
             needed = group.first_needed(count * self._pool.block_size) // self._pool.block_size

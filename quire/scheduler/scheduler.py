@@ -97,6 +97,7 @@ class Scheduler:
         self._roster = Roster(max_num_seqs)
         self._waiting, self._running = self._roster.waiting, self._roster.running
         self._flights: deque[Step] = deque()
+        self._unpublished: list[Request] = []
         self._next_step = 1
         self.tally = Tally()
 
@@ -266,8 +267,16 @@ class Scheduler:
         for request in step.move(requests, rows, counts, drafts):
             if not request.prompt_step and request.planned >= request.add.prompt_len:
                 request.prompt_step = step.number
-            # Already now: a step's keys are written before they are read, also by its other rows.
-            self._publish(request)
+            self._unpublished.append(request)
+
+    def publish(self) -> None:
+        """Blocks that planned steps fill are found from now on. Comes before anything is looked up, also by another row
+        of the same step, whose keys are written before any is read; else it can wait until a step is under way.
+        """
+        for request in self._unpublished:
+            if request.slot is not None:  # else this was done when it lost it
+                self._publish(request)
+        self._unpublished.clear()
 
     def _publish(self, request: Request) -> None:
         """Its full blocks are found from now on."""
@@ -382,8 +391,9 @@ class Scheduler:
             return prompt_len - 1, len(self._groups)
         if not self._prefix_caching or not request.reads_cache:
             return 0, 0
+        self.publish()
         most = len(request.tokens) - 1
-        return request.table.adopt(request.hashes.upto(request.tokens, most), most), 0
+        return request.table.adopt(request.hashes.each(request.tokens, most), most), 0
 
     def _admit(self, request: Request, step: Step) -> None:
         self._roster.seat(request)

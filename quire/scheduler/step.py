@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.kvcache.table import Reservation, TableChange
+from quire.kvcache.table import Reservation, TableEntries
 from quire.messages import Admitted, Plan, ScoredRow
 from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.request import Request
@@ -64,7 +64,7 @@ class Step:
         self._bounds: list[Column] = []
         self._admitted: list[Admitted] = []
         self._block_slots: list[int] = []
-        self._changes: list[TableChange] = []
+        self._entries = TableEntries([], [], [])
         self._copies: list[tuple[int, int]] = []
         self._given: list[int] = []
         self._given_tokens: list[int] = []
@@ -92,7 +92,7 @@ class Step:
     def reserve(self, request: Request, reservation: Reservation) -> None:
         """Blocks that a request is about to write were taken for it."""
         assert request.slot is not None
-        self._enter(request.slot, reservation.changes)
+        self._enter(request.slot, reservation.entries)
         self._copies += reservation.copies
 
     def move(
@@ -142,16 +142,16 @@ class Step:
         self.bounds = np.concatenate([empty, *self._bounds])
         self.most = int(self.bounds.sum())
         self.epochs, self.serials = self._lengths.epoch[self.rows], self._lengths.serial[self.rows]
-        reads, changes = np.flatnonzero(self.bounds), self._changes
+        reads, entries = np.flatnonzero(self.bounds), self._entries
         if self._masks:
             self.masked = reads[self._lengths.masked[self.rows[reads]] > 0].tolist()
         return Plan(
             step=self.number,
             admitted=self._admitted,
             block_slots=self._block_slots,
-            block_groups=[change.group for change in changes],
-            block_indices=[change.entry for change in changes],
-            block_ids=[change.block for change in changes],
+            block_groups=entries.groups,
+            block_indices=entries.indices,
+            block_ids=entries.blocks,
             slots=[request.slot for request in self.requests],  # type: ignore[misc]  # rows have slots
             counts=self.counts.tolist(),
             given=self._given,
@@ -176,6 +176,7 @@ class Step:
             self.scorers.append(request)
             request.scored = last
 
-    def _enter(self, slot: int, changes: Sequence[TableChange]) -> None:
-        self._block_slots += [slot] * len(changes)
-        self._changes += changes
+    def _enter(self, slot: int, entries: TableEntries) -> None:
+        self._block_slots += [slot] * len(entries.blocks)
+        for column, more in zip(self._entries, entries, strict=True):
+            column += more

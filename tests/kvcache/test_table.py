@@ -19,10 +19,10 @@ def test_a_table_grows_by_what_is_missing_or_not_at_all() -> None:
     table, other = BlockTable(pool, FULL), BlockTable(pool, FULL)
     first = table.reserve(0, 5)
     assert first is not None
-    assert [change.entry for change in first.changes] == [0, 1]
+    assert first.entries.indices == [0, 1]
     again = table.reserve(5, 8)
     assert again is not None
-    assert not again.changes
+    assert not again.entries.blocks
     assert table.missing(9, 64) == 1
     assert other.reserve(0, 12) is not None
     assert table.reserve(8, 9) is None
@@ -36,8 +36,13 @@ def test_a_table_grows_by_what_is_missing_or_not_at_all() -> None:
 def test_every_group_has_blocks_of_its_own() -> None:
     reservation = BlockTable(BlockPool(4, SIZE), FULL * 2).reserve(0, 8)
     assert reservation is not None
-    assert sorted((c.group, c.entry) for c in reservation.changes) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert len({change.block for change in reservation.changes}) == 4
+    assert sorted(zip(reservation.entries.groups, reservation.entries.indices, strict=True)) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert len(set(reservation.entries.blocks)) == 4
 
 
 def test_a_shared_partial_block_is_copied_by_whoever_writes_first_and_the_last_writes_in_place() -> None:
@@ -46,12 +51,12 @@ def test_a_shared_partial_block_is_copied_by_whoever_writes_first_and_the_last_w
     parent.reserve(0, 6)
     child.fork(parent, 6)
     assert pool.num_free == 4
-    old = [change.block for change in parent.entries()]
+    old = parent.entries().blocks
     written = child.reserve(6, 7)
     assert written is not None
     ((source, target),) = written.copies
     assert source == old[1]
-    assert [change.block for change in child.entries()] == [old[0], target]
+    assert child.entries().blocks == [old[0], target]
     in_place = parent.reserve(6, 7)
     assert in_place is not None
     assert not in_place.copies
@@ -110,7 +115,7 @@ def test_a_hit_ends_where_a_group_has_lost_its_blocks() -> None:
     table = BlockTable(pool, (GroupReach(4),))
     table.reserve(0, 16)
     table.publish(hashes_of(tokens), 16)
-    lost = table.entries()[3].block
+    lost = table.entries().blocks[3]
     table.release()
     pool.forget(lost)
     assert BlockTable(pool, (GroupReach(4),)).adopt(hashes_of(tokens), 16) == 12
@@ -120,7 +125,7 @@ def test_swapping_keeps_the_order_of_blocks() -> None:
     pool = BlockPool(4, SIZE)
     table = BlockTable(pool, FULL)
     table.reserve(0, 10)
-    device = [change.block for change in table.entries()]
+    device = table.entries().blocks
     out = table.swap_out([5, 6, 7])
     assert out == list(zip(device, [5, 6, 7], strict=True))
     assert pool.num_free == 4
@@ -131,7 +136,7 @@ def test_swapping_keeps_the_order_of_blocks() -> None:
     pairs = table.swap_in()
     assert pairs is not None
     assert [host for host, _ in pairs] == [5, 6, 7]
-    assert [change.block for change in table.entries()] == [block for _, block in pairs]
+    assert table.entries().blocks == [block for _, block in pairs]
 
 
 def test_capacity_counts_what_all_groups_hold_at_once() -> None:
@@ -152,3 +157,14 @@ def test_hashes_are_a_chain_over_all_tokens_before() -> None:
     branch = chain.branch(9)
     assert branch.upto([*tokens[:8], 0, 0, 0, 0], 12)[:2] == hashes_of(tokens)[:2]
     assert branch.upto(tokens, 12)[2] != hashes_of(tokens)[2]
+
+
+def test_a_hit_is_looked_for_no_further_than_where_all_is_seen() -> None:
+    pool, tokens = BlockPool(20, SIZE), list(range(40))
+    first = BlockTable(pool, (GroupReach(None), GroupReach(5)))
+    first.reserve(0, 40)
+    first.publish(hashes_of(tokens), 12)
+    asked: list[bytes] = []
+    chain = (asked.append(digest) or digest for digest in hashes_of(tokens))  # type: ignore[func-returns-value]
+    assert BlockTable(pool, (GroupReach(None), GroupReach(5))).adopt(chain, 40) == 12
+    assert len(asked) == 4

@@ -180,3 +180,25 @@ def test_the_cheaper_way_to_put_back_is_taken(swap_ms: float, swaps: bool) -> No
     for _ in stage.steps(until=0):
         pass
     assert stage.scheduler.host.num_free == 20
+
+
+def test_prompts_of_one_step_find_what_those_before_them_fill() -> None:
+    stage = Stage()
+    stage.scheduler.add(add(0, [1] * 20, 2))
+    stage.scheduler.add(add(1, [1] * 20, 2, arrival=1.0))
+    stage.step()
+    assert stage.counts == [{0: 20, 1: 4}]
+    assert stage.scheduler.tally.prefix_hits == 16
+
+
+def test_a_prompt_finds_what_a_step_under_way_fills() -> None:
+    stage = Stage(tokens=16)
+    stage.scheduler.add(add(0, [1] * 40, 2))
+    assert stage.scheduler.plan() is not None
+    stage.scheduler.publish()
+    stage.scheduler.publish()  # nothing is left to do
+    assert stage.scheduler.abort(0) is not None
+    stage.scheduler.add(add(1, [1] * 40, 2, arrival=1.0))
+    plan = stage.scheduler.plan()
+    assert plan is not None
+    assert plan.admitted[0].length == 16
