@@ -30,35 +30,36 @@ def gelu_and_mul(x: Tensor, out: Tensor) -> None:
 def gelu(x: Tensor, out: Tensor) -> None:
     """See the reference; both contiguous."""
     assert x.is_contiguous() and out.is_contiguous()
-    if not x.numel():
-        return
-    programs, options = _cut(x)
-    _gelu[programs](x, out, **options)
+    if programs := _programs(x):
+        overlap = can_overlap(x.device)
+        _gelu[programs](x, out, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap)
 
 
 def soft_cap(x: Tensor, cap: float) -> None:
     """See the reference; x is contiguous."""
     assert x.is_contiguous()
-    if not x.numel():
-        return
-    programs, options = _cut(x)
-    _soft_cap[programs](x, cap, **options)
+    if programs := _programs(x):
+        overlap = can_overlap(x.device)
+        _soft_cap[programs](
+            x, cap, WIDTH=x.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS, launch_pdl=overlap
+        )
 
 
 def _launch_gated(x: Tensor, out: Tensor, activation: str) -> None:
     assert x.is_contiguous() and out.is_contiguous()
-    if not out.numel():
-        return
-    programs, options = _cut(out)
-    _gated[programs](x, out, ACTIVATION=activation, **options)
+    if programs := _programs(out):
+        overlap = can_overlap(x.device)
+        _gated[programs](
+            x, out, ACTIVATION=activation, WIDTH=out.shape[-1], BLOCK=BLOCK, OVERLAP=overlap, num_warps=WARPS,
+            launch_pdl=overlap,
+        )  # fmt: skip
 
 
-def _cut(whole: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    """How many programs share this, and what they are told."""
-    width, overlap = whole.shape[-1], can_overlap(whole.device)
-    parts = cdiv(width, BLOCK)
-    options = {"WIDTH": width, "PARTS": parts, "BLOCK": BLOCK, "OVERLAP": overlap}
-    return (whole.numel() // width * parts,), options | {"num_warps": WARPS, "launch_pdl": overlap}
+def _programs(whole: Tensor) -> tuple[int] | None:
+    """How many share this, each a part of one row; None if there is nothing to do."""
+    width = whole.shape[-1]
+    rows = whole.numel() // width
+    return (rows * cdiv(width, BLOCK),) if rows else None
 
 
 @launched
@@ -68,12 +69,11 @@ def _gated(
     out,
     ACTIVATION: tl.constexpr,
     WIDTH: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     release_dependents(OVERLAP)
-    row, column = _place(PARTS, BLOCK)
+    row, column = _place(WIDTH, BLOCK)
     inside = column < WIDTH
     wait_for_inputs(OVERLAP)
     gate = tl.load(x + row * (2 * WIDTH) + column, inside, 0.0)
@@ -88,9 +88,9 @@ def _gated(
 
 @launched
 @triton.jit
-def _gelu(x, out, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _gelu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
-    row, column = _place(PARTS, BLOCK)
+    row, column = _place(WIDTH, BLOCK)
     inside = column < WIDTH
     wait_for_inputs(OVERLAP)
     values = tl.load(x + row * WIDTH + column, inside, 0.0)
@@ -99,9 +99,9 @@ def _gelu(x, out, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 
 @launched
 @triton.jit
-def _soft_cap(x, cap, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _soft_cap(x, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
-    row, column = _place(PARTS, BLOCK)
+    row, column = _place(WIDTH, BLOCK)
     inside = column < WIDTH
     wait_for_inputs(OVERLAP)
     values = tl.load(x + row * WIDTH + column, inside, 0.0)
@@ -111,8 +111,9 @@ def _soft_cap(x, cap, WIDTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _place(PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's row, int64, and its columns [BLOCK]: program PARTS · r + p has part p of row r."""
+def _place(WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's row, int64, and its columns [BLOCK]: the parts of a row are programs side by side."""
+    PARTS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     return row.to(tl.int64), part * BLOCK + tl.arange(0, BLOCK)
 

@@ -8,12 +8,14 @@ asked for at once: with few rows it is latency that counts. Narrow rows, such as
 
 from __future__ import annotations
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launch import cdiv, launched
+from quire.kernels.triton.launch import cdiv, launched, next_power_of_2
 
 WIDEST = 32_768
 """A row of 1,024 threads' registers."""
@@ -30,17 +32,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
     Raises:
         ValueError: A row is wider than WIDEST.
     """
-    heads, width = (1, *x.shape[1:])[-2:]
-    rows, block = len(x) * heads, _block(width)
-    tile = max(1, TILE // block)
-    assert x.stride(-1) == 1 and all(t is None or t.is_contiguous() for t in (delta, weight, out))
+    shape, strides = x.shape, x.stride()
+    heads, width = (1, *shape[1:])[-2:]
+    rows, (block, tile, warps) = shape[0] * heads, _cut(width, TILE, PER_THREAD)
+    assert strides[-1] == 1 and weight.is_contiguous() and out.is_contiguous()
+    assert delta is None or delta.is_contiguous()
     if not rows:
         return
     overlap = can_overlap(x.device)
     _rms_norm[(cdiv(rows, tile),)](
-        x, delta, weight, out, rows, x.stride(0), x.stride(-2), eps,
+        x, delta, weight, out, rows, strides[0], strides[-2], eps,
         HEADS=heads, EACH=weight.dim() == 2, WIDTH=width, BLOCK=block, TILE=tile, OVERLAP=overlap,
-        num_warps=_warps(tile * block), launch_pdl=overlap,
+        num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -51,14 +54,15 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor,
         ValueError: A row is wider than WIDEST.
     """
     rows, width = x.shape
-    block = _block(width)
-    assert all(t is None or t.is_contiguous() for t in (x, delta, weight, bias, out))
+    block, _, warps = _cut(width, 1, PER_THREAD)
+    assert x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous() and out.is_contiguous()
+    assert delta is None or delta.is_contiguous()
     if not rows:
         return
     overlap = can_overlap(x.device)
     _layer_norm[(rows,)](
         x, delta, weight, bias, out, eps,
-        WIDTH=width, BLOCK=block, OVERLAP=overlap, num_warps=_warps(block), launch_pdl=overlap,
+        WIDTH=width, BLOCK=block, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -135,12 +139,11 @@ def _layer_norm(
     tl.store(out + own, (normed * w + b).to(out.dtype.element_ty), inside)
 
 
-def _block(width: int) -> int:
+@functools.cache
+def _cut(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
+    """Of rows so wide: elements with padding, rows of a program of at least `tile` elements, and its threads by 32."""
     if width > WIDEST:
         raise ValueError(f"Norms of rows of {width} elements are not supported on a GPU: at most {WIDEST}.")
-    return 1 << (width - 1).bit_length()
-
-
-def _warps(elements: int) -> int:
-    """Of 32 threads."""
-    return min(32, max(1, elements // (32 * PER_THREAD)))
+    block = next_power_of_2(width)
+    rows = max(1, tile // block)
+    return block, rows, min(32, max(1, rows * block // (32 * per_thread)))
