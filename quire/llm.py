@@ -54,6 +54,9 @@ class LLM:
         model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
         **settings: Any setting of `quire serve` that is not the server's, under its flag's name with underscores.
 
+    Attributes:
+        startup: Seconds of the engine's start, by stage.
+
     Raises:
         ConfigError: An unknown or unsupported setting; the message names it.
         SetupError: The model cannot be served.
@@ -68,6 +71,7 @@ class LLM:
         self._engine = InProcessClient(self._config, executor_for(self._config, clock), clock, traits)
         ready = self._engine.receive(None)
         assert isinstance(ready, Ready)
+        self.startup: dict[str, float] = ready.startup
         seeds = random.Random(self._config.model.seed)
         self._submission = Submission(
             self._engine.number,

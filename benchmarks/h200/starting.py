@@ -1,4 +1,4 @@
-"""The rows of the start: from an engine's process to the first step it can take, without and with files of weights."""
+"""The rows of the start: from a script's process to the first step its LLM can take, with and without reading files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def caches(directory: Path) -> dict[str, str]:
 def start_engine(
     model: Path, settings: Sequence[str], environment: dict[str, str], scratch: Path, load_format: str = "dummy"
 ) -> dict[str, float]:
-    """Seconds by stage of one engine process: `total`, `weights` and others.
+    """Seconds by stage of a process that makes an LLM: `total`, `weights` and others.
 
     Raises:
         RuntimeError: It did not start.

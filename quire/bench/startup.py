@@ -1,46 +1,58 @@
 """`quire bench startup`: how long an engine takes from its process's start until it takes work, by stage.
 
-Each iteration is a new engine process, as `quire serve` starts it. Cold: the model's files are dropped from the
-operating system's cache before.
+Each iteration is a new process: a script with `LLM`, `quire serve`, or the engine process that this starts. Cold: no
+kernel has been compiled before, which only a GPU's engine feels. The model's files are in the operating system's cache,
+unless they are asked to be dropped.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from quire.bench.progress import progress
 from quire.bench.report import Row, measured_with, table, write_json
 from quire.bench.summary import summarize
 from quire.child import Launch, Report, raise_failure
-from quire.config import Config
+from quire.config import Config, environment
 from quire.engine.choices import choose
 from quire.errors import ConfigError, QuireError
 from quire.supervisor.process import ChildProcess
 
-DESCRIPTION = "Measure how long the engine takes to start, cold (files not cached) and warm."
+DESCRIPTION = "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 END_S = 10.0
 TOTAL, REST = "total", "process"
+MODULES = {"llm": "quire.bench.llm_process", "engine": "quire.engine.process"}
 
 
 @dataclass(frozen=True)
 class StartupOptions:
-    """How often."""
+    """What is started, and how often."""
 
+    start: Literal["llm", "server", "engine"] = "llm"
+    """A script's LLM, all of quire serve, or its engine process alone."""
     num_iters_cold: int = 3
-    """Cold starts."""
+    """Cold starts: with an empty directory for compiled kernels."""
     num_iters_warmup: int = 1
     """Starts before the warm ones."""
     num_iters_warm: int = 3
     """Warm starts."""
+    drop_files: bool = False
+    """Before cold starts, ask the operating system to forget the model's files too."""
     output_json: str | None = None
     """Write the result to this file."""
 
@@ -55,36 +67,89 @@ def run(options: StartupOptions, config: Config) -> int:
     if min(counts) < 0 or not counts[0] + counts[2]:
         raise ConfigError("--num-iters-cold and --num-iters-warm must ask for at least one start.")
     choices = choose(config)
+    starter = _Starter(options.start, config, choices.config)
     with progress("Starts", sum(counts)) as advance:
         cold = []
         for _ in range(options.num_iters_cold):
-            _drop_from_cache(Path(choices.config.model.model))
-            cold.append(_start(choices.config))
+            if options.drop_files:
+                _drop_from_cache(Path(choices.config.model.model))
+            with tempfile.TemporaryDirectory(prefix="quire-") as empty, environment.kernels_cached_in(Path(empty)):
+                cold.append(starter.start())
             advance()
         for _ in range(options.num_iters_warmup):
-            _start(choices.config)
+            starter.start()
             advance()
         warm = []
         for _ in range(options.num_iters_warm):
-            warm.append(_start(choices.config))
+            warm.append(starter.start())
             advance()
     _publish(options, choices.config, {"cold": cold, "warm": warm})
     return 0
 
 
-def _start(config: Config) -> dict[str, float]:
-    """Seconds by stage of one engine process, which is ended again."""
-    with tempfile.TemporaryDirectory(prefix="quire-") as directory:
-        began = time.perf_counter()
-        child = ChildProcess("engine", "quire.engine.process", Launch(config, directory))
-        try:
-            report = _wait(child)
-            total = time.perf_counter() - began
-        finally:
-            child.signal(signal.SIGTERM)
-            _wait_for_end(child)
-            child.close()
-    return {TOTAL: total, REST: total - sum(report.startup.values()), **report.startup}
+@dataclass(frozen=True)
+class _Starter:
+    """Starts processes, one after another, and ends them when they are ready.
+
+    Attributes:
+        kind: See StartupOptions.start.
+        asked, chosen: The settings as they were given, and resolved.
+    """
+
+    kind: Literal["llm", "server", "engine"]
+    asked: Config
+    chosen: Config
+
+    def start(self) -> dict[str, float]:
+        """Seconds by stage of one process.
+
+        Raises:
+            QuireError: It failed.
+        """
+        with tempfile.TemporaryDirectory(prefix="quire-") as directory:
+            began = time.perf_counter()
+            if self.kind == "server":
+                with _server(self.asked, Path(directory)) as stages:
+                    total = time.perf_counter() - began
+            else:
+                config = self.chosen if self.kind == "engine" else self.asked
+                with _child(MODULES[self.kind], Launch(config, directory)) as stages:
+                    total = time.perf_counter() - began
+        return {TOTAL: total, REST: total - sum(stages.values()), **stages}
+
+
+@contextmanager
+def _child(module: str, launch: Launch) -> Iterator[dict[str, float]]:
+    """The stages of a child process once it is ready; it is ended afterwards."""
+    child = ChildProcess("engine", module, launch)
+    try:
+        yield _wait(child).startup
+    finally:
+        child.signal(signal.SIGTERM)
+        _wait_for_end(child)
+        child.close()
+
+
+@contextmanager
+def _server(config: Config, directory: Path) -> Iterator[dict[str, float]]:
+    """The stages of a server's engine once the server is ready; it is ended afterwards."""
+    settings = directory / "settings.yaml"
+    settings.write_bytes(msgspec.yaml.encode(config.changes() | {"port": 0}))
+    command = [sys.executable, "-m", "quire.cli.main", "serve", f"--config={settings}"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        said = []
+        for line in server.stderr:
+            said.append(line)
+            if line.startswith("Ready in"):
+                break
+        else:
+            raise QuireError(f"The server did not start: {said[-1].strip() if said else 'it said nothing'}")
+        yield {stage: float(seconds) for stage, seconds in re.findall(r"(\w+) ([\d.]+)[,)]", line)}
+    finally:
+        server.terminate()
+        server.communicate()
 
 
 def _wait(child: ChildProcess) -> Report:

@@ -56,3 +56,13 @@ class Config:
                 raise ConfigError(f"'{name}' is not an argument that Quire supports.{hint}", param=name)
             changes.setdefault(owner[name], {})[name] = value
         return replace(self, **{part: replace(getattr(self, part), **c) for part, c in changes.items()})
+
+    def changes(self) -> dict[str, Any]:
+        """Values that are not the defaults, by their flat names: what `with_values` makes this of."""
+        parts = [(getattr(self, part.name), getattr(Config(), part.name)) for part in fields(self)]
+        return {
+            f.name: getattr(own, f.name)
+            for own, usual in parts
+            for f in fields(own)
+            if getattr(own, f.name) != getattr(usual, f.name)
+        }

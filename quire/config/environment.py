@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from quire.config import Config
 from quire.errors import ConfigError
@@ -15,11 +18,13 @@ _SHOWN_PREFIXES = (
     "NVIDIA_VISIBLE",
     "NCCL_",
     "TORCH_",
+    "TRITON_",
     "OMP_",
     "MKL_",
     "HF_",
     "LD_LIBRARY_PATH",
 )
+_KERNEL_CACHE = "TRITON_CACHE_DIR"
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
@@ -60,6 +65,19 @@ def let_waiting_threads_sleep() -> None:
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "5000"
+
+
+@contextmanager
+def kernels_cached_in(directory: Path) -> Iterator[None]:
+    """Processes that are started inside find compiled kernels in this directory, and leave them there."""
+    before = os.environ.get(_KERNEL_CACHE)
+    os.environ[_KERNEL_CACHE] = str(directory)
+    try:
+        yield
+    finally:
+        del os.environ[_KERNEL_CACHE]
+        if before is not None:
+            os.environ[_KERNEL_CACHE] = before
 
 
 def shown_variables() -> dict[str, str]:

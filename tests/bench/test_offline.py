@@ -61,8 +61,10 @@ def test_latency(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
     assert "Avg latency: " in capsys.readouterr().out
 
 
-def test_startup_by_stage(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = result(tmp_path, "startup", model, "--num-iters-cold=1", "--num-iters-warmup=0", "--num-iters-warm=1")
+@pytest.mark.parametrize("start", ["llm", "server", "engine"])
+def test_startup_by_stage(start: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = ["--num-iters-cold=1", "--num-iters-warmup=0", "--num-iters-warm=1", "--drop-files"]
+    found = result(tmp_path, "startup", model, f"--start={start}", *counts)
     for kind in ("cold", "warm"):
         (stages,) = found[f"{kind}_startup_stages"]
         assert found[f"{kind}_startup_times"] == [stages["total"]]

@@ -1,0 +1,30 @@
+"""Settings by flat names, and what of the environment processes inherit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from quire.config import Config, environment
+
+
+def test_changes_make_the_same_settings() -> None:
+    assert Config().changes() == {}
+    config = Config().with_values(model="m", max_num_seqs=3, port=1, dtype="float32")
+    assert config.changes() == {"model": "m", "max_num_seqs": 3, "port": 1, "dtype": "float32"}
+    assert Config().with_values(**config.changes()) == config
+
+
+@pytest.mark.parametrize("before", [None, "/somewhere"])
+def test_kernels_are_cached_elsewhere_for_a_while(
+    before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if before is None:
+        monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    else:
+        monkeypatch.setenv("TRITON_CACHE_DIR", before)
+    with environment.kernels_cached_in(tmp_path):
+        assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path)
+    assert os.environ.get("TRITON_CACHE_DIR") == before
