@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.kernels.triton.attention_scores import factors, padded, scores
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import launched
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def attend_tiles(
     )  # fmt: skip
 
 
+@launched
 @triton.jit(
     do_not_specialize=["table_line", "window"],
     do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "firsts", "slots"],

@@ -22,6 +22,7 @@ from torch import Tensor
 from quire.kernels.reference.paged_rows import Partials
 from quire.kernels.triton.attention_scores import factors, padded, power_of_two, scores
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import launched
 
 _MERGED = 8
 """Pieces that the last program reads at a time."""
@@ -78,6 +79,7 @@ def cut_contexts(
     )  # fmt: skip
 
 
+@launched
 @triton.jit(
     do_not_specialize=["rows", "room", "window"],
     do_not_specialize_on_alignment=["starts", "slots", "singles", "tokens"],
@@ -165,6 +167,7 @@ def attend_pieces(
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces"])
 def _attend_pieces(
     q,

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import launched
 
 _TOKENS, _COLUMNS = 16, 512
 """Of a program at a time."""
@@ -41,6 +42,7 @@ def gather_contexts(
     )  # fmt: skip
 
 
+@launched
 @triton.jit(
     do_not_specialize=["table_line"],
     do_not_specialize_on_alignment=["slots", "pack_rows", "pack_offsets", "pack_counts"],

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.dependent_launch import release_dependents, wait_for_inputs
+from quire.kernels.triton.launch import launched
 from quire.kernels.triton.linear_rows import Rows
 from quire.kernels.triton.linear_tiles import Tiles
 from quire.kernels.triton.products import fetch_ahead, gated, row_product, tile_product, weight_rows
@@ -139,6 +140,7 @@ def _launch_tiles(
     )
 
 
+@launched
 @triton.jit(do_not_specialize=["pairs"])
 def _pair_kernel(
     x,
@@ -168,6 +170,7 @@ def _pair_kernel(
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
 
 
+@launched
 @triton.jit(do_not_specialize=["tokens"])
 def _token_kernel(
     x,
@@ -198,6 +201,7 @@ def _token_kernel(
     tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
 
 
+@launched
 @triton.jit(do_not_specialize=["places"])
 def _tile_kernel(
     x,
@@ -301,6 +305,7 @@ def _multiply(
     tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
 
 
+@launched
 @triton.jit
 def _sum_kernel(parts, out, hidden, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""

@@ -27,6 +27,7 @@ from quire.kernels.triton.keys import (
     value_of,
     weight_of,
 )
+from quire.kernels.triton.launch import launched, next_power_of_2
 
 MOST = 64
 """The largest k that is taken token by token."""
@@ -63,7 +64,7 @@ def score_within(
         )
         _report[(n,)](
             logits, logits.stride(0), reads, tokens, ints, masses, few, own, ranks, ids, values, best, log_sum,
-            GROUPS_2=triton.next_power_of_2(shape.groups), CHUNKS_2=triton.next_power_of_2(shape.chunks),
+            GROUPS_2=next_power_of_2(shape.groups), CHUNKS_2=next_power_of_2(shape.chunks),
             NORMALISE=normalise, **sizes,
         )  # fmt: skip
     if few == k:
@@ -72,6 +73,7 @@ def score_within(
     return scores._replace(ids=top.indices, values=score(top.values, best, log_sum))
 
 
+@launched
 @triton.jit(do_not_specialize_on_alignment=_LOOSE)
 def _survey(
     logits, stride, reads, tokens, ints, masses,
@@ -101,6 +103,7 @@ def _survey(
         tl.store(masses + at * CHUNKS + chunk, tl.sum(tl.sum(weights, 1), 0))
 
 
+@launched
 @triton.jit(do_not_specialize=["k"], do_not_specialize_on_alignment=_LOOSE)
 def _report(
     logits, stride, reads, tokens, ints, masses, k, own, ranks, ids, values, bests, log_sums,

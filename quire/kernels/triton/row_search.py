@@ -21,8 +21,10 @@ from quire.kernels.triton.draw_rules import (
     target_of,
 )
 from quire.kernels.triton.keys import LOG2_E, LOOSE, edge_of, key_of, lowest_key, value_of, weight_of
+from quire.kernels.triton.launch import launched
 
 
+@launched
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
 def search(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints,

@@ -47,6 +47,7 @@ from quire.kernels.triton.keys import (
     value_of,
     weight_of,
 )
+from quire.kernels.triton.launch import launched, next_power_of_2
 from quire.kernels.triton.row_search import search
 
 _FINE, _UNSOUND, _NOTHING_LEFT = tl.constexpr(FINE), tl.constexpr(UNSOUND), tl.constexpr(NOTHING_LEFT)
@@ -113,24 +114,25 @@ def draw_within(
     chunks = {"CHUNK": shape.chunk, "CHUNKS": shape.chunks}
     launch = {"OVERLAP": overlap, "launch_pdl": overlap}
     out = (tokens, faults, last, *(edges or (None, None)))
-    kept = {"ADVANCE": last is not None, "EDGES": edges is not None, "GROUPS_2": triton.next_power_of_2(shape.groups)}
+    kept = {"ADVANCE": last is not None, "EDGES": edges is not None, "GROUPS_2": next_power_of_2(shape.groups)}
     _scan[(reads, shape.chunks)](
         logits, logits.stride(0), slots, asked.temperature, asked.top_k, asked.min_p, ints, masses,
         **row, **chunks, **launch, num_warps=sizes.scan_warps,
     )  # fmt: skip
     _pick[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, masses, *out,
-        **row, **chunks, **kept, **launch, CHUNKS_2=triton.next_power_of_2(shape.chunks), ROOM=sizes.room,
+        **row, **chunks, **kept, **launch, CHUNKS_2=next_power_of_2(shape.chunks), ROOM=sizes.room,
         TILE=max(1, min(sizes.room, sizes.tile) // shape.group), FIRST=min(sizes.first, shape.groups),
         SECOND=min(sizes.second, shape.groups), num_warps=sizes.pick_warps,
     )  # fmt: skip
     search[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, *out,
-        **row, **kept, **launch, ROOM=sizes.room, BLOCK=min(sizes.block, triton.next_power_of_2(vocab)),
+        **row, **kept, **launch, ROOM=sizes.room, BLOCK=min(sizes.block, next_power_of_2(vocab)),
         num_warps=sizes.search_warps,
     )  # fmt: skip
 
 
+@launched
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
 def _scan(
     logits, stride, slots, temperature, top_k, min_p, ints, masses,
@@ -160,6 +162,7 @@ def _scan(
         tl.store(masses + read * CHUNKS + chunk, tl.sum(tl.sum(weights, 1), 0))
 
 
+@launched
 @triton.jit(do_not_specialize_on_alignment=LOOSE)
 def _pick(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints, masses,
