@@ -7,7 +7,7 @@ are no phases.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,9 @@ class AttentionLayer:
     cap: float | None = None
 
 
-@dataclass(frozen=True)
-class HeadRule:
+class HeadRule(NamedTuple):
     """What is done to queries and keys before they meet: a norm head by head, then rotation; either may be missing.
+    One is made for each layer of each step, so it is a tuple.
 
     Attributes:
         norm: [heads + kv_heads, head_dim], the norm's weight.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, AttentionLayer, HeadRule
@@ -34,10 +33,10 @@ class Attention:
 
     def __call__(self, x: Tensor, angles: Angles | None, backend: AttentionBackend) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]; without angles nothing is rotated."""
-        n, q, kv, d = len(x), self._heads.query, self._heads.kv, self._heads.width
+        n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
         qkv = self._qkv(x).view(n, q + 2 * kv, d)
         norm, eps = (None, 0.0) if self._norm is None else (self._norm.weight, self._norm.eps)
         cos, sin = (None, None) if angles is None else (angles.cos, angles.sin)
-        o = torch.empty((n, q, d), dtype=x.dtype, device=x.device)
-        backend.run(self._layer, qkv, HeadRule(norm, eps, cos, sin), o)
-        return self._out(o.view(n, q * d))
+        o = x.new_empty((n, q * d))
+        backend.run(self._layer, qkv, HeadRule(norm, eps, cos, sin), o.view(n, q, d))
+        return self._out(o)

@@ -35,6 +35,7 @@ class Linear:
     ) -> None:
         self._names = names
         self._rows = rows
+        self._half = sum(rows) // 2
         self._columns = columns
         self._has_bias = bias
         self._place = place
@@ -66,7 +67,7 @@ class Linear:
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
-        out = torch.empty((len(x), sum(self._rows) // 2), dtype=x.dtype, device=x.device)
+        out = x.new_empty((x.shape[0], self._half))
         self._linear_silu_and_mul(x, self._weight, self._bias, out)
         return out
 

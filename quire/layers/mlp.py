@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from quire.kernels.table import kernel
@@ -37,6 +36,6 @@ class MLP:
         """[tokens, hidden] → [tokens, hidden]."""
         if self._activation == "silu_and_mul":
             return self._down(self._up.silu_and_mul(x))  # the activation most in use may be part of the product
-        hidden = torch.empty((len(x), self._width), dtype=x.dtype, device=x.device)
+        hidden = x.new_empty((x.shape[0], self._width))
         self._activate(self._up(x), hidden)
         return self._down(hidden)

@@ -68,7 +68,7 @@ class RMSNorm:
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """The norm of x, after `delta` is added to x in place; both [tokens, width] or [tokens, heads, width]."""
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = x.new_empty(x.shape)
         self._rms_norm(x, self.weight, self.eps, out, delta)
         return out
 

@@ -9,6 +9,7 @@ which not all queries see, are masked.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import triton
@@ -30,6 +31,7 @@ class TileShape:
     stages: int
 
 
+@functools.cache
 def tile_shape(d: int, item: int) -> TileShape:
     """By the width of a head and the bytes of an element."""
     if item == 4:
@@ -65,12 +67,13 @@ def attend_tiles(
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     shape = tile_shape(d, q.element_size())
-    assert queries == queries_of_tile(d, q.element_size(), heads // kv_heads)
-    assert all(t.is_contiguous() for t in (q, keys, values, tile_rows, tile_offsets, out))
-    assert all(t.is_contiguous() for t in (starts, counts, firsts, slots))
+    assert queries == shape.rows // (heads // kv_heads)
+    assert all(
+        map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, firsts, slots, out))
+    )
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
-    _attend_tiles[(len(tile_rows), kv_heads)](
+    _attend_tiles[(tile_rows.shape[0], kv_heads)](
         q, keys, values, table, tile_rows, tile_offsets, starts, counts, firsts, slots, out,
         table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,

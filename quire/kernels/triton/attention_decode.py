@@ -12,6 +12,7 @@ The cutting is one small kernel a step, since lengths are known on the device on
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,7 @@ class _Shape:
     stages: int
 
 
+@functools.cache
 def _shape(d: int, item: int) -> _Shape:
     """By the width of a head and the bytes of an element."""
     if item == 4:
@@ -153,11 +155,12 @@ def attend_pieces(
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     group, d_block = heads // kv_heads, padded(d)
-    assert all(t.is_contiguous() for t in (q, keys, values, pieces, out)) and len(pieces) <= len(partials.outputs)
+    assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
+    assert pieces.shape[0] <= partials.outputs.shape[0]
     shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
-    _attend_pieces[(len(pieces) * kv_heads,)](
+    _attend_pieces[(pieces.shape[0] * kv_heads,)](
         q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
         before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,

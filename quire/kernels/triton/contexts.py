@@ -30,10 +30,10 @@ def gather_contexts(
 ) -> None:
     """See the reference. All but the table are contiguous."""
     _, block_size, kv_heads, d = keys.shape
-    packs = len(pack_rows)
-    each = len(k) // packs
-    assert each % _TOKENS == 0 and all(t.is_contiguous() for t in (keys, values, k, v))
-    assert all(t.is_contiguous() for t in (slots, pack_rows, pack_offsets, pack_counts))
+    packs = pack_rows.shape[0]
+    each = k.shape[0] // packs
+    assert each % _TOKENS == 0
+    assert all(map(Tensor.is_contiguous, (keys, values, slots, pack_rows, pack_offsets, pack_counts, k, v)))
     overlap = can_overlap(k.device)
     _gather_contexts[(packs, each // _TOKENS)](
         keys, values, table, slots, pack_rows, pack_offsets, pack_counts, k, v, table.stride(0),

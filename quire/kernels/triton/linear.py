@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.table import kernel
+from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.dependent_launch import can_overlap
 from quire.kernels.triton.linear_rows import Rows, row_linear
 from quire.kernels.triton.linear_streams import Streams, stream_linear
@@ -35,7 +35,7 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     cut = _cut_for(x, packed, gate=False)
     if cut is None:
         return F.linear(x, packed, bias)
-    y = torch.empty((len(x), len(packed)), dtype=x.dtype, device=x.device)
+    y = x.new_empty((x.shape[0], packed.shape[0]))
     multiply(x, packed, bias, y, cut, gate=False, overlap=OVERLAP and can_overlap(x.device))
     return y
 
@@ -44,7 +44,7 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
     """See the reference. With few rows all of it is one kernel, and the gate is applied to sums in fp32."""
     cut = _cut_for(x, packed, gate=True)
     if cut is None:
-        kernel("silu_and_mul", x.device.type)(linear(x, packed, bias), out)
+        silu_and_mul(linear(x, packed, bias), out)
     else:
         multiply(x, packed, bias, out, cut, gate=True, overlap=OVERLAP and can_overlap(x.device))
 
@@ -71,9 +71,10 @@ def multiply(
 
 
 def _cut_for(x: Tensor, w: Tensor, gate: bool) -> Cut:
-    if not 0 < len(x) <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not _is_sm_90(x.device):
+    rows = x.shape[0]
+    if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not _is_sm_90(x.device):
         return None
-    return choice(len(w), w.shape[1], len(x), gate)
+    return choice(*w.shape, rows, gate)
 
 
 @functools.cache

@@ -34,7 +34,8 @@ def rotate_and_store(
     tokens, heads, d = q.shape
     kv_heads = keys.shape[2]
     assert qkv.stride()[1:] == (d, 1)
-    assert all(t is None or t.is_contiguous() for t in (norm, cos, sin, keys, values, places, q))
+    assert keys.is_contiguous() and values.is_contiguous() and places.is_contiguous() and q.is_contiguous()
+    assert all(t is None or t.is_contiguous() for t in (norm, cos, sin))
     if not tokens:
         return
     half = 0 if cos is None else cos.shape[-1]
