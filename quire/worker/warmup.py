@@ -22,18 +22,18 @@ from quire.worker.runner import LargestStep, Runner
 
 def rehearse(runner: Runner, largest: LargestStep) -> None:
     """Launch whatever any step may launch, on rows of the dummy; to be run within `Precompiler.rehearsal`."""
-    drawn = True  # draws take longest to compile, and are the same in every step
+    draw = True  # once: draws are the same in every step
     for counts in rehearsed_steps(largest):
-        runner.run_dummies(counts, draw=drawn)
-        drawn = False
+        runner.run_dummies(counts, draw=draw)
+        draw = False
 
 
 def rehearsed_steps(largest: LargestStep) -> Iterator[list[int]]:
-    """Tokens of each row, step by step."""
+    """Tokens of each row, step by step; first those whose kernels take longest to compile."""
+    for tokens in reversed(_powers_up_to(largest.tokens)):
+        yield largest.rows_of(tokens)
     for rows in _powers_up_to(largest.rows):
         yield [1] * rows
-    for tokens in _powers_up_to(largest.tokens):
-        yield largest.rows_of(tokens)
     for rows in _powers_up_to(min(largest.rows, largest.tokens - 1) - 1):
         yield [1] * rows + [2]
 

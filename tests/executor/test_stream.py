@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from quire.executor.executor import Executor
 from quire.executor.local import LocalExecutor
 from quire.executor.stream import StreamExecutor
 from quire.messages import Plan, Result
+from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.executor.test_local import fail_at, first, next_
 from tests.worker.driver import config_for
@@ -90,3 +92,24 @@ def test_a_failed_step_ends_the_stream(tiny: Path) -> None:
             executor.collect(10)
         executor.submit(next_(step))
     executor.close()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_looked_for_after_the_start_as_before(
+    enabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    monkeypatch.setattr(Worker, "__init__", lambda *_: seen.append(gc.isenabled()))
+    monkeypatch.setattr(Worker, "load", _fail)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(CheckpointError):
+            StreamExecutor(config_for(tmp_path), SystemClock()).start()
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+    assert seen == [False]
+
+
+def _fail(worker: Worker) -> None:
+    raise CheckpointError("broken")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from quire.layers.layer import Place
 from quire.models.spec import read_spec
 from quire.worker.runner import LargestStep
-from quire.worker.warmup import layers_of_every_kind, rehearsed_steps
+from quire.worker.warmup import layers_of_every_kind, rehearsed_steps, sketch_of
 from tests.checkpoints import make_tiny
 from tests.parity.cases import CASES
 
@@ -76,3 +80,16 @@ def test_a_sketch_has_every_kind_of_layer(directories: list[Path]) -> None:
     assert layers["gemma3"] == 3  # local, local, full
     assert layers["qwen3 moe"] == 4  # experts in the last alone
     assert layers["gpt2"] == 2
+
+
+def test_a_sketch_is_gone_when_nobody_holds_it(directories: list[Path]) -> None:
+    """Without a look for garbage, which there is none of while the engine starts: its memory is the weights' then."""
+    gc.disable()
+    try:
+        for directory in directories:
+            model = sketch_of(read_spec(directory), Place(torch.device("cpu"), torch.float32))
+            left = weakref.ref(model)
+            del model
+            assert left() is None, directory
+    finally:
+        gc.enable()

@@ -47,6 +47,7 @@ class Precompiler:
         self._compile = compile or _compile_and_load
         self._pool = ThreadPoolExecutor(threads, "compile")
         self._prepared = self._pool.submit(prepare or _prepare)
+        self._undisturbed = threading.Event()  # set while nobody rehearses
         self._begun: list[_Compilation] = []
 
     def __enter__(self) -> Precompiler:
@@ -64,7 +65,9 @@ class Precompiler:
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """What this thread launches inside does not run; what is not compiled yet, is from now on."""
+        """What this thread launches inside does not run; what is not compiled yet, is from the end on. Sooner it would
+        only take the interpreter's lock from the rehearsal, which is over before the first compilation would be.
+        """
         from quire.kernels.triton.launch import Kernel  # imports torch, which is there now
 
         rehearsing, hook = threading.get_ident(), knobs.runtime.jit_cache_hook
@@ -85,6 +88,7 @@ class Precompiler:
             return at
 
         usual = JITFunction.__getitem__, Kernel.__getitem__
+        self._undisturbed.clear()
         knobs.runtime.jit_cache_hook = miss
         JITFunction.__getitem__ = look_up(usual[0], lambda kernel: kernel)
         Kernel.__getitem__ = look_up(usual[1], lambda kernel: kernel.function)  # type: ignore[method-assign]
@@ -93,6 +97,7 @@ class Precompiler:
         finally:
             knobs.runtime.jit_cache_hook = hook
             JITFunction.__getitem__, Kernel.__getitem__ = usual  # type: ignore[method-assign]
+            self._undisturbed.set()
 
     def _begin(self, function: JITFunction[Any], missed: dict[str, Any]) -> None:
         """Compile what a launch missed, and say so where Triton looks for it."""
@@ -104,6 +109,7 @@ class Precompiler:
 
     def _compile_prepared(self, function: JITFunction[Any], specialization: str) -> Any:
         self._prepared.result()
+        self._undisturbed.wait()
         return self._compile(function, specialization)
 
 
