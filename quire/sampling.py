@@ -28,6 +28,9 @@ GREEDY_BELOW = 1e-5
 """A temperature under this means greedy decoding."""
 MIN_TEMPERATURE = 1e-2
 """Temperatures between GREEDY_BELOW and this are raised to it: logits / t would overflow."""
+LARGEST_EFFECT = 1e15
+"""Temperatures, repetition penalties, what they divide by, and biases count as no more than this: the result is the
+same, and no logit of a sound model leaves fp32, even where all of them meet."""
 WHOLE_VOCABULARY = -1
 """As a number of log probabilities."""
 

@@ -22,6 +22,8 @@ DEVICE_LOGIT_BYTES = 8
 """Of each logit drawn from on a GPU, beside the model's own."""
 INDEX_BYTES = 8
 """Of an entry of a block table."""
+COUNT_BYTES = 4
+"""Of a slot and token of the vocabulary, for penalties: held by all slots, on a CPU taken up as they are asked for."""
 ROUTE_BYTES = 16
 """Of each token and expert: the router's logits in fp32, and their softmax beside its exponentials."""
 PAIR_BYTES = 40
@@ -82,9 +84,10 @@ def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: Largest
     masks = step.tokens * step.length * (width + MASK_BYTES)
     logits = min(step.rows, step.tokens) * (spec.hidden * width + spec.vocab_size * (width + LOGIT_BYTES))
     tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
+    counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
     layers = max(len(group.layers) for group in spec.kv_groups())
     gathered = blocks * spec.kv_block_bytes(dtype, block_size) // layers  # keys and values, layer by layer
-    return RUNTIME_BYTES + tables + stream + masks + max(attention + gathered, mlp) + logits
+    return RUNTIME_BYTES + tables + counts + stream + masks + max(attention + gathered, mlp) + logits
 
 
 def expert_bytes(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> int:
@@ -109,4 +112,5 @@ def device_activation_bytes(spec: ModelSpec, dtype: str, step: LargestStep) -> i
     chosen = spec.experts.chosen * (3 * spec.experts.width + spec.hidden) if spec.experts else 0
     mlp = step.tokens * max(3 * spec.intermediate, chosen) * width
     logits = min(step.rows, step.tokens) * spec.vocab_size * (width + DEVICE_LOGIT_BYTES)
-    return DEVICE_RUNTIME_BYTES + stream + max(attention, mlp) + logits
+    counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
+    return DEVICE_RUNTIME_BYTES + counts + stream + max(attention, mlp) + logits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from quire.attention.backend import KVView
@@ -12,6 +11,7 @@ from quire.config import CacheConfig
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
 from quire.worker.transfer import BlockTransfer, DirectTransfer, StreamTransfer
+from quire.worker.zeros import zeros
 
 _GIB = 2**30
 
@@ -98,14 +98,8 @@ def block_transfer(storage: torch.Tensor, host_blocks: int) -> BlockTransfer:
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str) -> torch.Tensor:
-    """Zeros. On a CPU, numpy's: pages are taken up as they are first written, where torch writes them all at once."""
-    size = math.prod(shape) * dtype.itemsize
     try:
-        if device.type != "cpu":
-            return torch.zeros(shape, dtype=dtype, device=device)
-        plain = torch.from_numpy(np.zeros(max(size, dtype.itemsize), dtype=np.uint8)).view(dtype)
-        return plain[: math.prod(shape)].view(shape)
+        return zeros(shape, dtype, device)
     except (RuntimeError, MemoryError, ValueError):
-        raise MemoryBudgetError(
-            f"{what} needs {size / _GIB:.1f} GiB, which this machine cannot give: {advice}."
-        ) from None
+        size = math.prod(shape) * dtype.itemsize / _GIB
+        raise MemoryBudgetError(f"{what} needs {size:.1f} GiB, which this machine cannot give: {advice}.") from None

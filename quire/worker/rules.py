@@ -40,7 +40,7 @@ class Rules:
         self._bias = TokenBias(device)
         self._bad_words = BadWords(device)
         self._processors = SlotProcessors(processors)
-        self._penalties = Penalties(vocab_size, device)
+        self._penalties = Penalties(slots, vocab_size, device)
         self._parts = (self._bias, self._bad_words, self._processors, self._penalties)
 
     def admit(self, owner: Admitted) -> None:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from quire.costmodel.memory import expert_bytes
+from quire.costmodel.memory import COUNT_BYTES, expert_bytes
 from quire.models.spec import ExpertsSpec
+from quire.worker.slots import SlotTable
 
 
 def test_experts_hold_what_is_said_when_all_tokens_go_to_the_same_ones() -> None:
@@ -21,3 +23,9 @@ def test_experts_hold_what_is_said_when_all_tokens_go_to_the_same_ones() -> None
     spec = ExpertsSpec(count, chosen=count, width=width, renormalise=True, layers=frozenset({0}))
     out = tokens * hidden * 4  # counted with the stream
     assert expert_bytes(spec, hidden, 4, tokens) + out == pytest.approx(json.loads(answer.stdout), rel=0.08)
+
+
+def test_every_slot_has_its_counts_from_the_start() -> None:
+    """Of the dummy slot as well."""
+    seen = SlotTable(7, 1, 1, 1_000, torch.device("cpu")).rules._penalties._seen
+    assert seen.nbytes == 8 * 1_000 * COUNT_BYTES

@@ -38,7 +38,7 @@ def fill(choices: Choices) -> None:
     assert isinstance(length, int)
     for number in range(1, rows + 1):
         prompt = [(number * 7919 + i * 31) % choices.spec.vocab_size for i in range(length - OUTPUT)]
-        params = SamplingParams(max_tokens=OUTPUT, temperature=1.0 if number % 2 else 0.5)
+        params = SamplingParams(max_tokens=OUTPUT, temperature=1.0 if number % 2 else 0.5, presence_penalty=0.5)
         client.send(Add(number, prompt, len(prompt), params, [], seed=number, arrival=0.0))
     ended, free = 0, config.cache.num_gpu_blocks_override or 0
     while ended < rows:

@@ -40,4 +40,4 @@ def test_512_sequences_beside_prompts_of_33k_tokens(tmp_path: Path) -> None:
     outputs = llm.generate(prompts, [drawing if i % 3 else plain for i in range(len(prompts))], use_tqdm=False)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [24] * len(prompts)
     free, total = torch.cuda.mem_get_info()
-    assert total - free <= SHARE * total + 2**30  # penalties' counts come on top, as they are asked for
+    assert total - free <= SHARE * total + 2**29  # what the profile did not see: bans, biases, what libraries hold

@@ -25,13 +25,14 @@ def penalize(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights:
             others, of all tokens that the sequence has; then frequency is taken off for each time that the output has
             the token, and presence once.
     """
-    own = seen.index_select(0, rows)  # [n, vocab]
-    counts = own >> 1
-    presence, frequency, repetition = (w.unsqueeze(1) for w in weights.index_select(0, rows).unbind(1))
-    x = logits.index_select(0, reads)
-    x = torch.where(own > 0, torch.where(x > 0, x / repetition, x * repetition), x)
-    x = x - frequency * counts - presence * (counts > 0)
-    logits.index_copy_(0, reads, x)
+    for read, row in zip(reads.tolist(), rows.tolist(), strict=True):
+        ids = seen[row].nonzero().squeeze(1)  # few, beside the vocabulary
+        counts = seen[row].index_select(0, ids) >> 1
+        presence, frequency, repetition = weights[row]
+        x = logits[read].index_select(0, ids)
+        x = torch.where(x > 0, x / repetition, x * repetition)
+        x = x - frequency * counts - presence * (counts > 0)
+        logits[read].index_copy_(0, ids, x)
 
 
 def count_drawn(tokens: Tensor, reads: Tensor, rows: Tensor, seen: Tensor) -> None:
