@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.messages import Admitted
+from quire.sampling import LARGEST_EFFECT
 from quire.worker.upload import upload
 
 _MINUS_INFINITY = float("-inf")
@@ -46,8 +47,8 @@ class TokenBias:
         if owner.drawn < sampling.min_tokens and owner.stop_ids:
             self._forbidden[slot] = Forbidden(self._ids(owner.stop_ids), sampling.min_tokens - owner.drawn)
         if sampling.logit_bias:
-            values = upload(list(sampling.logit_bias.values()), self._device, torch.float32)
-            self._bias[slot] = self._ids(list(sampling.logit_bias)), values
+            values = [max(-LARGEST_EFFECT, min(LARGEST_EFFECT, value)) for value in sampling.logit_bias.values()]
+            self._bias[slot] = self._ids(list(sampling.logit_bias)), upload(values, self._device, torch.float32)
         return self.concerns(slot)
 
     def concerns(self, slot: int) -> bool:

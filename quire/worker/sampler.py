@@ -30,7 +30,13 @@ from quire.worker.upload import upload
 
 Ints = npt.NDArray[np.int64]
 
+_RULED_UNSOUND = NOTHING_LEFT + 1
+"""A fault that rules made; the op knows nothing of them."""
 UNSOUND_TEXT = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
+RULED_UNSOUND_TEXT = (
+    "The model's output was sound, but this request's own rules (logits processors, penalties, logit_bias) made NaN or "
+    "+inf of it; a processor forbids a token by -inf."
+)
 NOTHING_LEFT_TEXT = (
     "No token is left to draw: allowed_token_ids, bad_words, logit_bias and min_tokens forbid all of them."
 )
@@ -42,7 +48,7 @@ class Drawn:
 
     Attributes:
         tokens: [reads] int64; the token of a read that failed means nothing.
-        faults: [reads] int8; see the op `draw`.
+        faults: [reads] int8; see the op `draw`, and _RULED_UNSOUND.
         broken: What went wrong in logits processors, by read.
         scores: [reads, vocab] what the tokens were drawn from; None unless asked for.
         ruled: The reads whose logits were changed by rules.
@@ -63,6 +69,8 @@ class Drawn:
         return dict(sorted((found | self.broken).items()))
 
     def _text(self, read: int, fault: int) -> str:
+        if fault == _RULED_UNSOUND:
+            return RULED_UNSOUND_TEXT
         return NOTHING_LEFT_TEXT if fault == NOTHING_LEFT and read in self.ruled else UNSOUND_TEXT
 
 
@@ -143,7 +151,7 @@ def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: Asking,
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
     broken = slots.rules.apply(logits, asking)
     tokens, faults, _, scores = _draw(logits, where, slots, keep_scores=keep_scores)
-    faults = torch.where(sound, faults, UNSOUND).to(torch.int8)
+    faults = torch.where(sound, torch.where(faults == UNSOUND, _RULED_UNSOUND, faults), UNSOUND).to(torch.int8)
     slots.rules.drew(tokens, asking)
     return Drawn(tokens, faults, broken, scores, set(range(len(asking))))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
+from quire.sampling import LARGEST_EFFECT
 from quire.worker.columns import Column
 from quire.worker.logprobs import NO_LOGPROBS, LogprobsMode, Reports
 from quire.worker.rules import Rules
@@ -141,7 +142,7 @@ def _owners(owners: Sequence[Admitted], vocab_size: int) -> tuple[Column, Column
     )
     floats = np.array(
         [
-            [0.0 if s.greedy else s.temperature for s in sampling],
+            [0.0 if s.greedy else min(s.temperature, LARGEST_EFFECT) for s in sampling],
             [s.top_p for s in sampling],
             [s.min_p for s in sampling],
         ],

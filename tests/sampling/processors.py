@@ -44,5 +44,17 @@ class Breaks:
         return None if at is None else process
 
 
+class Spoils:
+    """With `{"spoil": value}`: that is every token's logit."""
+
+    def for_request(self, sampling: SamplingParams) -> RequestProcessor | None:
+        value = (sampling.extra_args or {}).get("spoil")
+
+        def process(prompt: Sequence[int], output: Sequence[int], logits: Any) -> Any:
+            return logits.fill_(float(value))
+
+        return None if value is None else process
+
+
 class NoProcessor:
     """Has no `for_request`."""

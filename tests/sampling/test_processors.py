@@ -13,7 +13,7 @@ from quire.executor.fake import FakeExecutor
 from quire.messages import Plan
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.engine.harness import Engine, add, alone
-from tests.sampling.processors import Breaks, CountUp
+from tests.sampling.processors import Breaks, CountUp, Spoils
 
 COUNT_UP = "tests.sampling.processors:CountUp"
 
@@ -65,6 +65,17 @@ def test_what_goes_wrong_fails_its_own_request(checkpoint: Path, arguments: dict
         with pytest.raises(GenerationError, match=message):
             llm.generate([[5, 6]], SamplingParams(max_tokens=5, ignore_eos=True, extra_args=arguments))
         assert llm.generate([[5, 6]], SamplingParams(max_tokens=5, ignore_eos=True))[0].outputs[0].finish_reason
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_a_processor_spoils_is_not_said_to_be_the_models(checkpoint: Path, value: str) -> None:
+    """Alone, and beside a request without rules."""
+    plain = SamplingParams(max_tokens=5, ignore_eos=True)
+    spoilt = SamplingParams(max_tokens=5, extra_args={"spoil": value})
+    with LLM(str(checkpoint), dtype="float32", logits_processors=[Spoils]) as llm:
+        for params in ([spoilt], [plain, spoilt]):
+            with pytest.raises(GenerationError, match="this request's own rules"):
+                llm.generate([[5, 6]] * len(params), params)
 
 
 def test_arguments_that_nobody_reads_are_refused(checkpoint: Path) -> None:

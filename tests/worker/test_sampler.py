@@ -108,6 +108,31 @@ def test_a_tiny_temperature_is_raised_not_divided_by() -> None:
     assert draw(torch.tensor([[5e4, 4e4, -5e4]]), [{"temperature": 2e-5}]) == [0]
 
 
+HUGE = 1e39
+"""A number that fp32 does not have."""
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 1.0}, {"top_p": 1e-50}])
+def test_a_huge_temperature_makes_all_alike_and_not_a_fault(filters: dict[str, Any]) -> None:
+    drawn = {draw(LOGITS[None], [{"temperature": HUGE, "seed": seed} | filters])[0] for seed in range(200)}
+    assert drawn <= set(range(8)) - {6}  # which the logits forbid
+    if not filters:
+        assert len(drawn) == 7
+    assert draw(LOGITS[None], [{"temperature": HUGE, "allowed_token_ids": [5]} | filters]) == [5]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
+@pytest.mark.parametrize("penalty", [HUGE, 1e-50])
+def test_huge_penalties_and_biases_do_as_they_say(penalty: float, temperature: float) -> None:
+    seen = {"repetition_penalty": penalty, "history": [1, 4, 7], "prompt_len": 1, "temperature": temperature}
+    # Raised without end is the likelier of the positive ones; lowered, none of the negative ones is drawn.
+    assert draw(LOGITS[None], [seen | {"top_k": 1}]) == [1 if penalty < 1 else 3]
+    bias = {"logit_bias": {2: HUGE, 3: -HUGE}, "temperature": temperature}
+    assert draw(LOGITS[None], [bias]) == [2]
+    everything = seen | {"logit_bias": {1: HUGE, 4: -HUGE}, "presence_penalty": -2.0}
+    assert draw(LOGITS[None], [everything | {"top_k": 1}]) == [1 if penalty < 1 else 3]  # 1 is divided as it was raised
+
+
 def test_equal_scores_are_cut_to_exactly_k() -> None:
     assert_follows(frequencies(torch.zeros(6), top_k=4), keep(torch.ones(6), 0, 1, 2, 3))
     assert_follows(frequencies(torch.zeros(8), top_p=0.5), keep(torch.ones(8), 0, 1, 2, 3))
