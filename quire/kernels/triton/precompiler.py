@@ -150,6 +150,6 @@ def _compile_and_load(function: JITFunction[Any], specialization: str) -> Any:
 
 @functools.cache
 def _prepare() -> None:
-    """What Triton wants for its first kernel: the hash of its own 400 MB, and a module that it compiles from C."""
-    cache.triton_key()
+    """What Triton wants for its first kernel: a module that it compiles from C, and the hash of its own 400 MB."""
     CudaUtils()
+    cache.triton_key()
