@@ -13,7 +13,7 @@ from quire.text.stream import TextStream
 from quire.text.tokenizer import Tokenizer
 
 
-@dataclass
+@dataclass(slots=True)
 class Delta:
     """What one sequence gained since it was last read; `end` is set once, with or after its last tokens, and
     `cached_tokens` with its first."""
@@ -49,7 +49,7 @@ def deltas_by_sequence(message: Deltas) -> dict[int, Delta]:
     return news
 
 
-@dataclass
+@dataclass(slots=True)
 class Piece:
     """What a choice gained, or, added up, the whole of it.
 
@@ -93,6 +93,11 @@ class Choice:
         self.finished = False
         self._stop_token_ids = frozenset(add.sampling.stop_token_ids or ())
         self._text = TextStream(tokenizer, add.sampling, add.tokens[: add.prompt_len], add.stop_ids)
+
+    @property
+    def silent(self) -> bool:
+        """Whether a reader sees its tokens alone, none of which means anything before the last."""
+        return self._text.silent
 
     def take(self, delta: Delta) -> Piece:
         """What the engine's delta means to the reader."""

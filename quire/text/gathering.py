@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from quire.messages import Add, Deltas, End, TokenLogprobs
 from quire.outputs import CompletionOutput, Logprob
 from quire.text.choice import Choice, Delta, Piece, deltas_by_sequence
@@ -23,6 +25,11 @@ class GatheredSequence:
     choice: Choice
     whole: Piece = field(default_factory=Piece)
     end: End | None = None
+
+    def gain(self, tokens: list[int]) -> None:
+        """Take in tokens of which only their number counts: of a silent choice, with no word beside them."""
+        self.whole.tokens += tokens
+        self.choice.num_tokens += len(tokens)
 
     def take(self, delta: Delta) -> bool:
         """Take in what a step brought; whether the sequence is over."""
@@ -57,8 +64,27 @@ class GatheredSequence:
 
 def deliver(message: Deltas, open_sequences: Mapping[int, GatheredSequence]) -> list[GatheredSequence]:
     """Hand a step's news to their sequences; those that are over now."""
-    news = deltas_by_sequence(message).items()
+    news = deltas_by_sequence(_without_plain_tokens(message, open_sequences)).items()
     return [s for number, delta in news if (s := open_sequences.get(number)) and s.take(delta)]
+
+
+def _without_plain_tokens(message: Deltas, open_sequences: Mapping[int, GatheredSequence]) -> Deltas:
+    """Hand over tokens where nothing else is to be done with them, as with most tokens of silent choices; the rest."""
+    if message.logprobs:
+        return message
+    told = {end.id for end in message.ends} | {number for number, _ in message.prompt_logprobs + message.cached_tokens}
+    ids, counts, tokens, at = [], [], [], 0
+    for number, count in zip(message.ids, message.counts, strict=True):
+        gained = message.tokens[at : at + count]
+        at += count
+        sequence = open_sequences.get(number)
+        if sequence is not None and number not in told and sequence.choice.silent:
+            sequence.gain(gained)
+        else:
+            ids.append(number)
+            counts.append(count)
+            tokens += gained
+    return structs.replace(message, ids=ids, counts=counts, tokens=tokens)
 
 
 def prompt_logprobs_by_id(

@@ -7,7 +7,7 @@ nothing about HTTP, log probabilities or the engine.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.sampling import SamplingParams
 from quire.text.detokenizer import Detokenizer
@@ -18,8 +18,7 @@ PROMPT_TAIL = 8
 """How many of a prompt's last tokens decide how the text behind it begins."""
 
 
-@dataclass(frozen=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """What some tokens added.
 
     Attributes:
@@ -63,6 +62,11 @@ class TextStream:
         self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
         self._unwatched = params.min_tokens
         self._stopped = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is never any text, so that nothing in it can end the sequence."""
+        return self._detokenizer is None
 
     def push(self, tokens: Sequence[int], final: bool) -> TextDelta:
         """Add tokens; `final` says that no more will follow, so nothing is held back."""
