@@ -21,7 +21,12 @@ TOKENS_A_STEP = 3
 def test_delivery_is_what_taking_each_delta_is(seed: int, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     tokenizer, draw = load_tokenizer(tmp_path), random.Random(seed)
-    kinds = [SamplingParams(detokenize=False), SamplingParams(stop="ab"), SamplingParams(), SamplingParams(logprobs=0)]
+    kinds = [
+        SamplingParams(detokenize=False, stop_token_ids=list(range(20, 60))),
+        SamplingParams(stop="ab"),
+        SamplingParams(),
+        SamplingParams(logprobs=0),
+    ]
 
     def sequences() -> dict[int, GatheredSequence]:
         adds = [Add(number, [5], 1, kinds[number % 4], [], 0, 0.0) for number in range(8)]
@@ -34,7 +39,7 @@ def test_delivery_is_what_taking_each_delta_is(seed: int, tmp_path: Path) -> Non
         counts = [draw.randint(1, TOKENS_A_STEP) for _ in ids]
         tokens = [draw.randrange(20, 60) for _ in range(sum(counts))]
         entries = [TokenLogprobs(-0.5, 1, [], [])] * len(tokens) if draw.random() < 0.2 else []
-        ends = [End(number, "length") for number in open_sequences if draw.random() < 0.05]
+        ends = [End(number, "stop") for number in open_sequences if draw.random() < 0.1]
         scored = [(number, [TokenLogprobs(-1.0, 1, [], [])]) for number in ids[:1] if step == 0]
         cached = [(number, 7) for number in ids[1:2] if step == 0]
         message = Deltas([*ids, 99], [*counts, 1], [*tokens, 7], [*entries, *entries[:1]], ends, prompt_logprobs=scored,
