@@ -52,13 +52,15 @@ class Report(msgspec.Struct, frozen=True):
         state: `ready` once; `failed` as the last thing.
         error: For `failed`: the class name in `quire.errors`, or empty for an unforeseen one.
         message: For `failed`: cause and next action, in one line.
-        startup: For `ready`: seconds by stage.
+        startup: For the engine's `ready`: seconds by stage.
+        kv_tokens: For an API process's `ready`: tokens that the engine's KV cache holds, now that it is there.
     """
 
     state: Literal["ready", "failed"]
     error: str = ""
     message: str = ""
     startup: dict[str, float] = {}
+    kv_tokens: int = 0
 
 
 def run(main: Callable[[Launch, Callable[[Report], None]], None]) -> None:

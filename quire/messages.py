@@ -93,6 +93,8 @@ class Ready(_Message, frozen=True):
     block_size: int
     capacity: int
     """Most tokens (prompt and output) that one sequence can ever hold in the KV cache."""
+    kv_tokens: int = 0
+    """Tokens that the KV cache holds in sequences of full length."""
     startup: dict[str, float] = {}
     """Seconds by stage of the engine's start."""
 

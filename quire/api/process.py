@@ -85,8 +85,8 @@ async def _serve(
 async def _report_ready(session: EngineSession, report: Callable[[child.Report], None]) -> None:
     """Say so when a request that comes now is served: HTTP answers already, and the engine has said what it can do."""
     with contextlib.suppress(EngineDeadError):
-        await session.wait_ready()
-        report(child.Report("ready"))
+        ready = await session.wait_ready()
+        report(child.Report("ready", kv_tokens=ready.kv_tokens))
 
 
 async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:

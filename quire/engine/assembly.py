@@ -12,7 +12,7 @@ from quire.config import Config
 from quire.costmodel.hardware import cpu, gpu
 from quire.costmodel.roofline import Roofline
 from quire.engine.machine import this_machine
-from quire.kvcache.groups import FULL, GroupReach, capacity
+from quire.kvcache.groups import FULL, GroupReach, capacity, tokens_held
 from quire.kvcache.host import HostPool
 from quire.kvcache.keys import KeysByLength
 from quire.kvcache.pool import BlockPool
@@ -63,6 +63,7 @@ def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
         num_blocks=sizing.num_blocks,
         block_size=block_size,
         capacity=capacity(traits.groups, sizing.num_blocks, block_size, tokens, longest),
+        kv_tokens=tokens_held(traits.groups, sizing.num_blocks, block_size, tokens, longest),
         startup=sizing.startup,
     )
 

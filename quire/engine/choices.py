@@ -14,6 +14,7 @@ from quire.engine.device_memory import share_out_on
 from quire.engine.machine import Gpu, Machine, this_machine
 from quire.engine.memory import AUTO_LENGTH, GIB, Sharing, share_out, size
 from quire.errors import ConfigError
+from quire.kvcache.groups import GroupReach, tokens_held
 from quire.models.spec import ModelSpec, read_spec
 from quire.weights import hub
 
@@ -74,7 +75,7 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
         f"dtype       {dtype}: {dtype_reason}",
         f"context     {sharing.length:,} tokens: {_length_reason(asked_length, spec)}",
         batch_line,
-        _cache_line(config, sharing),
+        _cache_line(config, sharing, spec),
         _memory_line(config, sharing, gpu.free_bytes if gpu else machine.memory_bytes),
     )
     return Choices(_shared_out(config, sharing), spec, sharing.footprint, reasons)
@@ -99,7 +100,11 @@ def _with_graphs(device: DeviceConfig, scheduler: SchedulerConfig) -> DeviceConf
             f"--max-cudagraph-capture-size must be at least 0, got {asked}.", param="max_cudagraph_capture_size"
         )
     assert rows, "the batch is resolved first"
-    largest = 0 if device.enforce_eager or device.device == "cpu" else min(DEFAULT_GRAPH_SIZE if asked is None else asked, rows)
+    largest = (
+        0
+        if device.enforce_eager or device.device == "cpu"
+        else min(DEFAULT_GRAPH_SIZE if asked is None else asked, rows)
+    )
     return replace(device, max_cudagraph_capture_size=largest)
 
 
@@ -154,12 +159,14 @@ def _shared_out(config: Config, sharing: Sharing) -> Config:
     return replace(config, cache=cache, model=replace(config.model, max_model_len=sharing.length))
 
 
-def _cache_line(config: Config, sharing: Sharing) -> str:
-    block_size = config.cache.block_size
-    return (
-        f"kv cache    {sharing.blocks:,} blocks of {block_size} = {sharing.blocks * block_size:,} tokens: "
-        f"{sharing.reason}"
-    )
+def _cache_line(config: Config, sharing: Sharing, spec: ModelSpec) -> str:
+    """How much the KV cache holds: of sequences at full length, where layers look back unequally far."""
+    size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
+    assert chunk, "the batch is resolved first"
+    groups = [GroupReach(group.window) for group in spec.kv_groups()]
+    tokens = tokens_held(groups, sharing.blocks, size, chunk, sharing.length)
+    about = "about " if sharing.estimated else ""
+    return f"kv cache    {about}{sharing.blocks:,} blocks of {size} = {tokens:,} tokens: {sharing.reason}"
 
 
 def _memory_line(config: Config, sharing: Sharing, available: int) -> str:

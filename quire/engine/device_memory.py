@@ -39,7 +39,8 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
     others = gpu.memory_bytes - gpu.free_bytes
     room = int(share * gpu.memory_bytes) - others - weights - activations
     block_bytes = spec.kv_block_bytes(dtype, cache.block_size)
-    blocks, reason = max(0, room) // block_bytes, f"about, what {share:.0%} of the GPU leaves; measured at the start"
+    blocks, reason = max(0, room) // block_bytes, f"what {share:.0%} of the GPU leaves, measured at the start"
+    estimated = cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None
     if cache.num_gpu_blocks_override is not None:
         blocks, reason = cache.num_gpu_blocks_override, "as asked"
     elif cache.kv_cache_memory_bytes is not None:
@@ -64,4 +65,4 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
     swap = min(int(cache.swap_space * GIB), int(SWAP_SHARE * host_bytes)) // block_bytes
     swap = max(0, min(swap, rows * needed(length)))
     footprint = Footprint(weights, activations, (blocks + 1) * block_bytes, swap * block_bytes)
-    return Sharing(length, blocks, swap, footprint, reason)
+    return Sharing(length, blocks, swap, footprint, reason, estimated)

@@ -37,6 +37,7 @@ class Sharing:
         swap_blocks: Blocks of the host pool.
         footprint: In bytes.
         reason: For the number of blocks.
+        estimated: The device will say how many blocks there are.
     """
 
     length: int
@@ -44,6 +45,7 @@ class Sharing:
     swap_blocks: int
     footprint: Footprint
     reason: str
+    estimated: bool = False
 
 
 def share_out(config: Config, spec: ModelSpec, available: int) -> Sharing:

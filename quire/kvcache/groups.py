@@ -44,3 +44,11 @@ def capacity(groups: Sequence[GroupReach], num_blocks: int, block_size: int, chu
         else:
             high = length - 1
     return low
+
+
+def tokens_held(groups: Sequence[GroupReach], num_blocks: int, block_size: int, chunk: int, length: int) -> int:
+    """Tokens that the pool holds in sequences of `length`, which move by at most `chunk`; a token stands in a block of
+    each group, but a group that does not look back so far has given back what it left behind.
+    """
+    of_one = sum(group.most_blocks(length, chunk, block_size) for group in groups)
+    return num_blocks * -(-length // block_size) * block_size // of_one

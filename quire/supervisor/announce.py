@@ -24,10 +24,14 @@ def announce_settings(config: Config, reasons: Sequence[str]) -> None:
     say(f"  access      {f'{keys} API key(s)' if keys else 'open to whoever reaches the port: --api-key closes it'}")
 
 
-def announce_ready(config: Config, listener: socket.socket, seconds: float, startup: dict[str, float]) -> None:
-    """The address, and a line to paste."""
+def announce_ready(
+    config: Config, listener: socket.socket, seconds: float, startup: dict[str, float], kv_tokens: int
+) -> None:
+    """The address, and a line to paste; on a GPU also what its KV cache holds, which was an estimate until now."""
     stages = ", ".join(f"{stage} {took:.1f}" for stage, took in startup.items())
     say(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
+    if config.device.device == "cuda":
+        say(f"  KV cache            {kv_tokens:,} tokens, measured")
     address = url(config, listener)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
     body = '{"messages": [{"role": "user", "content": "What can you do?"}]}'

@@ -54,6 +54,7 @@ class Supervisor:
         self._exit_code: int | None = None
         self._events = Events()  # from here on signals are heard
         self._startup: dict[str, float] = {}
+        self._kv_tokens = 0
 
     def run(self) -> int:
         """Until the end; the exit code: 0 after a drain, the class of a failed start, 70 when a process died."""
@@ -92,9 +93,12 @@ class Supervisor:
         self._ready.add(child.name)
         if child is self._engine:
             self._startup = report.startup
+        else:
+            self._kv_tokens = report.kv_tokens
         if self._ready == {"engine", "api"}:
             self._state = State.READY
-            announce_ready(self._config, self._listener, time.monotonic() - self._started, self._startup)
+            took = time.monotonic() - self._started
+            announce_ready(self._config, self._listener, took, self._startup, self._kv_tokens)
 
     def _engine_died(self) -> int:
         """Open streams get an error that says why, then everything ends. (Restart and replay belong here.)"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from quire.engine.choices import Choices, choose
 from quire.engine.machine import Gpu, Machine, this_machine
 from quire.engine.memory import GIB
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
-from tests.checkpoints import make_llama
+from tests.checkpoints import edit_config, make_llama
 
 ROOMY = Machine(memory_bytes=64 * GIB, native_bfloat16=True)
 
@@ -66,6 +67,10 @@ def test_a_gpu_is_taken_and_its_worker_measures(checkpoint: Path) -> None:
     assert config.device.max_cudagraph_capture_size == 256
     assert config.cache.num_gpu_blocks_override is None
     assert "H100" in choices.reasons[1]
+    assert re.match(
+        r"kv cache    about [\d,]+ blocks of 16 = [\d,]+ tokens: .* measured at the start", choices.reasons[5]
+    )
+    assert "about" not in chosen(checkpoint, WITH_GPU, num_gpu_blocks_override=99).reasons[5]
 
 
 def test_a_gpu_may_be_left_alone_and_graphs_switched_off(checkpoint: Path) -> None:
@@ -90,6 +95,19 @@ def test_the_longest_sequence_that_fits_a_gpu(checkpoint: Path, settings: dict[s
     if not settings:
         with pytest.raises(MemoryBudgetError, match="gpu-memory-utilization"):
             chosen(checkpoint, replace(WITH_GPU, gpu=full))
+
+
+def test_tokens_of_the_kv_cache_are_those_of_all_groups(tmp_path: Path) -> None:
+    make_llama(tmp_path, layers=4, tokenizer=False)
+    assert "64 blocks of 16 = 1,024 tokens: " in chosen(tmp_path, num_gpu_blocks_override=64).reasons[5]
+    edit_config(tmp_path, {
+        "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
+        "max_window_layers": 2,
+    })  # fmt: skip
+    choices = chosen(tmp_path, num_gpu_blocks_override=64, max_num_batched_tokens=64)
+    assert len(choices.spec.kv_groups()) == 2
+    # One sequence of 512 tokens takes 32 blocks of one group and 7 of the other.
+    assert f"64 blocks of 16 = {64 * 512 // 39:,} tokens: " in choices.reasons[5]
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.kvcache.groups import FULL, GroupReach, capacity
+from quire.kvcache.groups import FULL, GroupReach, capacity, tokens_held
 from quire.kvcache.pool import BlockPool
 from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
@@ -146,6 +146,13 @@ def test_capacity_counts_what_all_groups_hold_at_once() -> None:
     # a window of 20 moving by 12 holds at most (20 + 12) / 4 + 1 = 9 blocks
     assert capacity((GroupReach(20),), 9, 4, 12, 1_000) == 1_000
     assert capacity((GroupReach(20),), 8, 4, 12, 1_000) == 32
+
+
+def test_what_the_pool_holds_counts_every_group() -> None:
+    assert tokens_held(FULL, 10, 16, 64, 1_000) == 160
+    assert tokens_held(FULL * 2, 10, 16, 64, 1_000) == 80
+    # A sequence of 40 tokens takes 10 blocks of one group, and 9 of the other: 20 + 12 tokens, and one block more.
+    assert tokens_held((GroupReach(), GroupReach(20)), 38, 4, 12, 40) == 80
 
 
 def test_hashes_are_a_chain_over_all_tokens_before() -> None:
