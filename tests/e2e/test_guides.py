@@ -42,7 +42,7 @@ FLAGS = {
     "--swap-space 16": "swap_space=16.0",
     "--preemption-mode recompute": "preemption_mode='recompute'",
     "--block-size 16": "block_size=16",
-    "--enforce-eager": "--enforce-eager has no effect",
+    "--enforce-eager": "enforce_eager=True",
     "--load-format auto": "load_format='auto'",
     "--disable-log-requests": "--disable-log-requests has no effect",
 }
