@@ -89,13 +89,13 @@ class Worker:
         if on_gpu:
             device_memory.begin(self._device)
         spec, dtype = read_spec(config.model.model), _dtype(config)
-        slots = self._slot_table(spec)
         if self._precompiler is not None:
             with self._stage("rehearsal"):
-                self._rehearse(spec, slots)
+                self._rehearse(spec)
         with self._stage("weights"):
             model = self._read_model(spec)
             give_back_freed()
+        slots = self._slot_table(spec)
         host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
         taken = None
         if on_gpu:
@@ -134,14 +134,14 @@ class Worker:
         """What is launched inside is compiled, and does not run, where there is somebody to compile it."""
         return nullcontext() if self._precompiler is None else self._precompiler.rehearsal()
 
-    def _rehearse(self, spec: ModelSpec, slots: SlotTable) -> None:
+    def _rehearse(self, spec: ModelSpec) -> None:
         """Let kernels be compiled, or loaded from Triton's cache, while weights are read."""
         dtype = _dtype(self._config)
         try:
             with self._rehearsal():
                 storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
                 model = sketch_of(spec, Place(self._device, dtype))
-                rehearse(self._build_runner(spec, model, slots, storage), self._largest_step())
+                rehearse(self._build_runner(spec, model, self._slot_table(spec), storage), self._largest_step())
         except torch.OutOfMemoryError:
             _log.info("kernels     no room to rehearse: they are compiled as they are launched")
 

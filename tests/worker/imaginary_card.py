@@ -80,7 +80,7 @@ class Card:
 
     def rehearse(self) -> list[str]:
         """What was found."""
-        self.worker._rehearse(self.spec, self.worker._slot_table(self.spec))
+        self.worker._rehearse(self.spec)
         return list(self.precompiler.names)
 
     def serve(self, seed: int) -> list[str]:
