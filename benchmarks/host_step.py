@@ -54,6 +54,7 @@ class StubExecutor:
 
     def submit(self, plan: Plan) -> None:
         began = time.thread_time()
+        self._slots.admit(plan.admitted)
         host = HostBatch.of(plan, self._slots.host.bounds)
         of_rows, differences = host.columns(), self._slots.columns(plan)
         laid = self._columns.lay([*of_rows, host.read_tokens, host.read_slots, *differences])

@@ -136,6 +136,7 @@ class Runner:
         """Apply the plan's differences, move its rows forward, draw its reads."""
         watch = StreamWatch(self._copies) if self._copies else HostWatch()
         with torch.inference_mode():
+            self._slots.admit(plan.admitted)
             host = HostBatch.of(plan, self._slots.host.bounds) if plan.slots else None
             recorded = host is not None and host.is_decode and not plan.scored and self._graphs.fit(len(host.slots))
             if host is not None and recorded:

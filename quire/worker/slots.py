@@ -91,18 +91,20 @@ class SlotTable:
         self.host = HostMirror(slots)
         self.rules = Rules(slots, vocab_size, device, processors)
 
-    def columns(self, plan: Plan) -> tuple[Column, ...]:
-        """The plan's differences: new owners, then entries of block tables. The host's mirror has the owners now."""
-        for owner in plan.admitted:
+    def admit(self, owners: Sequence[Admitted]) -> None:
+        """New owners, as far as the host decides by them; before anything else is asked about a plan's step."""
+        for owner in owners:
             self.host.admit(owner)
+            self.rules.admit(owner)
+
+    def columns(self, plan: Plan) -> tuple[Column, ...]:
+        """The plan's differences: new owners, then entries of block tables."""
         owners = _owners(plan.admitted, self.vocab_size) if plan.admitted else ()
         return *owners, *(self._entries(plan) if plan.block_slots else ())
 
     def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
         """Make the plan's differences; `columns` are those of `columns(plan)` on the device."""
         if plan.admitted:
-            for owner in plan.admitted:
-                self.rules.admit(owner)
             slots, ints, floats = columns[:3]
             self._ints.index_copy_(1, slots, ints.view(_INTS, -1))
             self._floats.index_copy_(1, slots, floats.view(_FLOATS, -1).float())

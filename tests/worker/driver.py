@@ -48,6 +48,7 @@ def admitted(
 def admit(slots: SlotTable, owners: list[Admitted]) -> None:
     """New owners of slots, as at the beginning of a step."""
     plan = Plan(1, owners, [], [], [], [], [], [], [], [], [])
+    slots.admit(owners)
     slots.apply(plan, [torch.from_numpy(column) for column in slots.columns(plan)])
 
 

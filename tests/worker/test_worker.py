@@ -104,3 +104,14 @@ def test_bf16_is_as_close_to_fp32_as_transformers_is(stored: str, tmp_path: Path
     exact = theirs[torch.float32]
     error, accepted = (np.abs(x - exact).mean() for x in (ours[places], theirs[torch.bfloat16]))
     assert 0 < error < 1.25 * accepted
+
+
+def test_attention_is_told_how_much_of_each_row_stands_already(tiny: Path) -> None:
+    """Also where a slot had an owner before, of whom nothing is left."""
+    driver = Driver(config_for(tiny))
+    attention, seen = driver.worker._runner._attention, []
+    columns = attention.columns
+    attention.columns = lambda counts, bounds: seen.append(bounds.tolist()) or columns(counts, bounds)  # type: ignore
+    for prompt in ([3] * 40, [4] * 40):
+        driver.generate([driver.admit(0, prompt)], 2, chunk=32)
+    assert seen == [[0], [32], [40]] * 2
