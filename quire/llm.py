@@ -292,7 +292,8 @@ class LLM:
             prompt = prompt.get("prompt", "")
         if isinstance(prompt, str):
             return _ReadPrompt(prompt, self.get_tokenizer().encode(prompt), salt)
-        return _ReadPrompt(None, [int(token) for token in prompt], salt)
+        tokens: list[Any] = list(prompt)
+        return _ReadPrompt(None, tokens if _are_ints(tokens) else [int(token) for token in tokens], salt)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -311,9 +312,14 @@ class LLM:
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
+    if prompts and (_are_ints(prompts) or all(isinstance(item, int) for item in prompts)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _are_ints(items: Sequence[Any]) -> bool:
+    """Whether they all are, and no other kind of integer; quick, for long prompts."""
+    return set(map(type, items)) == {int}
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
