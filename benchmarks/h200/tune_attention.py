@@ -31,16 +31,17 @@ HANG_S = 120
 
 Shape = tuple[int, ...]
 DECODE: tuple[Shape, ...] = (  # keys, warps, stages; stages count the table's loads too
-    (32, 2, 5), (32, 4, 3), (32, 4, 5), (32, 4, 7), (64, 2, 5), (64, 4, 3), (64, 4, 5), (64, 4, 7), (64, 8, 5),
-    (128, 4, 3), (128, 4, 5), (128, 8, 3), (128, 8, 5),
+    (32, 1, 3), (32, 1, 5), (32, 2, 3), (32, 2, 5), (32, 4, 3), (32, 4, 5), (64, 1, 3), (64, 2, 3), (64, 2, 5),
+    (64, 4, 3), (64, 4, 5), (128, 2, 3), (128, 4, 3), (128, 4, 5),
 )  # fmt: skip
-PROGRAMS = (1, 2, 3, 4, 6)
+PROGRAMS = (1, 2, 4, 6)
+FEWEST = (1, 2, 4)
 CHUNK: tuple[Shape, ...] = (  # rows, keys, warps, stages
     (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 5),
     (128, 128, 8, 2), (128, 128, 8, 3),
 )  # fmt: skip
 LONG: tuple[Shape, ...] = ((64, 2), (64, 3), (64, 4), (128, 2), (128, 3))  # keys, stages
-DECODE_CASES = ((1, 600), (1, 4_096), (1, 130_000), (8, 1_024), (32, 1_024), (32, 4_096), (128, 1_024), (256, 1_024))
+DECODE_CASES = ((1, 200), (1, 1_000), (1, 130_000), (32, 200), (32, 1_024), (128, 200), (256, 200), (256, 1_024))
 CHUNK_CASES = (
     (1, 128, 0), (1, 512, 0), (16, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 32_000, 0), (1, 50, 2_000),
     (1, 2_048, 30_000),
@@ -115,12 +116,15 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
             figures[str(shape)] = [_seconds(case, attention_decode.attend_pieces) for case in cases]
     _print("attend_pieces by keys, warps, stages", cases, figures)
     best = min(figures, key=lambda name: sum(s / min(c) for s, c in zip(figures[name], _columns(figures), strict=True)))
-    figures = {}
-    for programs in PROGRAMS:
-        attention_decode._PROGRAMS = programs
-        with _patched("decode", next(shape for shape in shapes if str(shape) == best)):
-            figures[str(programs)] = [_seconds(case, attention_decode.attend_pieces) for case in cases]
-    _print(f"attend_pieces {best} by programs of a multiprocessor", cases, figures)
+    for name, values in (("_PROGRAMS", PROGRAMS), ("FEWEST", FEWEST)):
+        figures, before = {}, getattr(attention_decode, name)
+        for value in values:
+            setattr(attention_decode, name, value)
+            with _patched("decode", next(shape for shape in shapes if str(shape) == best)):
+                fresh = [attention._decode(rows, length, heads) for rows, length in DECODE_CASES]
+                figures[str(value)] = [_seconds(case, attention_decode.attend_pieces) for case in fresh]
+        setattr(attention_decode, name, before)
+        _print(f"attend_pieces {best} by {name}", cases, figures)
 
 
 def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:

@@ -20,7 +20,7 @@ from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
 from quire.kernels.table import kernel
 from quire.kernels.triton import attention_long
 from quire.kernels.triton.attention_chunk import queries_of_tile
-from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
+from quire.kernels.triton.attention_decode import FEWEST, keys_of_tile, spare_pieces
 
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640
@@ -161,7 +161,7 @@ class TritonAttention:
         pieces = None
         if singles.number:
             pieces = self._pieces[group, : singles.number + self._spare]
-            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces)
+            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, FEWEST)
             self._cut_contexts(rows.starts, rows.slots, *cut)
         return _GroupStep(table, window, places, pieces, tiles, long)
 

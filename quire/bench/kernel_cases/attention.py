@@ -40,14 +40,14 @@ def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
     """Each row's one token sees `length`, itself included."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
+        from quire.kernels.triton.attention_decode import FEWEST, keys_of_tile, spare_pieces
 
         caches = _caches(rows, length, heads, device)
         q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
         room = rows + spare_pieces(heads.kv, device)
         pieces = torch.zeros((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32)
         starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, _ITEM)
-        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces)
+        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces, FEWEST)
         partials = paged_rows.new_partials(room, heads.query, heads.kv, heads.width, device)
         return (q, *caches, pieces.to(device), partials, torch.empty_like(q), _SCALE), {}
 

@@ -61,6 +61,7 @@ def cut_contexts(
     window: int | None,
     tile: int,
     pieces: Tensor,
+    fewest: int = 1,
 ) -> None:
     """Cut what rows of one token see into as many pieces as there is room for, of equal length as far as tiles allow.
 
@@ -74,6 +75,7 @@ def cut_contexts(
         pieces: [room, PIECE_COLUMNS] int32, room ≥ n, what comes out. Of each piece: token, slot, first position, end,
             the first position that the row sees, the row's first piece, its number of pieces. A row's pieces stand
             together, in order. The number is 0 for those that remain.
+        fewest: Tiles of a piece, where its row has so many.
     """
     rows = range(len(slots)) if singles is None else singles.tolist()
     of_row = [(row if tokens is None else int(tokens[i]), row) for i, row in enumerate(rows)]
@@ -83,7 +85,7 @@ def cut_contexts(
         seen_from = 0 if window is None else max(0, length - window)
         spans.append((seen_from, seen_from // tile * tile, length))
     tiles = [-(-(length - base) // tile) for _, base, length in spans]
-    longest = next(n for n in range(1, max(tiles) + 1) if sum(-(-t // n) for t in tiles) <= len(pieces))
+    longest = next(n for n in range(fewest, max(*tiles, fewest) + 1) if sum(-(-t // n) for t in tiles) <= len(pieces))
     pieces.zero_()
     first = 0
     for (token, row), (seen_from, base, length), n in zip(of_row, spans, tiles, strict=True):

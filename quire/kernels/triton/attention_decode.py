@@ -29,6 +29,8 @@ _MERGED = 8
 """Pieces that the last program reads at a time."""
 _PROGRAMS = 2
 """Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
+FEWEST = 2
+"""Tiles of a piece where a context has more: shorter ones take longer to merge than they save."""
 _LONGEST = 2**31 - 1
 
 
@@ -70,13 +72,14 @@ def cut_contexts(
     window: int | None,
     tile: int,
     pieces: Tensor,
+    fewest: int = 1,
 ) -> None:
     """See the reference. All are contiguous."""
     rows = len(slots) if singles is None else len(singles)
     overlap = can_overlap(pieces.device)
     _cut_contexts[(1,)](
         starts, slots, singles, tokens, pieces, rows, len(pieces), _LONGEST if window is None else window,
-        TILE=tile, ROWS=max(256, power_of_two(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
+        TILE=tile, FEWEST=fewest, ROWS=max(256, power_of_two(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
         num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -96,6 +99,7 @@ def _cut_contexts(
     room,
     window,
     TILE: tl.constexpr,
+    FEWEST: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -114,7 +118,8 @@ def _cut_contexts(
     seen_from = tl.maximum(length - window, 0)
     base = seen_from // TILE * TILE
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
-    low, high = 1, tl.max(tiles, 0)  # the fewest tiles a piece that leave no more pieces than there is room for
+    low = FEWEST  # tiles a piece, as few as leave no more pieces than there is room for
+    high = tl.maximum(tl.max(tiles, 0), FEWEST)
     while low < high:
         middle = (low + high) // 2
         if tl.sum((tiles + middle - 1) // middle, 0) <= room:

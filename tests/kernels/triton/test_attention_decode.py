@@ -16,7 +16,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def cut(
-    lengths: list[int], room: int, window: int | None, tile: int, device: str, singles: list[int] | None = None
+    lengths: list[int],
+    room: int,
+    window: int | None,
+    tile: int,
+    device: str,
+    singles: list[int] | None = None,
+    fewest: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Pieces of the reference and ours. Rows' slots run backwards; with `singles`, only these have one token."""
     starts = torch.tensor([length - 1 for length in lengths], device=device)
@@ -24,18 +30,19 @@ def cut(
     chosen = None if singles is None else torch.tensor(singles, device=device)
     tokens = None if chosen is None else 2 * chosen + 1
     found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
-    ours.cut_contexts(starts, slots, chosen, tokens, window, tile, found)
-    reference.cut_contexts(starts, slots, chosen, tokens, window, tile, expected)
+    ours.cut_contexts(starts, slots, chosen, tokens, window, tile, found, fewest)
+    reference.cut_contexts(starts, slots, chosen, tokens, window, tile, expected, fewest)
     return found, expected
 
 
 @pytest.mark.parametrize("window", [None, 1, 8, 100])
 @pytest.mark.parametrize("extra", [0, 1, 9, 40])
 @pytest.mark.parametrize("lengths", [[1], [640], [3, 1000, 17, 129], [1, 8, 9, 16, 17] * 26, [50] * 33])
+@pytest.mark.parametrize("fewest", [1, 3])
 def test_contexts_are_cut_as_the_reference_cuts_them(
-    lengths: list[int], extra: int, window: int | None, device: str
+    lengths: list[int], extra: int, window: int | None, fewest: int, device: str
 ) -> None:
-    found, expected = cut(lengths, len(lengths) + extra, window, 8, device)
+    found, expected = cut(lengths, len(lengths) + extra, window, 8, device, fewest=fewest)
     live = expected[:, 6] > 0
     assert torch.equal(found[:, 6], expected[:, 6])
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
