@@ -166,8 +166,8 @@ def _first_paragraph(box: str) -> str:
 
 
 def _plain(choices: str) -> str:
-    """A tuple of words as people write it; None is what is there without the flag."""
-    words = [word.strip(" '") for word in choices.split(",")]
+    """A tuple of words, which comes in no certain order, as people write it; None is what is there without the flag."""
+    words = sorted(word.strip(" '") for word in choices.split(","))
     return ", ".join(word for word in words if word not in ("", "None"))
 
 

@@ -114,7 +114,7 @@ def test_dictionaries_are_json() -> None:
         (["--port"], "'--port'"),
         (["--port", "x"], "--port: 'x' is not a whole number"),
         (["--dtype", "float8"], "--dtype: 'float8' is not one of auto, bfloat16, float, float32."),
-        (["--preemption-mode", "x"], "--preemption-mode: 'x' is not one of swap, recompute."),
+        (["--preemption-mode", "x"], "--preemption-mode: 'x' is not one of recompute, swap."),
         (["--config", "/no/such/file"], "--config /no/such/file cannot be read: no such file or directory."),
         (["--shutdown-timeout", "soon"], "soon"),
         (["--config"], "--config needs a file"),
