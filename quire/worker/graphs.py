@@ -42,15 +42,32 @@ class DecodeGraphs:
     def record(self, rows: int, forward: Callable[[], Tensor]) -> None:
         """Record what `forward` launches. It must have run before, so that no kernel is compiled meanwhile.
 
-        All graphs share their memory for intermediate values; the largest should be recorded first.
+        All graphs share their memory, also that of their logits: no two replays are under way at a time. The largest
+        should be recorded first.
         """
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = forward()
-        self._graphs[rows], self._logits[rows] = graph, logits
+        self._graphs[rows], self._logits[rows] = graph, _not_held(logits)
 
     def replay(self, rows: int) -> Tensor:
         """[rows, vocab] logits, valid until the next replay."""
         self._graphs[rows].replay()
         return self._logits[rows]
+
+
+class _Memory:
+    """Memory of somebody else's, as numpy and its kin describe it to each other."""
+
+    def __init__(self, x: Tensor) -> None:
+        kind = {2: "<i2", 4: "<i4"}[x.element_size()]
+        self.__cuda_array_interface__ = {
+            "data": (x.data_ptr(), False), "shape": tuple(x.shape), "typestr": kind, "strides": None, "version": 3,
+        }  # fmt: skip
+
+
+def _not_held(x: Tensor) -> Tensor:
+    """x's memory as a tensor that does not keep it from being given to others; x is contiguous."""
+    assert x.is_contiguous()
+    return torch.as_tensor(_Memory(x), device=x.device).view(x.dtype)

@@ -27,7 +27,7 @@ from quire.kernels.triton.launch import launched
 
 _MERGED = 8
 """Pieces that the last program reads at a time."""
-_PROGRAMS = 2
+_PROGRAMS = 4
 """Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
 FEWEST = 2
 """Tiles of a piece where a context has more: shorter ones take longer to merge than they save."""
@@ -50,7 +50,7 @@ def _shape(d: int, item: int) -> _Shape:
         return _Shape(keys=32, warps=8, stages=3)
     if d > 128:
         return _Shape(keys=32, warps=4, stages=3)
-    return _Shape(keys=64, warps=4, stages=3)
+    return _Shape(keys=64, warps=2, stages=3)
 
 
 def keys_of_tile(d: int, item: int) -> int:
