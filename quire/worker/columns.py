@@ -5,6 +5,7 @@ Knows nothing about what the columns mean.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,9 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.worker.upload import upload
+
 Column = npt.NDArray[np.int64] | npt.NDArray[np.float64]
-_WIDTH = 8
-"""Bytes of an entry: all columns are int64 or float64, so one buffer holds both."""
+"""All entries have eight bytes, so one buffer holds both kinds."""
+_CUTS = 1_024
+"""Parts of the buffer that are remembered."""
 
 
 class StepColumns:
@@ -34,23 +38,30 @@ class StepColumns:
         turns = in_flight + 1 if on_gpu else 1
         self._hosts = [torch.zeros(capacity, dtype=torch.int64, pin_memory=on_gpu) for _ in range(turns)]
         self._device = torch.zeros(capacity, dtype=torch.int64, device=device) if on_gpu else self._hosts[0]
+        self._arrays = [host.numpy() for host in self._hosts]
+        self._part = functools.lru_cache(_CUTS)(self._cut)  # steps of as many rows are cut alike
         self._turn = 0
 
     def lay(self, columns: Sequence[Column]) -> list[Tensor]:
         """The columns on the device, in the stream's order; valid until the next step is laid."""
         self._turn = (self._turn + 1) % len(self._hosts)
-        host, first = self._hosts[self._turn], 0
-        entries = host.numpy()
+        entries, first = self._arrays[self._turn], 0
         laid: list[Tensor] = []
         for column in columns:
             end = first + len(column)
             if end > len(entries):
-                laid.append(torch.from_numpy(column).to(self._device.device))
+                dtype = torch.float64 if column.dtype == np.float64 else torch.int64
+                laid.append(upload(column, self._device.device, dtype))
                 continue
             entries[first:end] = column.view(np.int64)
-            part = self._device[first:end]
-            laid.append(part if column.dtype == np.int64 else part.view(torch.float64))
+            laid.append(self._part(first, end, column.dtype == np.float64))
             first = end
+        host = self._hosts[self._turn]
         if self._device is not host:
-            self._device[:first].copy_(host[:first], non_blocking=True)
+            self._part(0, first, False).copy_(host[:first], non_blocking=True)
         return laid
+
+    def _cut(self, first: int, end: int, floats: bool) -> Tensor:
+        """Entries of the device's buffer."""
+        part = self._device[first:end]
+        return part.view(torch.float64) if floats else part

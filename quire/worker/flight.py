@@ -5,12 +5,12 @@ Knows nothing about plans.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from quire.messages import Result
 
@@ -82,55 +82,54 @@ class HostWatch:
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
-    def to_host(self, columns: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Outputs on the host."""
-        return columns
-
     def flight(self, finish: Callable[[float], Result]) -> Flight:
         """The step, over; `finish` is told how many milliseconds it took."""
         return Landed(finish((time.perf_counter() - self._began) * 1e3))
 
 
 class StreamWatch:
-    """Over a step that is launched on a GPU's current stream; `copies` is where its outputs go."""
+    """Over a step that is launched on a GPU's stream.
 
-    def __init__(self, copies: HostCopies) -> None:
-        self._copies = copies
-        self._began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._began.record()
+    Args:
+        stream: The stream.
+        began, ended: Events that nobody needs any more.
+    """
 
-    def to_host(self, columns: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Outputs on the host, there once the flight is done."""
-        return self._copies.take(columns)
+    def __init__(self, stream: torch.cuda.Stream, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        self._stream = stream
+        self._began = began
+        self._ended = ended
+        began.record(stream)
 
     def flight(self, finish: Callable[[float], Result]) -> Flight:
         """The step, launched; `finish` reads its outputs later."""
-        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        ended.record()
-        return StreamFlight(self._began, ended, finish)
+        self._ended.record(self._stream)
+        return StreamFlight(self._began, self._ended, finish)
 
 
 Watch = HostWatch | StreamWatch
-"""Times a step and brings its outputs to the host."""
+"""Times a step."""
 
 
-class HostCopies:
-    """Pinned memory into which a step's outputs travel, in turns: one step may be read while the next ones are written.
+class Watches:
+    """One for each step, on the current stream of a GPU or on a CPU. Events are used again in turns.
 
     Args:
-        size: Entries of a column.
-        dtypes: Of the columns.
-        turns: Steps that may be under way, and one more.
+        device: Where steps run.
+        turns: Steps that may be under way or not looked at yet, and one more.
     """
 
-    def __init__(self, size: int, dtypes: Sequence[torch.dtype], turns: int = 3) -> None:
-        self._turns = [[torch.zeros(size, dtype=t, pin_memory=True) for t in dtypes] for _ in range(turns)]
-        self._turn = 0
+    def __init__(self, device: torch.device, turns: int = 3) -> None:
+        self._device = device
+        numbers = range(turns if device.type != "cpu" else 0)
+        self._events = itertools.cycle([(_timed_event(), _timed_event()) for _ in numbers])
 
-    def take(self, columns: Sequence[Tensor]) -> list[Tensor]:
-        """Start copying; the copies are there when the stream has come so far."""
-        self._turn = (self._turn + 1) % len(self._turns)
-        copies = [host[: len(c)] for host, c in zip(self._turns[self._turn], columns, strict=True)]
-        for copy, column in zip(copies, columns, strict=True):
-            copy.copy_(column, non_blocking=True)
-        return copies
+    def start(self) -> Watch:
+        """A step begins."""
+        if self._device.type == "cpu":
+            return HostWatch()
+        return StreamWatch(torch.cuda.current_stream(self._device), *next(self._events))
+
+
+def _timed_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ their tokens on the host. Knows nothing about rows, plans or models.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,18 +60,25 @@ class Drawn:
     scores: Tensor | None
     ruled: Set[int] = frozenset()
 
-    def errors(self, faults: Tensor | None = None) -> dict[int, str]:
+    def errors(self, faults: Tensor | npt.NDArray[np.int8] | None = None) -> dict[int, str]:
         """The reads that failed, and why; `faults` are those on the host, if they are there already."""
-        faults = self.faults if faults is None else faults
-        if not self.broken and not bool(faults.any()):
-            return {}
-        found = {read: self._text(read, fault) for read, fault in enumerate(faults.tolist()) if fault}
-        return dict(sorted((found | self.broken).items()))
+        return errors_of(self.faults if faults is None else faults, self.broken, self.ruled)
 
-    def _text(self, read: int, fault: int) -> str:
-        if fault == _RULED_UNSOUND:
-            return RULED_UNSOUND_TEXT
-        return NOTHING_LEFT_TEXT if fault == NOTHING_LEFT and read in self.ruled else UNSOUND_TEXT
+
+def errors_of(
+    faults: Tensor | npt.NDArray[np.int8], broken: Mapping[int, str] | None = None, ruled: Set[int] = frozenset()
+) -> dict[int, str]:
+    """The reads that failed, and why; see Drawn."""
+    if not broken and not bool(faults.any()):
+        return {}
+    found = {read: _text(fault, read in ruled) for read, fault in enumerate(faults.tolist()) if fault}
+    return dict(sorted((found | dict(broken or {})).items()))
+
+
+def _text(fault: int, ruled: bool) -> str:
+    if fault == _RULED_UNSOUND:
+        return RULED_UNSOUND_TEXT
+    return NOTHING_LEFT_TEXT if fault == NOTHING_LEFT and ruled else UNSOUND_TEXT
 
 
 def draw_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Tensor, faults: Tensor) -> None:
@@ -139,9 +146,10 @@ def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode) -> None:
     where = torch.full_like(reads, slots.dummy)
     for rows in (logits, logits.index_select(0, reads).float()):  # as it is, and for rules
         for keep_scores in {False, mode.startswith("processed")}:
-            tokens, *_ = _draw(rows, where, slots, keep_scores=keep_scores)
+            tokens, faults, *_ = _draw(rows, where, slots, keep_scores=keep_scores)
         for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
             score(rows, reads, tokens, 1, normalise=normalise)
+    draw_and_advance(logits, where, slots, tokens, faults)
     slots.rules.rehearse(rows)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +23,8 @@ from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.executor.test_local import fail_at, first, next_
 from tests.worker.driver import config_for
+
+_PR_GET_TIMERSLACK = 30
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,21 @@ def test_collecting_gives_up_in_time_and_goes_on_later(started: StreamExecutor) 
     result = started.collect(10)
     assert result is not None
     assert result.tokens == [7]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timers have slack on Linux")
+def test_the_thread_that_starts_it_sleeps_exactly(tiny: Path) -> None:
+    def start() -> None:
+        executor = StreamExecutor(config_for(tiny), SystemClock())
+        executor.start()
+        seen.append(ctypes.CDLL(None).prctl(_PR_GET_TIMERSLACK))
+        executor.close()
+
+    seen: list[int] = []
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert seen == [1]
 
 
 def test_what_loading_raises_is_raised_by_start(tmp_path: Path) -> None:
