@@ -7,7 +7,7 @@ nothing about requests or plans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, repeat, takewhile
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from quire.kvcache.groups import GroupReach
@@ -23,8 +23,9 @@ class TableEntries(NamedTuple):
 
     def add(self, group: int, first: int, blocks: Sequence[int]) -> None:
         """Blocks that stand in a row one behind another, from entry `first` on."""
-        self.groups.extend(repeat(group, len(blocks)))
-        self.indices.extend(range(first, first + len(blocks)))
+        number = len(blocks)
+        self.groups.extend([group] * number)
+        self.indices.extend(range(first, first + number))
         self.blocks.extend(blocks)
 
 

@@ -178,5 +178,7 @@ class Step:
 
     def _enter(self, slot: int, entries: TableEntries) -> None:
         self._block_slots += [slot] * len(entries.blocks)
-        for column, more in zip(self._entries, entries, strict=True):
-            column += more
+        own = self._entries
+        own.groups.extend(entries.groups)
+        own.indices.extend(entries.indices)
+        own.blocks.extend(entries.blocks)
