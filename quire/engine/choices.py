@@ -21,6 +21,9 @@ from quire.weights import hub
 Dtype = Literal["bfloat16", "float32"]
 
 DEFAULT_SEQS = 256
+DEFAULT_SEQS_LARGE_GPU = 1024
+"""Where keys and values of so many sequences have room beside a model of usual size."""
+LARGE_GPU_BYTES = 60 * GIB
 DEFAULT_TOKENS_CPU = 512
 DEFAULT_TOKENS_GPU = 8192
 DEFAULT_GRAPH_SIZE = 512
@@ -56,7 +59,7 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
     dtype, dtype_reason = _dtype(config, spec, machine, gpu)
     _check_max_model_len(config, spec)
     asked_length = config.model.max_model_len
-    scheduler, batch_line = _batch(config.scheduler, DEFAULT_TOKENS_GPU if gpu else DEFAULT_TOKENS_CPU)
+    scheduler, batch_line = _batch(config.scheduler, gpu)
     model = replace(
         model,
         model=str(directory),
@@ -123,9 +126,11 @@ def _dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -
     return "float32", "this processor has no bfloat16 products"
 
 
-def _batch(asked: SchedulerConfig, default_tokens: int) -> tuple[SchedulerConfig, str]:
+def _batch(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
     """The largest step, and its line."""
-    seqs = DEFAULT_SEQS if asked.max_num_seqs is None else asked.max_num_seqs
+    default_tokens = DEFAULT_TOKENS_CPU if gpu is None else DEFAULT_TOKENS_GPU
+    default_seqs = DEFAULT_SEQS_LARGE_GPU if gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES else DEFAULT_SEQS
+    seqs = default_seqs if asked.max_num_seqs is None else asked.max_num_seqs
     tokens = default_tokens if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
     for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
         if value < 1:

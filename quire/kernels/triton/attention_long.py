@@ -30,6 +30,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.attention_scores import factors
 
+ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
+
 QUERIES = 128
 """Of a program at a time: 64 for each of two groups of warps."""
 _GROUPS = gl.constexpr(2)
@@ -196,16 +198,16 @@ def _copy(
         mbarrier.expect(q_ready, _GROUPS * _ROWS * D * 2)
         for group in gl.static_range(_GROUPS):
             at = [token.to(gl.int32) + group * _ROWS, head * D]
-            tma.async_copy_global_to_shared(q_tiles, at, q_ready, q.index(group))
+            ask_for_tile(q_tiles, at, q_ready, q.index(group))
         key = base + number * N
         while key > base:
             key -= N
             mbarrier.wait(k_free.index(stage), phase)
             mbarrier.expect(k_ready.index(stage), N * D * 2)
-            tma.async_copy_global_to_shared(k_tiles, [key, kv_column], k_ready.index(stage), k.index(stage))
+            ask_for_tile(k_tiles, [key, kv_column], k_ready.index(stage), k.index(stage))
             mbarrier.wait(v_free.index(stage), phase)
             mbarrier.expect(v_ready.index(stage), N * D * 2)
-            tma.async_copy_global_to_shared(v_tiles, [key, kv_column], v_ready.index(stage), v.index(stage))
+            ask_for_tile(v_tiles, [key, kv_column], v_ready.index(stage), v.index(stage))
             stage, phase = _next(stage, phase, STAGES)
 
 
