@@ -6,12 +6,15 @@ whoever changes these changes the figures here, and `tests/engine/test_memory.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 
 RUNTIME_BYTES = 20 * 2**20
 """Compiled products and their scratch space, and what the allocator holds between steps, whatever the model."""
+MAPPED_BYTES = 32 * 2**20
+"""glibc asks the system for a buffer of this size or more, and gives it back when it is freed; a smaller one it keeps."""
 LOGIT_BYTES = 24
 """Of each logit drawn from, beside the model's own: scores and weights in fp32, these and their sums in fp64."""
 MASK_BYTES = 1
@@ -71,34 +74,42 @@ def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: Largest
     """What the largest step holds at once beside the weights and the cache, in which it may see all `blocks`.
 
     The stream, its norm and its next addend live through a layer; beside them stand the buffers of attention, then
-    those of the MLP. The logits come after the last layer, but the allocator does not give back what the layers freed.
+    those of the MLP. The logits come after the last layer, but the allocator does not give back what the layers freed:
+    for the MLP, it still holds the small buffers of attention.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     stream = step.tokens * 3 * spec.hidden * width
-    attention = step.tokens * ((q + 2 * kv) + (q + kv) + q) * width
-    mlp = step.tokens * 3 * spec.intermediate * width
+    changed = (q + kv) * (1 + spec.family.qk_norm)  # normed, then rotated
+    attention = [step.tokens * each * width for each in (q + 2 * kv, changed, q, q)]  # projected, changed, q, out
+    mlp = [step.tokens * each * width for each in (2 * spec.intermediate, spec.intermediate)]
     if spec.experts is not None:
-        with_mlp = len(spec.experts.layers) < spec.layers
-        mlp = max(mlp * with_mlp, expert_bytes(spec.experts, spec.hidden, width, step.tokens))
+        own = expert_buffers(spec.experts, spec.hidden, width, step.tokens)
+        mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
     masks = step.tokens * step.length * (width + MASK_BYTES)
     logits = min(step.rows, step.tokens) * (spec.hidden * width + spec.vocab_size * (width + LOGIT_BYTES))
     tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
     counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
     layers = max(len(group.layers) for group in spec.kv_groups())
     gathered = blocks * spec.kv_block_bytes(dtype, block_size) // layers  # keys and values, layer by layer
-    return RUNTIME_BYTES + tables + counts + stream + masks + max(attention + gathered, mlp) + logits
+    layer = max(sum(attention) + gathered, max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
+    return RUNTIME_BYTES + tables + counts + stream + masks + layer + logits
 
 
-def expert_bytes(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> int:
-    """What a mixture of experts holds at once on a CPU, where experts compute one after the other: at worst all tokens
-    go to the same ones, and the products of one are held while those of the next are made.
+def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
+    """Bytes of what a mixture of experts holds at once on a CPU, where experts compute one after the other: at worst
+    all tokens go to the same one. Its products, its output, and the routing.
 
     Args:
         width: Bytes an element.
     """
     routing = experts.count * ROUTE_BYTES + experts.chosen * PAIR_BYTES
-    return tokens * ((hidden + 4 * experts.width) * width + routing)
+    return [tokens * each for each in (2 * experts.width * width, experts.width * width, hidden * width, routing)]
+
+
+def _small(buffers: Sequence[int]) -> int:
+    """Bytes of those that the allocator keeps when they are freed."""
+    return sum(each for each in buffers if each < MAPPED_BYTES)
 
 
 def device_activation_bytes(spec: ModelSpec, dtype: str, step: LargestStep) -> int:

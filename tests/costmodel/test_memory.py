@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from quire.costmodel.memory import COUNT_BYTES, expert_bytes
+from quire.costmodel.memory import COUNT_BYTES, expert_buffers
 from quire.models.spec import ExpertsSpec
 from quire.worker.slots import SlotTable
 
@@ -22,7 +22,7 @@ def test_experts_hold_what_is_said_when_all_tokens_go_to_the_same_ones() -> None
     )  # fmt: skip
     spec = ExpertsSpec(count, chosen=count, width=width, renormalise=True, layers=frozenset({0}))
     out = tokens * hidden * 4  # counted with the stream
-    assert expert_bytes(spec, hidden, 4, tokens) + out == pytest.approx(json.loads(answer.stdout), rel=0.08)
+    assert sum(expert_buffers(spec, hidden, 4, tokens)) + out == pytest.approx(json.loads(answer.stdout), rel=0.08)
 
 
 def test_every_slot_has_its_counts_from_the_start() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -15,18 +14,20 @@ def silu_and_mul(x: Tensor, out: Tensor) -> None:
         out: [tokens, width], of the same dtype.
     """
     gate, up = x.chunk(2, dim=-1)
-    torch.mul(F.silu(gate), up, out=out)
+    torch.ops.aten.silu.out(gate, out=out)
+    out.mul_(up)
 
 
 def gelu_and_mul(x: Tensor, out: Tensor) -> None:
     """out = gelu(gate) · up, the gelu in its tanh form (Shazeer 2020, GEGLU). Arguments as those of silu_and_mul."""
     gate, up = x.chunk(2, dim=-1)
-    torch.mul(F.gelu(gate, approximate="tanh"), up, out=out)
+    torch.ops.aten.gelu.out(gate, approximate="tanh", out=out)
+    out.mul_(up)
 
 
 def gelu(x: Tensor, out: Tensor) -> None:
     """out = gelu(x) in its tanh form (Hendrycks & Gimpel 2016); both [tokens, width] of one dtype."""
-    out.copy_(F.gelu(x, approximate="tanh"))
+    torch.ops.aten.gelu.out(x, approximate="tanh", out=out)
 
 
 def soft_cap(x: Tensor, cap: float) -> None:

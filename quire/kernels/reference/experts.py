@@ -60,4 +60,5 @@ def experts(
             own = tokens[first:end]
             gate, up = linear(x.index_select(0, own), gate_up[expert], None).chunk(2, dim=-1)
             out.index_add_(0, own, linear(F.silu(gate).mul_(up), down[expert], None).mul_(shares[first:end]))
+            del gate, up  # or they stand beside the next expert's
         first = end
