@@ -14,7 +14,7 @@ from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 RUNTIME_BYTES = 20 * 2**20
 """Compiled products and their scratch space, and what the allocator holds between steps, whatever the model."""
 MAPPED_BYTES = 32 * 2**20
-"""glibc asks the system for a buffer of this size or more, and gives it back when it is freed; a smaller one it keeps."""
+"""glibc maps a buffer of this size or more apart, and gives it back when it is freed; it keeps smaller ones."""
 LOGIT_BYTES = 24
 """Of each logit drawn from, beside the model's own: scores and weights in fp32, these and their sums in fp64."""
 MASK_BYTES = 1
