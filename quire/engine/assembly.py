@@ -12,6 +12,7 @@ from quire.config import Config
 from quire.costmodel.hardware import cpu, gpu
 from quire.costmodel.roofline import Roofline
 from quire.engine.machine import this_machine
+from quire.engine.memory import reaches_of
 from quire.kvcache.groups import FULL, GroupReach, capacity, tokens_held
 from quire.kvcache.host import HostPool
 from quire.kvcache.keys import KeysByLength
@@ -44,11 +45,10 @@ class Traits:
 
 def traits_of(config: Config, spec: ModelSpec) -> Traits:
     """The traits of a model under resolved settings, on this machine's device."""
-    groups = tuple(GroupReach(group.window) for group in spec.kv_groups())
     machine_gpu = this_machine().gpu if config.device.device == "cuda" else None
     hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
     hardware = hardware.at(config.model.dtype)
-    return Traits(groups, Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys)
+    return Traits(reaches_of(spec), Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys)
 
 
 def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:

@@ -12,9 +12,9 @@ from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.costmodel.memory import Footprint
 from quire.engine.device_memory import share_out_on
 from quire.engine.machine import Gpu, Machine, this_machine
-from quire.engine.memory import AUTO_LENGTH, GIB, Sharing, share_out, size
+from quire.engine.memory import AUTO_LENGTH, GIB, Sharing, reaches_of, share_out, size
 from quire.errors import ConfigError
-from quire.kvcache.groups import GroupReach, tokens_held
+from quire.kvcache.groups import tokens_held
 from quire.models.spec import ModelSpec, read_spec
 from quire.weights import hub
 
@@ -168,8 +168,7 @@ def _cache_line(config: Config, sharing: Sharing, spec: ModelSpec) -> str:
     """How much the KV cache holds: of sequences at full length, where layers look back unequally far."""
     size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
     assert chunk, "the batch is resolved first"
-    groups = [GroupReach(group.window) for group in spec.kv_groups()]
-    tokens = tokens_held(groups, sharing.blocks, size, chunk, sharing.length)
+    tokens = tokens_held(reaches_of(spec), sharing.blocks, size, chunk, sharing.length)
     about = "about " if sharing.estimated else ""
     return f"kv cache    {about}{sharing.blocks:,} blocks of {size} = {tokens:,} tokens: {sharing.reason}"
 

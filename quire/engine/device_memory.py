@@ -9,9 +9,9 @@ from __future__ import annotations
 from quire.config import Config
 from quire.costmodel.memory import Footprint, LargestStep, device_activation_bytes
 from quire.engine.machine import Gpu
-from quire.engine.memory import AUTO_LENGTH, GIB, UTILIZATION, Sharing, most, size
+from quire.engine.memory import AUTO_LENGTH, GIB, UTILIZATION, Sharing, most, reaches_of, size
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.kvcache.groups import GroupReach
+from quire.kvcache.groups import blocks_of
 from quire.models.spec import ModelSpec
 
 SWAP_SHARE = 0.5
@@ -45,10 +45,10 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
         blocks, reason = cache.num_gpu_blocks_override, "as asked"
     elif cache.kv_cache_memory_bytes is not None:
         blocks, reason = cache.kv_cache_memory_bytes // block_bytes, "as asked"
-    groups = [GroupReach(group.window) for group in spec.kv_groups()]
+    groups = reaches_of(spec)
 
     def needed(length: int) -> int:
-        return sum(group.most_blocks(length, tokens, cache.block_size) for group in groups)
+        return blocks_of(groups, length, tokens, cache.block_size)
 
     longest = most(lambda length: needed(length) <= blocks, spec.max_model_len)
     asked = config.model.max_model_len

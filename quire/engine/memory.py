@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from quire.config import Config
 from quire.costmodel.memory import Footprint, LargestStep, activation_bytes
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.kvcache.groups import GroupReach
+from quire.kvcache.groups import GroupReach, blocks_of
 from quire.models.spec import ModelSpec
 
 GIB = 2**30
@@ -82,7 +82,7 @@ class _Budget:
         scheduler = config.scheduler
         assert scheduler.max_num_seqs and scheduler.max_num_batched_tokens, "the batch is resolved first"
         self._rows, self._tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-        self._groups = [GroupReach(group.window) for group in spec.kv_groups()]
+        self._groups = reaches_of(spec)
         self._weights = spec.weight_bytes(self._dtype)
         self._utilization = config.cache.gpu_memory_utilization
         if self._utilization is not None and not 0 < self._utilization <= 1:
@@ -165,7 +165,7 @@ class _Budget:
 
     def _needed(self, length: int) -> int:
         """Blocks of one sequence."""
-        return sum(group.most_blocks(length, self._tokens, self._cache.block_size) for group in self._groups)
+        return blocks_of(self._groups, length, self._tokens, self._cache.block_size)
 
     def _wanted(self, length: int) -> int:
         """Blocks that all sequences together can use."""
@@ -183,6 +183,11 @@ class _Budget:
     def _blocks_in(self, memory: float, length: int) -> int:
         """The most blocks with which everything takes at most so many bytes."""
         return most(lambda n: self.footprint(length, n).total <= memory, max(0, int(memory)) // self.block_bytes)
+
+
+def reaches_of(spec: ModelSpec) -> tuple[GroupReach, ...]:
+    """How far back each of a model's KV groups looks."""
+    return tuple(GroupReach(group.window) for group in spec.kv_groups())
 
 
 def most(fits: Callable[[int], bool], limit: int) -> int:

@@ -34,12 +34,17 @@ class GroupReach:
 FULL = (GroupReach(),)
 
 
+def blocks_of(groups: Sequence[GroupReach], length: int, chunk: int, block_size: int) -> int:
+    """Blocks of all groups that a sequence of `length` tokens holds at once, if it moves by at most `chunk`."""
+    return sum(group.most_blocks(length, chunk, block_size) for group in groups)
+
+
 def capacity(groups: Sequence[GroupReach], num_blocks: int, block_size: int, chunk: int, longest: int) -> int:
     """The longest sequence, up to `longest`, that fits into the pool with all of it to itself."""
     low, high = 0, longest
     while low < high:
         length = (low + high + 1) // 2
-        if sum(group.most_blocks(length, chunk, block_size) for group in groups) <= num_blocks:
+        if blocks_of(groups, length, chunk, block_size) <= num_blocks:
             low = length
         else:
             high = length - 1
@@ -50,5 +55,4 @@ def tokens_held(groups: Sequence[GroupReach], num_blocks: int, block_size: int, 
     """Tokens that the pool holds in sequences of `length`, which move by at most `chunk`; a token stands in a block of
     each group, but a group that does not look back so far has given back what it left behind.
     """
-    of_one = sum(group.most_blocks(length, chunk, block_size) for group in groups)
-    return num_blocks * -(-length // block_size) * block_size // of_one
+    return num_blocks * -(-length // block_size) * block_size // blocks_of(groups, length, chunk, block_size)
