@@ -41,6 +41,7 @@ def start_engine(
     command = [
         sys.executable, "-m", "quire.cli.main", "bench", "startup", f"--model={model}", f"--load-format={load_format}",
         "--num-iters-cold=0", "--num-iters-warmup=0", "--num-iters-warm=1", f"--output-json={result}",
+        "--skip-tokenizer-init",
     ]  # fmt: skip
     done = subprocess.run([*command, *flags], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode != 0:

@@ -47,11 +47,13 @@ class BlockPool:
         free, references, known = self._free, self._references, self._key_of
         if count > len(free):
             return None
-        blocks = [free.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
+        blocks = []
+        for _ in range(count):
+            block, _ = free.popitem(last=False)
             references[block] = 1
             if block in known:
                 self.forget(block)
+            blocks.append(block)
         return blocks
 
     def share(self, block: int) -> None:

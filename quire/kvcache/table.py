@@ -71,9 +71,13 @@ class BlockTable:
         size = self._pool.block_size
         first, stop, written = len(self._rows[0]), -(-end // size), start // size
         shared = self._shared_entries(written, min(first, stop)) if written < first else []
-        blocks = self._pool.take(max(0, stop - first) * len(self._rows) + len(shared))
+        each = max(0, stop - first)
+        blocks = self._pool.take(each * len(self._rows) + len(shared))
         if blocks is None:
             return None
+        if len(blocks) == 1 and not shared:  # by far the most frequent: a decoding row in need of its next block
+            self._rows[0].append(blocks[0])
+            return Reservation(TableEntries([0], [first], blocks), [])
         new, copies = TableEntries([], [], []), []
         for group, entry in shared:
             block, old = blocks.pop(), self._rows[group][entry]
@@ -81,7 +85,6 @@ class BlockTable:
             new.add(group, entry, [block])
             self._rows[group][entry] = block
             self._pool.give_back([old])
-        each = max(0, stop - first)
         for group, row in enumerate(self._rows):
             own = blocks[group * each : (group + 1) * each]
             row += own

@@ -59,9 +59,9 @@ def test_no_blocks(device: str) -> None:
 
 @pytest.mark.gpu
 def test_caches_beyond_2_31_elements() -> None:
-    """As large as one of Llama-3.1-8B with 2,000 blocks of 16 tokens."""
-    cache = storage("cuda", torch.bfloat16, 64, 2_000, (16, 8, 128))
+    """As large as one of Llama-3.1-8B with 2,100 blocks of 16 tokens."""
+    cache = storage("cuda", torch.bfloat16, 64, 2_100, (16, 8, 128))
     assert cache.numel() > 2**31
-    origins, goals = numbers("cuda", 1_999, 0, 500), numbers("cuda", 1, 1_000, 1_998)
+    origins, goals = numbers("cuda", 2_099, 0, 500), numbers("cuda", 1, 1_000, 2_098)
     move_blocks(cache, origins, cache, goals)
     assert torch.equal(cache[goals], cache[origins])
