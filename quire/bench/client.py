@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import httpx
+import httptools
 import msgspec
 
+from quire.bench.connection import OK, Connections
 from quire.bench.datasets import Sample
 from quire.errors import reason
 
@@ -110,36 +111,37 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+_decode = msgspec.json.Decoder(_Event).decode
+
+
 class StreamingClient:
     """Sends requests to one endpoint of one server.
 
     Args:
-        http: For addresses relative to the server's root.
+        connections: To the server.
         endpoint: Path of the API.
         backend: Which API that is.
         body: Fields of every request: model, sampling.
     """
 
-    def __init__(self, http: httpx.AsyncClient, endpoint: str, backend: Backend, body: Mapping[str, Any]) -> None:
-        self._http = http
+    def __init__(self, connections: Connections, endpoint: str, backend: Backend, body: Mapping[str, Any]) -> None:
+        self._connections = connections
         self._endpoint = endpoint
         self._backend = backend
         self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        self._decoder = msgspec.json.Decoder(_Event)
 
     async def ask(self, sample: Sample) -> Outcome:
         """Send one request and read its stream to the end; an error is in the outcome."""
         content = msgspec.json.encode(self._request(sample))
-        headers = {"Content-Type": "application/json"}
-        outcome = Outcome(time.perf_counter())
+        reading = _Reading(Outcome(time.perf_counter()))
+        outcome = reading.outcome
         try:
-            async with self._http.stream("POST", self._endpoint, content=content, headers=headers) as answer:
-                if answer.status_code != httpx.codes.OK:
-                    await answer.aread()
-                    outcome.error = f"HTTP {answer.status_code}: {_message(answer)}"
-                else:
-                    await self._read(answer, outcome)
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            status = await self._connections.post(self._endpoint, content, reading.on_body)
+            if status == OK:
+                reading.finish()
+            else:
+                outcome.error = f"HTTP {status}: {_message(reading.body)}"
+        except (OSError, httptools.HttpParserError, msgspec.DecodeError) as error:
             outcome.error = f"{type(error).__name__}: {reason(error)}"
         outcome.end = time.perf_counter()
         return outcome
@@ -150,30 +152,52 @@ class StreamingClient:
             return {"messages": messages, "max_completion_tokens": sample.output_len, **self._body}
         return {"prompt": sample.prompt, "max_tokens": sample.output_len, **self._body}
 
-    async def _read(self, answer: httpx.Response, outcome: Outcome) -> None:
-        events, unread, done = 0, b"", False
-        said: list[str] = []
-        async for chunk in answer.aiter_raw():
-            now = time.perf_counter()
-            *lines, unread = (unread + chunk).split(b"\n")
-            for line in lines:
-                if not line.startswith(b"data:"):
-                    continue
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    done = True
-                    continue
-                event = self._decoder.decode(data)
-                events += self._take(event, outcome, now, said)
-        outcome.text = "".join(said)
-        outcome.output_tokens = outcome.output_tokens or events
-        if not outcome.error and not done:
+
+class _Reading:
+    """One answer while it arrives.
+
+    Attributes:
+        outcome: Filled.
+    """
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._unread = b""
+        self._other: list[bytes] = []
+        self._said: list[str] = []
+        self._events = 0
+        self._done = False
+
+    def on_body(self, piece: bytes) -> None:
+        """A piece of the answer came now."""
+        now = time.perf_counter()
+        *lines, self._unread = (self._unread + piece).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                if line:
+                    self._other.append(line)
+            elif (data := line[5:].strip()) == b"[DONE]":
+                self._done = True
+            else:
+                self._take(_decode(data), now)
+
+    @property
+    def body(self) -> bytes:
+        """What was no event."""
+        return b"\n".join([*self._other, self._unread])
+
+    def finish(self) -> None:
+        """The answer is over."""
+        outcome = self.outcome
+        outcome.text = "".join(self._said)
+        outcome.output_tokens = outcome.output_tokens or self._events
+        if not outcome.error and not self._done:
             outcome.error = "The stream ended early."
         elif not outcome.error and outcome.first is None:
             outcome.error = "The model ended at once, without text: --ignore-eos makes it go on."
 
-    def _take(self, event: _Event, outcome: Outcome, now: float, said: list[str]) -> bool:
-        """Whether the event brought a token."""
+    def _take(self, event: _Event, now: float) -> None:
+        outcome = self.outcome
         if event.error is not None:
             outcome.error = str(event.error.get("message") if isinstance(event.error, dict) else event.error)
         if event.usage is not None:
@@ -181,15 +205,17 @@ class StreamingClient:
             outcome.output_tokens = event.usage.completion_tokens
             if event.usage.prompt_tokens_details is not None:
                 outcome.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
-        if not any(choice.brings_token for choice in event.choices):
-            return False
-        said.extend(choice.said for choice in event.choices)
-        outcome.token_came(now)
-        return True
+        brought = False
+        for choice in event.choices:
+            brought = brought or choice.brings_token
+            self._said.append(choice.said)
+        if brought:
+            self._events += 1
+            outcome.token_came(now)
 
 
-def _message(answer: httpx.Response) -> str:
+def _message(body: bytes) -> str:
     try:
-        return str(msgspec.json.decode(answer.content)["error"]["message"])
+        return str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):
-        return answer.text[:200]
+        return body.decode(errors="replace")[:200]

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+import uvloop
 
 from quire.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
 from quire.bench.client import ENDPOINTS, Backend, StreamingClient
+from quire.bench.connection import Address, Connections
 from quire.bench.datasets import DatasetOptions, Sample, draw_samples
 from quire.bench.load import Load, run_load
 from quire.bench.progress import progress
@@ -99,7 +101,9 @@ def run(options: ServeOptions) -> int:
         times = arrival_times(options.arrivals, len(samples), rng)
         before = read_counters(http)
         body = _body(options, model)
-        load = asyncio.run(_measure(options, settings, body, samples, warmups, times))
+        address = Address.of(options.root, _headers(options), verify=not options.insecure)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            load = runner.run(_measure(options, address, body, samples, warmups, times))
         counted = read_counters(http).since(before)
     publish(Run(options, options.report, model, seed, load, samples, counted))
     return 1 if len(load.completed) < len(samples) else 0
@@ -107,16 +111,14 @@ def run(options: ServeOptions) -> int:
 
 async def _measure(
     options: ServeOptions,
-    settings: dict[str, Any],
+    address: Address,
     body: dict[str, Any],
     samples: list[Sample],
     warmups: list[Sample],
     times: list[float],
 ) -> Load:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(None, connect=CONNECT_S)
-    async with httpx.AsyncClient(limits=limits, timeout=timeout, **settings) as http:
-        client = StreamingClient(http, options.endpoint or ENDPOINTS[options.backend], options.backend, body)
+    async with Connections(address, CONNECT_S) as connections:
+        client = StreamingClient(connections, options.endpoint or ENDPOINTS[options.backend], options.backend, body)
         if warmups:
             with progress("Warming up", len(warmups)) as advance:
                 concurrency = options.arrivals.max_concurrency

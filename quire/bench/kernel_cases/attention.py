@@ -40,7 +40,7 @@ def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
     """Each row's one token sees `length`, itself included."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention_decode import FEWEST, keys_of_tile, spare_pieces
+        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pieces
 
         caches = _caches(rows, length, heads, device)
         q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
@@ -59,7 +59,7 @@ def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     """Each row has `tokens` in the step and so many `before` it."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention_chunk import queries_of_tile
+        from quire.kernels.triton.attention.chunk import queries_of_tile
 
         caches = _caches(rows, before + tokens, heads, device)
         q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
@@ -109,7 +109,7 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
 
 def _cut(rows: int, length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention_decode import keys_of_tile, spare_pieces
+        from quire.kernels.triton.attention.decode import keys_of_tile, spare_pieces
 
         room = rows + spare_pieces(heads.kv, device)
         pieces = torch.empty((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32, device=device)
