@@ -9,8 +9,8 @@ from __future__ import annotations
 from quire.config import Config
 from quire.costmodel.memory import Footprint, LargestStep, device_activation_bytes
 from quire.engine.machine import Gpu
-from quire.engine.memory import AUTO_LENGTH, GIB, UTILIZATION, Sharing, most, reaches_of, size
-from quire.errors import ConfigError, MemoryBudgetError
+from quire.engine.memory import AUTO_LENGTH, GIB, Sharing, asked_blocks, most, reaches_of, share_of_memory, size
+from quire.errors import MemoryBudgetError
 from quire.kvcache.groups import blocks_of
 from quire.models.spec import ModelSpec
 
@@ -28,23 +28,16 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
     cache, scheduler, dtype = config.cache, config.scheduler, config.model.dtype
     rows, tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
     assert rows and tokens, "the batch is resolved first"
-    share = UTILIZATION if cache.gpu_memory_utilization is None else cache.gpu_memory_utilization
-    if not 0 < share <= 1:
-        raise ConfigError(
-            f"--gpu-memory-utilization {share:g} is no share of memory: give more than 0, at most 1.",
-            param="gpu_memory_utilization",
-        )
+    share = share_of_memory(cache)
     weights = spec.weight_bytes(dtype)
     activations = device_activation_bytes(spec, dtype, LargestStep(tokens, rows, tokens))
     others = gpu.memory_bytes - gpu.free_bytes
     room = int(share * gpu.memory_bytes) - others - weights - activations
     block_bytes = spec.kv_block_bytes(dtype, cache.block_size)
+    given = asked_blocks(cache, block_bytes)
     blocks, reason = max(0, room) // block_bytes, f"what {share:.0%} of the GPU leaves, measured at the start"
-    estimated = cache.num_gpu_blocks_override is None and cache.kv_cache_memory_bytes is None
-    if cache.num_gpu_blocks_override is not None:
-        blocks, reason = cache.num_gpu_blocks_override, "as asked"
-    elif cache.kv_cache_memory_bytes is not None:
-        blocks, reason = cache.kv_cache_memory_bytes // block_bytes, "as asked"
+    if given is not None:
+        blocks, reason = given, "as asked"
     groups = reaches_of(spec)
 
     def needed(length: int) -> int:
@@ -55,14 +48,19 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
     length = max(2, longest) if asked in ("auto", AUTO_LENGTH) else int(asked or spec.max_model_len)
     is_exact = cache.num_gpu_blocks_override is not None  # and then never doubted
     if blocks < 1 or (needed(length) > blocks and not is_exact):
-        auto = f"give --max-model-len auto (here {longest:,} tokens), " if longest > 1 else ""
+        needs = f"One sequence of {length:,} tokens needs {size(needed(length) * block_bytes)} of KV cache"
+        auto = f"--max-model-len auto (here {longest:,} tokens)" if longest > 1 else ""
+        if given is not None:
+            raise MemoryBudgetError(
+                f"{needs}, more than --kv-cache-memory-bytes {cache.kv_cache_memory_bytes}: raise it, or give "
+                f"{auto or 'a smaller model'}."
+            )
         raise MemoryBudgetError(
-            f"One sequence of {length:,} tokens needs {size(needed(length) * block_bytes)} of KV cache; of {share:.0%} "
-            f"of {gpu.name}'s {size(gpu.memory_bytes)}, others have {size(others)}, weights take {size(weights)} and "
-            f"activations about {size(activations)}, so {size(blocks * block_bytes)} are left: {auto}raise "
-            "--gpu-memory-utilization, or give a smaller model."
+            f"{needs}; of {share:.0%} of {gpu.name}'s {size(gpu.memory_bytes)}, others have {size(others)}, weights "
+            f"take {size(weights)} and activations about {size(activations)}, so {size(blocks * block_bytes)} are "
+            f"left: {f'give {auto}, ' if auto else ''}raise --gpu-memory-utilization, or give a smaller model."
         )
     swap = min(int(cache.swap_space * GIB), int(SWAP_SHARE * host_bytes)) // block_bytes
     swap = max(0, min(swap, rows * needed(length)))
     footprint = Footprint(weights, activations, (blocks + 1) * block_bytes, swap * block_bytes)
-    return Sharing(length, blocks, swap, footprint, reason, estimated)
+    return Sharing(length, blocks, swap, footprint, reason, estimated=given is None)

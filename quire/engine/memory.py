@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.config import Config
+from quire.config import CacheConfig, Config
 from quire.costmodel.memory import Footprint, LargestStep, activation_bytes
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kvcache.groups import GroupReach, blocks_of
@@ -85,15 +85,10 @@ class _Budget:
         self._groups = reaches_of(spec)
         self._weights = spec.weight_bytes(self._dtype)
         self._utilization = config.cache.gpu_memory_utilization
-        if self._utilization is not None and not 0 < self._utilization <= 1:
-            raise ConfigError(
-                f"--gpu-memory-utilization {self._utilization:g} is no share of memory: give more than 0, at most 1.",
-                param="gpu_memory_utilization",
-            )
-        self._share = self._utilization or UTILIZATION
+        self._share = share_of_memory(config.cache)
         self._available = available
         self.block_bytes = spec.kv_block_bytes(self._dtype, self._cache.block_size)
-        self._asked = self._asked_blocks()
+        self._asked = asked_blocks(config.cache, self.block_bytes)
 
     def fits(self, length: int) -> bool:
         """Whether a sequence of `length` tokens fits; an exact number of blocks is never doubted."""
@@ -150,19 +145,6 @@ class _Budget:
             "--gpu-memory-utilization, or free memory."
         )
 
-    def _asked_blocks(self) -> int | None:
-        if (blocks := self._cache.num_gpu_blocks_override) is not None:
-            if blocks < 1:
-                raise ConfigError("--num-gpu-blocks-override must be at least 1.", param="num_gpu_blocks_override")
-            return blocks
-        if (given := self._cache.kv_cache_memory_bytes) is None:
-            return None
-        if given < self.block_bytes:
-            raise MemoryBudgetError(
-                f"--kv-cache-memory-bytes {given} holds no block of {self.block_bytes} bytes: raise it."
-            )
-        return given // self.block_bytes
-
     def _needed(self, length: int) -> int:
         """Blocks of one sequence."""
         return blocks_of(self._groups, length, self._tokens, self._cache.block_size)
@@ -183,6 +165,38 @@ class _Budget:
     def _blocks_in(self, memory: float, length: int) -> int:
         """The most blocks with which everything takes at most so many bytes."""
         return most(lambda n: self.footprint(length, n).total <= memory, max(0, int(memory)) // self.block_bytes)
+
+
+def share_of_memory(cache: CacheConfig) -> float:
+    """The share that the engine may take.
+
+    Raises:
+        ConfigError: What was asked for is none.
+    """
+    share = UTILIZATION if cache.gpu_memory_utilization is None else cache.gpu_memory_utilization
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"--gpu-memory-utilization {share:g} is no share of memory: give more than 0, at most 1.",
+            param="gpu_memory_utilization",
+        )
+    return share
+
+
+def asked_blocks(cache: CacheConfig, block_bytes: int) -> int | None:
+    """KV blocks that were asked for, by number or by bytes; None: nobody did.
+
+    Raises:
+        ConfigError, MemoryBudgetError: That is not one.
+    """
+    if (blocks := cache.num_gpu_blocks_override) is not None:
+        if blocks < 1:
+            raise ConfigError("--num-gpu-blocks-override must be at least 1.", param="num_gpu_blocks_override")
+        return blocks
+    if (given := cache.kv_cache_memory_bytes) is None:
+        return None
+    if given < block_bytes:
+        raise MemoryBudgetError(f"--kv-cache-memory-bytes {given} holds no block of {block_bytes} bytes: raise it.")
+    return given // block_bytes
 
 
 def reaches_of(spec: ModelSpec) -> tuple[GroupReach, ...]:

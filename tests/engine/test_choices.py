@@ -163,8 +163,9 @@ def test_auto_takes_the_blocks_that_were_asked_for(checkpoint: Path) -> None:
     assert chosen(checkpoint, max_model_len="auto", num_gpu_blocks_override=5).config.model.max_model_len == 80
     given = chosen(checkpoint, max_model_len="auto", kv_cache_memory_bytes=3 * 16 * PER_TOKEN + 1)
     assert given.config.model.max_model_len == 48
-    with pytest.raises(MemoryBudgetError, match=r"more than --kv-cache-memory-bytes .*--max-model-len auto"):
-        chosen(checkpoint, kv_cache_memory_bytes=7 * 16 * PER_TOKEN)
+    for machine in (ROOMY, WITH_GPU):
+        with pytest.raises(MemoryBudgetError, match=r"more than --kv-cache-memory-bytes .*--max-model-len auto"):
+            chosen(checkpoint, machine, kv_cache_memory_bytes=7 * 16 * PER_TOKEN)
 
 
 def test_no_room_at_all_says_so(checkpoint: Path) -> None:
@@ -212,11 +213,12 @@ def blocks_of(choices: Choices) -> int:
         ({"tokenizer": "/no/such/tokenizer"}, ModelNotFoundError, "/no/such/tokenizer"),
     ],
 )
+@pytest.mark.parametrize("machine", [ROOMY, WITH_GPU], ids=["cpu", "gpu"])
 def test_what_cannot_be_meant_is_refused_by_name(
-    checkpoint: Path, settings: dict[str, object], error: type[Exception], message: str
+    checkpoint: Path, machine: Machine, settings: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        chosen(checkpoint, **settings)
+        chosen(checkpoint, machine, **settings)
 
 
 def test_this_machine_has_memory() -> None:
