@@ -4,7 +4,7 @@
 
 For each op every candidate is compared with the reference on a small step, then timed in graphs on the cases of `quire
 bench kernels`. Prints microseconds, and the share of the card's memory speed or its TFLOP/s. The best goes to `_shape`
-in quire/kernels/triton/attention_decode.py and attention_long.py, and to `tile_shape` in attention_chunk.py.
+in decode.py and long.py in quire/kernels/triton/attention/, and to `tile_shape` in chunk.py there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tuning import CACHES_BYTES, compile_all, graph_seconds
 
 from quire.bench.kernel_cases import KernelCase, attention
 from quire.kernels.reference import paged_rows as reference
-from quire.kernels.triton import attention_chunk, attention_decode, attention_long
+from quire.kernels.triton.attention import chunk, decode, long
 
 BYTES_PER_S = 4.25e12
 MOST_SETS = 24
@@ -78,9 +78,9 @@ def _check(job: tuple[str, Shape, attention._Heads]) -> None:
         args, _ = case(*sizes, heads).make(torch.device("cuda"))
         outs = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.shape == args[0].shape][1:]
         call = {
-            "decode": attention_decode.attend_pieces,
-            "chunk": attention_chunk.attend_tiles,
-            "long": attention_long.attend_long,
+            "decode": decode.attend_pieces,
+            "chunk": chunk.attend_tiles,
+            "long": long.attend_long,
         }[op]
         outs[-1].fill_(float("nan"))
         call(*args)
@@ -96,9 +96,9 @@ def _patched(op: str, shape: Shape) -> Iterator[None]:
     """The op's kernel cut in another way than the file says."""
     module: ModuleType
     module, name, value = {
-        "decode": lambda: (attention_decode, "_shape", attention_decode._Shape(*shape)),
-        "chunk": lambda: (attention_chunk, "tile_shape", attention_chunk.TileShape(*shape)),
-        "long": lambda: (attention_long, "_shape", shape),
+        "decode": lambda: (decode, "_shape", decode._Shape(*shape)),
+        "chunk": lambda: (chunk, "tile_shape", chunk.TileShape(*shape)),
+        "long": lambda: (long, "_shape", shape),
     }[op]()
     before = getattr(module, name)
     setattr(module, name, lambda *_: value)
@@ -113,17 +113,17 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
     figures: dict[str, list[float]] = {}
     for shape in shapes:
         with _patched("decode", shape):
-            figures[str(shape)] = [_seconds(case, attention_decode.attend_pieces) for case in cases]
+            figures[str(shape)] = [_seconds(case, decode.attend_pieces) for case in cases]
     _print("attend_pieces by keys, warps, stages", cases, figures)
     best = min(figures, key=lambda name: sum(s / min(c) for s, c in zip(figures[name], _columns(figures), strict=True)))
     for name, values in (("_PROGRAMS", PROGRAMS), ("FEWEST", FEWEST)):
-        figures, before = {}, getattr(attention_decode, name)
+        figures, before = {}, getattr(decode, name)
         for value in values:
-            setattr(attention_decode, name, value)
+            setattr(decode, name, value)
             with _patched("decode", next(shape for shape in shapes if str(shape) == best)):
                 fresh = [attention._decode(rows, length, heads) for rows, length in DECODE_CASES]
-                figures[str(value)] = [_seconds(case, attention_decode.attend_pieces) for case in fresh]
-        setattr(attention_decode, name, before)
+                figures[str(value)] = [_seconds(case, decode.attend_pieces) for case in fresh]
+        setattr(decode, name, before)
         _print(f"attend_pieces {best} by {name}", cases, figures)
 
 
@@ -132,18 +132,18 @@ def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:
     figures = {}
     for shape in shapes:
         with _patched("chunk", shape):
-            figures[str(shape)] = [_seconds(case, attention_chunk.attend_tiles) for case in cases]
+            figures[str(shape)] = [_seconds(case, chunk.attend_tiles) for case in cases]
     _print("attend_tiles by rows, keys, warps, stages", cases, figures)
 
 
 def _tune_long(shapes: Sequence[Shape], heads: attention._Heads) -> None:
-    from quire.kernels.triton.contexts import gather_contexts
+    from quire.kernels.triton.attention.contexts import gather_contexts
 
     cases = [attention._long(*sizes, heads) for sizes in CHUNK_CASES]
     figures = {}
     for shape in shapes:
         with _patched("long", shape):
-            figures[str(shape)] = [_seconds(case, attention_long.attend_long) for case in cases]
+            figures[str(shape)] = [_seconds(case, long.attend_long) for case in cases]
     _print("attend_long by keys, stages", cases, figures)
     gathers = [attention._gather(length, heads) for length in (512, 2_048, 8_192, 32_000)]
     _print("gather_contexts", gathers, {"": [_seconds(case, gather_contexts) for case in gathers]})

@@ -8,7 +8,7 @@ Every cut's result is checked against one product a pair in fp32. Prints the bes
 and writes
 
     DIR/experts_table.json   the figures
-    DIR/experts_table.py     the table; copy it to quire/kernels/triton/
+    DIR/experts_table.py     the table; copy it to quire/kernels/triton/experts/table.py
 
 The table names few different kernels, as that of tune_linear.py does.
 """
@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from tuning import compile_all, few_enough, graph_seconds
 
-from quire.kernels.triton.experts import Cuts, multiply
-from quire.kernels.triton.linear_rows import Rows
-from quire.kernels.triton.linear_tiles import Tiles
-from quire.kernels.triton.routing import group, route
+from quire.kernels.triton.experts.experts import Cuts, multiply
+from quire.kernels.triton.experts.routing import group, route
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.tiles import Tiles
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 BYTES_PER_S = 4.25e12
@@ -288,7 +288,7 @@ def as_json(figures: dict[tuple[Mixture, int], dict[Cuts, float]], chosen: dict[
 
 
 def as_module(chosen: dict[tuple[Mixture, int], Cuts]) -> str:
-    """The table as the source of experts_table.py."""
+    """The table as the source of a module."""
     lines = []
     for mixture in MIXTURES:
         sizes = [tokens for tokens in TOKENS if (mixture, tokens) in chosen]
@@ -308,8 +308,8 @@ Written by benchmarks/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
 
 from __future__ import annotations
 
-from quire.kernels.triton.linear_rows import Rows
-from quire.kernels.triton.linear_tiles import Tiles
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.tiles import Tiles
 
 CUTS: {kind} = {{
 {"".join(lines)}}}

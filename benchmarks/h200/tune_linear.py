@@ -6,7 +6,7 @@ Times cuBLAS and every candidate in graphs, over weights that outgrow the card's
 against a product in fp64. Prints the best of each shape and number of rows, and writes
 
     DIR/linear_table.json   all figures
-    DIR/linear_table.py     the table; copy it to quire/kernels/triton/
+    DIR/linear_table.py     the table; copy it to quire/kernels/triton/linear/table.py
 
 A table that names few different kernels starts faster, since each is compiled at the first start on a machine. So it
 names as few as keep every product within the tolerance of its best; cuBLAS, which needs no compiling, comes first.
@@ -27,10 +27,10 @@ from torch import Tensor
 from tuning import compile_all, copies, few_enough, graph_seconds
 
 from quire.kernels.table import kernel
-from quire.kernels.triton.linear import Cut, multiply
-from quire.kernels.triton.linear_rows import Rows
-from quire.kernels.triton.linear_streams import Streams
-from quire.kernels.triton.linear_tiles import Tiles
+from quire.kernels.triton.linear.linear import Cut, multiply
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.streams import Streams
+from quire.kernels.triton.linear.tiles import Tiles
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BYTES_PER_S = 4.25e12
@@ -349,7 +349,7 @@ def source(cut: Cut) -> str:
 
 
 def as_module(chosen: dict[tuple[Weight, int], Cut], overlap: bool) -> str:
-    """The table as the source of linear_table.py; numbers of rows that cuBLAS serves for all shapes are left off."""
+    """The table as the source of a module; numbers of rows that cuBLAS serves for all shapes are left off."""
     sizes = list(ROWS)
     while sizes and all(cut is None for (_, rows), cut in chosen.items() if rows == sizes[-1]):
         sizes.pop()
@@ -370,9 +370,9 @@ Written by benchmarks/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
 
 from __future__ import annotations
 
-from quire.kernels.triton.linear_rows import Rows
-from quire.kernels.triton.linear_streams import Streams
-from quire.kernels.triton.linear_tiles import Tiles
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.streams import Streams
+from quire.kernels.triton.linear.tiles import Tiles
 
 UP_TO = {tuple(sizes)}
 """Rows of x: a cut serves this many and fewer. More than the last go to cuBLAS."""

@@ -2,8 +2,9 @@
 
     python benchmarks/h200/tune_sampling.py [--vocab 128256] [--json FILE]
 
-Prints microseconds of a draw by case: as it is, and the dozen best variants. The sizes stand in
-`quire.kernels.triton.sampling.Sizes`; those that decide where rounding decides must not depend on the number of reads.
+Prints microseconds of a draw by case: as it is, and the dozen best variants. The sizes stand in `Sizes` in
+quire/kernels/triton/drawing/sampling.py; those that decide where rounding decides must not depend on the number of
+reads.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from tuning import compile_all, copies, graph_seconds
 
 from quire.kernels.reference.sampling import DrawColumns
-from quire.kernels.triton.keys import Shape
-from quire.kernels.triton.sampling import Sizes, draw_within
+from quire.kernels.triton.drawing.keys import Shape
+from quire.kernels.triton.drawing.sampling import Sizes, draw_within
 
 READS = (1, 32, 256)
 WISHES = {

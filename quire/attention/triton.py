@@ -18,9 +18,9 @@ from quire.attention.tiling import Kinds, TileSizes
 from quire.errors import ConfigError
 from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
 from quire.kernels.table import kernel
-from quire.kernels.triton import attention_long
-from quire.kernels.triton.attention_chunk import queries_of_tile
-from quire.kernels.triton.attention_decode import FEWEST, keys_of_tile, spare_pieces
+from quire.kernels.triton.attention import long as attention_long
+from quire.kernels.triton.attention.chunk import queries_of_tile
+from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pieces
 
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640

@@ -26,7 +26,7 @@ from quire.messages import Masks, Plan, Result, Sizing
 from quire.worker.context import open_context
 
 if TYPE_CHECKING:
-    from quire.kernels.triton.precompiler import Precompiler
+    from quire.kernels.triton.launching.precompiler import Precompiler
     from quire.worker.flight import Flight
     from quire.worker.worker import Worker
 
@@ -120,7 +120,7 @@ def _sleep_exactly() -> None:
 def _begin() -> Precompiler:
     """What takes long and does without torch goes on in threads while torch is imported."""
     threading.Thread(target=open_context, name="context", daemon=True).start()
-    from quire.kernels.triton.precompiler import Precompiler  # Triton is there only with a GPU's torch
+    from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch
 
     return Precompiler(len(os.sched_getaffinity(0)))
 

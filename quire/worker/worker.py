@@ -48,7 +48,7 @@ from quire.worker.transfer import BlockTransfer
 from quire.worker.warmup import rehearse, sketch_of
 
 if TYPE_CHECKING:
-    from quire.kernels.triton.precompiler import Precompiler
+    from quire.kernels.triton.launching.precompiler import Precompiler
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
 _GB = 1e9

@@ -22,7 +22,8 @@ from triton.backends.compiler import GPUTarget
 
 from quire.attention import triton as attention
 from quire.kernels import table
-from quire.kernels.triton import attention_long, dependent_launch, precompiler
+from quire.kernels.triton.attention import long as attention_long
+from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.messages import ScoredRow
 from tests.kernels.triton.compile_cases import NoCard
 
@@ -41,7 +42,7 @@ def imagine() -> None:
         if name.startswith("quire.kernels.triton") and hasattr(module, "can_overlap"):
             module.can_overlap = lambda device: True  # type: ignore[attr-defined]
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
-    from quire.kernels.triton import linear
+    from quire.kernels.triton.linear import linear
 
     linear._is_sm_90 = lambda device: True  # type: ignore[assignment]
     table.KERNELS.update({(op, "cpu"): where for (op, device), where in table.KERNELS.items() if device == "cuda"})

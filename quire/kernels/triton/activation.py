@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launch import cdiv, launched
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import cdiv, launched
 
 BLOCK, WARPS = 1_024, 4
 """Elements of a program, and its threads by 32. See benchmarks/h200/tune_small.py."""

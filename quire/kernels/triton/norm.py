@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launch import cdiv, launched, next_power_of_2
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import cdiv, launched, next_power_of_2
 
 WIDEST = 32_768
 """A row of 1,024 threads' registers."""

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launch import cdiv, launched
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import cdiv, launched
 
 _BLOCK = 256
 _WARPS = 4

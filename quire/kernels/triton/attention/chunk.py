@@ -1,0 +1,203 @@
+"""Attention of rows of several tokens over the paged cache, tile by tile of queries (Dao et al. 2022, 2023).
+
+A program takes some query tokens of one row and one KV head with all its query heads: they are the M rows of its
+products, so that a short chunk fills them too. It reads the row's context through the block table, in tiles of keys,
+and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that where
+the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Only the last tiles of keys,
+which not all queries see, are masked.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.attention.scores import factors, padded, scores
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import launched
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """How a program is cut: rows of products, keys of a tile, warps, tiles on their way at once."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@functools.cache
+def tile_shape(d: int, item: int) -> TileShape:
+    """By the width of a head and the bytes of an element."""
+    if item == 4:
+        return TileShape(rows=16, keys=32, warps=8, stages=2)
+    if d > 128:
+        return TileShape(rows=128, keys=32, warps=8, stages=3)
+    return TileShape(rows=64, keys=64, warps=4, stages=3)
+
+
+def queries_of_tile(d: int, item: int, group: int) -> int:
+    """Query tokens of a tile, where `group` query heads share a KV head."""
+    return tile_shape(d, item).rows // group
+
+
+def attend_tiles(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tile_rows: Tensor,
+    tile_offsets: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    firsts: Tensor,
+    slots: Tensor,
+    window: int | None,
+    queries: int,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """See the reference; `queries` is that of `queries_of_tile`. All but the table are contiguous."""
+    _, block_size, kv_heads, d = keys.shape
+    heads = q.shape[1]
+    shape = tile_shape(d, q.element_size())
+    assert queries == shape.rows // (heads // kv_heads)
+    assert all(
+        map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, firsts, slots, out))
+    )
+    before, after = factors(scale, cap)
+    overlap = can_overlap(q.device)
+    _attend_tiles[(tile_rows.shape[0], kv_heads)](
+        q, keys, values, table, tile_rows, tile_offsets, starts, counts, firsts, slots, out,
+        table.stride(0), window or 0, before, after,
+        CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
+        STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@launched
+@triton.jit(
+    do_not_specialize=["table_line", "window"],
+    do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "firsts", "slots"],
+)
+def _attend_tiles(
+    q,
+    keys,
+    values,
+    table,
+    tile_rows,
+    tile_offsets,
+    starts,
+    counts,
+    firsts,
+    slots,
+    out,
+    table_line,
+    window,
+    before,
+    after,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Row m of the products is query m // GROUP of the tile, head m % GROUP of the KV head's."""
+    release_dependents(OVERLAP)
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
+    wait_for_inputs(OVERLAP)
+    row, offset = tl.load(tile_rows + tile), tl.load(tile_offsets + tile).to(tl.int32)
+    start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
+    first, slot = tl.load(firsts + row), tl.load(slots + row)
+    query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
+    exists = ((m // GROUP < QUERIES) & (query < count))[:, None] & (column < D)[None, :]
+    where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
+    x = tl.load(q + where, exists, 0.0)
+    blocks = table + slot * table_line
+    position = start + query
+    end = start + tl.minimum(offset + QUERIES, count)
+    seen_from, whole_end = 0, (start + offset + 1) // N * N  # what is before whole_end, all queries see
+    if WINDOWED:
+        seen_from = tl.maximum(start + offset + 1 - window, 0)
+        whole_end = seen_from // N * N
+    highest = tl.full((M,), float("-inf"), tl.float32)
+    weights = tl.zeros((M,), tl.float32)
+    total = tl.zeros((M, D_BLOCK), tl.float32)
+    if not WINDOWED:
+        for at in tl.range(0, whole_end, N, num_stages=STAGES):
+            k, v = _tile_of_keys(
+                keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
+            )
+            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+            highest, weights, total = _add(score, v, highest, weights, total, False)
+    for at in tl.range(whole_end, end, N, num_stages=STAGES):
+        other = at + lane
+        k, v = _tile_of_keys(
+            keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
+        )
+        score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+        seen = other[None, :] <= position[:, None]
+        if WINDOWED:
+            seen &= other[None, :] > position[:, None] - window
+        highest, weights, total = _add(tl.where(seen, score, float("-inf")), v, highest, weights, total, WINDOWED)
+    tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
+
+
+@triton.jit
+def _tile_of_keys(
+    keys,
+    values,
+    blocks,
+    position,
+    kv_head,
+    column,
+    begin,
+    end,
+    MASKED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Keys and values [positions, D_BLOCK] through the table; MASKED: 0 for those that no query of the tile sees."""
+    seen = (position >= begin) & (position < end)
+    block = tl.load(blocks + position // BLOCK_SIZE, seen, 0) if MASKED else tl.load(blocks + position // BLOCK_SIZE)
+    where = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D)[:, None] + column[None, :]
+    if MASKED:
+        read = seen[:, None] & (column < D)[None, :]
+        k, v = tl.load(keys + where, read, 0.0), tl.load(values + where, read, 0.0)
+    elif D < D_BLOCK:
+        read = (column < D)[None, :] & (position >= 0)[:, None]
+        k, v = tl.load(keys + where, read, 0.0), tl.load(values + where, read, 0.0)
+    else:
+        k, v = tl.load(keys + where), tl.load(values + where)
+    return k, v
+
+
+@triton.jit
+def _add(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
+    """One more tile of scores and values in the running softmax."""
+    new_highest = tl.maximum(highest, tl.max(score, 1))
+    basis = new_highest
+    if MAY_SEE_NOTHING:
+        basis = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+    shrink = tl.exp2(highest - basis)
+    weight = tl.exp2(score - basis[:, None])
+    total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+    return new_highest, weights * shrink + tl.sum(weight, 1), total

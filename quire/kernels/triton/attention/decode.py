@@ -1,0 +1,298 @@
+"""Attention of rows of one token over the paged cache, cut along their contexts (split-KV; Dao et al. 2023).
+
+One query reads its whole context once, 2 · context · kv_heads · d elements, and does nothing with them that takes as
+long as the reading: all that counts is that every multiprocessor reads all the time. So contexts are cut into pieces of
+equal length, about as many as there is room for programs, whatever the mix of lengths, and the grid depends on the
+number of rows alone. A program takes a piece of one row and one KV head, whose query heads share what it reads: they
+are the rows of its matrix products. Where a row has several pieces, the last program to end merges them, in their
+order: the result does not depend on who was last.
+
+The cutting is one small kernel a step, since lengths are known on the device only.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.reference.paged_rows import Partials
+from quire.kernels.triton.attention.scores import factors, padded, power_of_two, scores
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import launched
+
+_MERGED = 8
+"""Pieces that the last program reads at a time."""
+_PROGRAMS = 4
+"""Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
+FEWEST = 2
+"""Tiles of a piece where a context has more: shorter ones take longer to merge than they save."""
+_LONGEST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a program is cut: keys of a tile, warps, tiles on their way at once."""
+
+    keys: int
+    warps: int
+    stages: int
+
+
+@functools.cache
+def _shape(d: int, item: int) -> _Shape:
+    """By the width of a head and the bytes of an element."""
+    if item == 4:
+        return _Shape(keys=32, warps=8, stages=3)
+    if d > 128:
+        return _Shape(keys=32, warps=4, stages=3)
+    return _Shape(keys=64, warps=2, stages=3)
+
+
+def keys_of_tile(d: int, item: int) -> int:
+    """Where pieces may begin: at multiples of this."""
+    return _shape(d, item).keys
+
+
+def spare_pieces(kv_heads: int, device: torch.device) -> int:
+    """Pieces beyond one a row that fill the device if there is one row."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return -(-_PROGRAMS * multiprocessors // kv_heads)
+
+
+def cut_contexts(
+    starts: Tensor,
+    slots: Tensor,
+    singles: Tensor | None,
+    tokens: Tensor | None,
+    window: int | None,
+    tile: int,
+    pieces: Tensor,
+    fewest: int = 1,
+) -> None:
+    """See the reference. All are contiguous."""
+    rows = len(slots) if singles is None else len(singles)
+    overlap = can_overlap(pieces.device)
+    _cut_contexts[(1,)](
+        starts, slots, singles, tokens, pieces, rows, len(pieces), _LONGEST if window is None else window,
+        TILE=tile, FEWEST=fewest, ROWS=max(256, power_of_two(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
+        num_warps=4, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@launched
+@triton.jit(
+    do_not_specialize=["rows", "room", "window"],
+    do_not_specialize_on_alignment=["starts", "slots", "singles", "tokens"],
+)
+def _cut_contexts(
+    starts,
+    slots,
+    singles,
+    tokens,
+    pieces,
+    rows,
+    room,
+    window,
+    TILE: tl.constexpr,
+    FEWEST: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One program; every row is a lane."""
+    release_dependents(OVERLAP)
+    lane = tl.arange(0, ROWS)
+    inside = lane < rows
+    wait_for_inputs(OVERLAP)
+    row, token = lane, lane
+    if singles is not None:
+        row = tl.load(singles + lane, inside, 0).to(tl.int32)
+        token = tl.load(tokens + lane, inside, 0).to(tl.int32)
+    length = tl.load(starts + row, inside, 0).to(tl.int32) + 1
+    slot = tl.load(slots + row, inside, 0).to(tl.int32)
+    seen_from = tl.maximum(length - window, 0)
+    base = seen_from // TILE * TILE
+    tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
+    low = FEWEST  # tiles a piece, as few as leave no more pieces than there is room for
+    high = tl.maximum(tl.max(tiles, 0), FEWEST)
+    while low < high:
+        middle = (low + high) // 2
+        if tl.sum((tiles + middle - 1) // middle, 0) <= room:
+            high = middle
+        else:
+            low = middle + 1
+    count = (tiles + high - 1) // high
+    each = tl.where(inside, (tiles + count - 1) // tl.maximum(count, 1), 1)  # as even as tiles allow
+    count = (tiles + each - 1) // each
+    first = tl.cumsum(count, 0) - count
+    for number in range(tl.max(count, 0)):
+        own = pieces + (first + number) * COLUMNS
+        exists = number < count
+        begin = base + number * each * TILE
+        tl.store(own, token, exists)
+        tl.store(own + 1, slot, exists)
+        tl.store(own + 2, begin, exists)
+        tl.store(own + 3, tl.minimum(begin + each * TILE, length), exists)
+        tl.store(own + 4, seen_from, exists)
+        tl.store(own + 5, first, exists)
+        tl.store(own + 6, count, exists)
+    for number in range(tl.sum(count, 0), room, ROWS):
+        tl.store(pieces + (number + lane) * COLUMNS + 6, 0, number + lane < room)
+
+
+def attend_pieces(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    pieces: Tensor,
+    partials: Partials,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """See the reference. All but the table are contiguous."""
+    _, block_size, kv_heads, d = keys.shape
+    heads = q.shape[1]
+    group, d_block = heads // kv_heads, padded(d)
+    assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
+    assert pieces.shape[0] <= partials.outputs.shape[0]
+    shape = _shape(d, q.element_size())
+    before, after = factors(scale, cap)
+    overlap = can_overlap(q.device)
+    _attend_pieces[(pieces.shape[0] * kv_heads,)](
+        q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
+        before, after,
+        CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
+        GROUP_BLOCK=power_of_two(group), M=padded(group), D=d, D_BLOCK=d_block,
+        BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
+        OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@launched
+@triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces"])
+def _attend_pieces(
+    q,
+    keys,
+    values,
+    table,
+    pieces,
+    outputs,
+    sums,
+    arrived,
+    out,
+    table_line,
+    before,
+    after,
+    CAPPED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    TILE: tl.constexpr,
+    MERGED: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One piece and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
+    release_dependents(OVERLAP)
+    piece, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    own, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, TILE)
+    exists = (own < GROUP)[:, None] & (column < D)[None, :]
+    wait_for_inputs(OVERLAP)
+    line = pieces + piece * COLUMNS
+    token, slot = tl.load(line).to(tl.int64), tl.load(line + 1).to(tl.int64)
+    begin, end, seen_from = tl.load(line + 2), tl.load(line + 3), tl.load(line + 4)
+    first, count = tl.load(line + 5), tl.load(line + 6)
+    if count > 0:
+        head = kv_head * GROUP + own
+        x = tl.load(q + ((token * HEADS + head) * D)[:, None] + column[None, :], exists, 0.0)
+        blocks = table + slot * table_line
+        highest = tl.full((M,), float("-inf"), tl.float32)
+        weights = tl.zeros((M, TILE), tl.float32)  # summed over lanes at the end only
+        total = tl.zeros((M, D_BLOCK), tl.float32)
+        for at in tl.range(begin, end, TILE, num_stages=STAGES):
+            position = at + lane
+            seen = (position >= seen_from) & (position < end)
+            block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
+            place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
+            where = place[:, None] + column[None, :]
+            read = seen[:, None] & (column < D)[None, :]
+            k = tl.load(keys + where, read, 0.0)
+            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+            score = tl.where(seen[None, :], score, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(score, 1))
+            shrink = tl.exp2(highest - new_highest)
+            weight = tl.exp2(score - new_highest[:, None])
+            v = tl.load(values + where, read, 0.0)
+            total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+            weights = weights * shrink[:, None] + weight
+            highest = new_highest
+        sum_of_weights = tl.sum(weights, 1)
+        result = out + ((token * HEADS + head) * D)[:, None] + column[None, :]
+        if count == 1:
+            tl.store(result, (total / sum_of_weights[:, None]).to(out.dtype.element_ty), exists)
+        else:
+            part = piece * HEADS + head
+            tl.store(outputs + (part * D)[:, None] + column[None, :], total, exists)
+            tl.store(sums + part * 2, highest, own < GROUP)
+            tl.store(sums + part * 2 + 1, sum_of_weights, own < GROUP)
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            counter = arrived + first * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
+                tl.store(counter, 0)
+                merged = _merge(
+                    outputs, sums, first, count, kv_head * GROUP, HEADS, GROUP, GROUP_BLOCK, D, D_BLOCK, MERGED
+                )
+                of_group = tl.arange(0, GROUP_BLOCK)
+                of_out = out + ((token * HEADS + kv_head * GROUP + of_group) * D)[:, None] + column[None, :]
+                tl.store(of_out, merged.to(out.dtype.element_ty), (of_group < GROUP)[:, None] & (column < D)[None, :])
+
+
+@triton.jit
+def _merge(
+    outputs,
+    sums,
+    first,
+    count,
+    head,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_BLOCK: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """[GROUP_BLOCK, D_BLOCK] of a row's pieces, MERGED at a time. What others wrote is read past the nearest cache."""
+    number, own, column = tl.arange(0, MERGED), tl.arange(0, GROUP_BLOCK), tl.arange(0, D_BLOCK)
+    highest = tl.full((GROUP_BLOCK,), float("-inf"), tl.float32)
+    weights = tl.zeros((GROUP_BLOCK,), tl.float32)
+    total = tl.zeros((GROUP_BLOCK, D_BLOCK), tl.float32)
+    for at in range(0, count, MERGED):
+        left = (first + at + number)[:, None] * HEADS + head + own[None, :]  # [MERGED, GROUP_BLOCK]
+        exists = (at + number < count)[:, None] & (own < GROUP)[None, :]
+        their_highest = tl.load(sums + left * 2, exists, float("-inf"), cache_modifier=".cg")
+        their_weights = tl.load(sums + left * 2 + 1, exists, 0.0, cache_modifier=".cg")
+        part = tl.load(
+            outputs + (left * D)[:, :, None] + column[None, None, :],
+            exists[:, :, None] & (column < D)[None, None, :], 0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        new_highest = tl.maximum(highest, tl.max(their_highest, 0))
+        new_highest = tl.where(own < GROUP, new_highest, 0.0)
+        shrink = tl.exp2(highest - new_highest)
+        share = tl.exp2(their_highest - new_highest[None, :])
+        total = total * shrink[:, None] + tl.sum(part * share[:, :, None], 0)
+        weights = weights * shrink + tl.sum(their_weights * share, 0)
+        highest = new_highest
+    return total / weights[:, None]

@@ -1,0 +1,320 @@
+"""The products of a mixture of experts.
+
+Few tokens, so that hardly two go to the same expert: `one_by_one`. Each program multiplies one pair of token and expert
+with a few rows of the expert's weight, and those of the second product add up all of a token's experts, so two kernels
+do all. The experts' weights of a pair are read: 2 · 3 · hidden · width bytes of 16-bit weights.
+
+More: `by_tiles`. Pairs stand in the order of experts (see `routing`), and a program multiplies a tile of one expert's
+pairs with a tile of its weight on the tensor cores: the gate is applied in the first product, the router's weight in
+the second, and a last kernel adds each token's outputs in the order of its choices. Every weight that a token goes to
+is read from memory once; second tiles of an expert find it in the cache. With many tokens the tensor cores are the
+limit: 6 · pairs · hidden · width operations.
+
+No sum depends on the order in which programs run. What a kernel reads before it waits for the one before, it reads from
+the card's shared cache (.cg): its multiprocessor's own may still hold what stood there earlier.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.experts.routing import group
+from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.linear.products import fetch_ahead, gated, row_product, tile_product, weight_rows
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.tiles import Tiles
+
+_SUM_BLOCK = 1024
+
+
+def one_by_one(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    cuts: tuple[Rows, Rows],
+    overlap: bool,
+) -> None:
+    """Arguments as those of the op `experts`, the cuts of both products, and `overlap` as in dependent_launch."""
+    (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
+    middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
+    first, second = cuts
+    _pair_kernel[(-(-width // (first.block_n // 2)) * tokens * chosen,)](
+        x,
+        gate_up,
+        numbers,
+        middle,
+        tokens * chosen,
+        width,
+        CHOSEN=chosen,
+        COLUMNS=hidden,
+        BLOCK_N=first.block_n,
+        BLOCK_K=first.block_k,
+        OVERLAP=overlap,
+        num_warps=first.warps,
+        launch_pdl=overlap,
+    )
+    _token_kernel[(-(-hidden // second.block_n) * tokens,)](
+        middle,
+        down,
+        numbers,
+        weights,
+        out,
+        tokens,
+        hidden,
+        CHOSEN=chosen,
+        COLUMNS=width,
+        BLOCK_N=second.block_n,
+        BLOCK_K=second.block_k,
+        OVERLAP=overlap,
+        num_warps=second.warps,
+        launch_pdl=overlap,
+    )
+
+
+def by_tiles(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    numbers: Tensor,
+    weights: Tensor,
+    out: Tensor,
+    cuts: tuple[Tiles, Tiles],
+    overlap: bool,
+) -> None:
+    """Arguments as those of `one_by_one`; both cuts have the same block_m and no splits."""
+    (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
+    first, second = cuts
+    assert first.block_m == second.block_m and first.splits == second.splits == 1
+    order, tiles = group(numbers, len(down), first.block_m)
+    middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
+    parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
+    _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap)
+    _launch_tiles(middle, down, order, tiles, weights, parts, 1, second, False, overlap)
+    _sum_kernel[(tokens, -(-hidden // _SUM_BLOCK))](
+        parts, out, hidden, CHOSEN=chosen, BLOCK=_SUM_BLOCK, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
+    )
+
+
+def _launch_tiles(
+    x: Tensor,
+    w: Tensor,
+    order: Tensor,
+    tiles: Tensor,
+    weights: Tensor,
+    y: Tensor,
+    sharing: int,
+    cut: Tiles,
+    first: bool,
+    overlap: bool,
+) -> None:
+    places, made, columns = tiles.shape[1], y.shape[1], w.shape[2]
+    across = -(-made // (cut.block_n // 2 if first else cut.block_n))
+    _tile_kernel[(across * places,)](
+        x,
+        w,
+        order,
+        tiles,
+        weights,
+        y,
+        places,
+        made,
+        columns,
+        SHARING=sharing,
+        BLOCK_M=cut.block_m,
+        BLOCK_N=cut.block_n,
+        BLOCK_K=cut.block_k,
+        WHOLE=columns % cut.block_k == 0,
+        SWAPPED=cut.swapped,
+        FIRST=first,
+        OVERLAP=overlap,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        launch_pdl=overlap,
+    )
+
+
+@launched
+@triton.jit(do_not_specialize=["pairs"])
+def _pair_kernel(
+    x,
+    w,
+    numbers,
+    y,
+    pairs,
+    width,
+    CHOSEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same time."""
+    MADE: tl.constexpr = BLOCK_N // 2
+    pair = tl.program_id(0) % pairs
+    begin = tl.program_id(0) // pairs * MADE
+    wait_for_inputs(OVERLAP)
+    release_dependents(OVERLAP)  # not before, so that the next kernel may read the experts' numbers without waiting
+    expert = tl.load(numbers + pair).to(tl.int64)
+    rows = weight_rows(begin, width, BLOCK_N, True) + expert * (2 * width)
+    own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
+    sums = row_product(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), own, w, rows, 1.0, COLUMNS, BLOCK_K, False)
+    values = tl.reshape(gated(tl.sum(sums, 1)[None, :], 1, MADE), (MADE,))
+    n = begin + tl.arange(0, MADE)
+    tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
+
+
+@launched
+@triton.jit(do_not_specialize=["tokens"])
+def _token_kernel(
+    x,
+    w,
+    numbers,
+    weights,
+    y,
+    tokens,
+    hidden,
+    CHOSEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """y [tokens, hidden]: each token's experts on its rows of x [pairs, COLUMNS], by weight."""
+    release_dependents(OVERLAP)
+    token = (tl.program_id(0) % tokens).to(tl.int64)
+    begin = tl.program_id(0) // tokens * BLOCK_N
+    rows = weight_rows(begin, hidden, BLOCK_N, False)
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for choice in tl.static_range(CHOSEN):
+        pair = token * CHOSEN + choice
+        own = rows + tl.load(numbers + pair, cache_modifier=".cg").to(tl.int64) * hidden
+        scale = tl.load(weights + pair, cache_modifier=".cg").to(tl.float32)
+        sums = row_product(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, OVERLAP and choice == 0)
+    n = begin + tl.arange(0, BLOCK_N)
+    tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
+
+
+@launched
+@triton.jit(do_not_specialize=["places"])
+def _tile_kernel(
+    x,
+    w,
+    order,
+    tiles,
+    weights,
+    y,
+    places,
+    made,
+    columns,
+    SHARING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    FIRST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """y [pairs, made]: x's row of each pair by its expert's weight. SHARING pairs have one row of x.
+
+    FIRST, the weight is a gate and an up; else the result is scaled by the router's weight. An expert's last tile may
+    have few pairs; where tiles are large, and operations the limit, it goes as one of half the size if it can.
+    """
+    MADE: tl.constexpr = BLOCK_N // 2 if FIRST else BLOCK_N
+    across = tl.cdiv(made, MADE)
+    place = tl.program_id(0) // across
+    begin = tl.program_id(0) % across * MADE
+    if FIRST:  # the tiles come from the kernel before; in the second product from one that the first waited for
+        wait_for_inputs(OVERLAP)
+        release_dependents(OVERLAP)
+    else:
+        release_dependents(OVERLAP)
+    from_pair = tl.load(tiles + places + place, cache_modifier=".cg")
+    to_pair = tl.load(tiles + 2 * places + place, cache_modifier=".cg")
+    if from_pair < to_pair:
+        own = w + tl.load(tiles + place, cache_modifier=".cg").to(tl.int64) * made * columns * (2 if FIRST else 1)
+        rows = weight_rows(begin, made, BLOCK_N, FIRST) * columns
+        if not FIRST and OVERLAP:
+            fetch_ahead(own, rows, 0, columns, BLOCK_N, 2 * BLOCK_K)
+            wait_for_inputs(OVERLAP)
+        if BLOCK_M > 64 and to_pair - from_pair <= BLOCK_M // 2:
+            _multiply(
+                x, own, order, weights, y, from_pair, to_pair, begin, made, columns, rows,
+                SHARING, BLOCK_M // 2, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST,
+            )  # fmt: skip
+        else:
+            _multiply(
+                x, own, order, weights, y, from_pair, to_pair, begin, made, columns, rows,
+                SHARING, BLOCK_M, BLOCK_N, BLOCK_K, MADE, WHOLE, SWAPPED, FIRST,
+            )  # fmt: skip
+
+
+@triton.jit
+def _multiply(
+    x,
+    w,
+    order,
+    weights,
+    y,
+    from_pair,
+    to_pair,
+    begin,
+    made,
+    columns,
+    rows,
+    SHARING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    MADE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    FIRST: tl.constexpr,
+):
+    """A tile of at most BLOCK_M pairs, by the weight rows that begin at `rows` and make the outputs from `begin` on."""
+    m = from_pair + tl.arange(0, BLOCK_M)
+    pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)
+    values = tile_product(
+        x,
+        pair // SHARING * columns,
+        m < to_pair,
+        w,
+        rows,
+        columns,
+        0,
+        tl.cdiv(columns, BLOCK_K),
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        WHOLE,
+        SWAPPED,
+    )
+    if FIRST:
+        values = gated(values, BLOCK_M, MADE)
+    else:
+        values *= tl.load(weights + pair).to(tl.float32)[:, None]
+    n = begin + tl.arange(0, MADE)
+    inside = (m < to_pair)[:, None] & (n < made)[None, :]
+    tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
+
+
+@launched
+@triton.jit
+def _sum_kernel(parts, out, hidden, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""
+    release_dependents(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < hidden
+    wait_for_inputs(OVERLAP)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(CHOSEN):
+        total += tl.load(parts + (token * CHOSEN + choice) * hidden + n, inside, 0.0).to(tl.float32)
+    tl.store(out + token * hidden + n, total.to(out.dtype.element_ty), inside)

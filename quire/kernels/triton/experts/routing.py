@@ -1,0 +1,155 @@
+"""Which tokens go to which experts: each token's choice, and the pairs of token and choice in the order of experts.
+
+Choosing: one warp a token; a logit and its expert's number make one 64-bit key, so that each of the `chosen` rounds is
+one maximum, and equal logits go to the lower number.
+
+Grouping: a product over an expert's tokens is cut into tiles of some rows. How many an expert has is known on the card
+only, so tiles have places for the most there can be: expert e's begin at place `pairs before e // tile + e`, which
+leaves each as many places as it can need, and there are `pairs // tile + experts` of them together. One program an
+expert counts the pairs before its own, writes its own in their order, and fills its places; none waits for another.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import launched
+
+_BLOCKS = ((512, 1), (2048, 4), (4096, 8))
+"""Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
+
+
+def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """See the reference; logits are contiguous, and the numbers are int32."""
+    assert logits.is_contiguous()
+    tokens, experts = logits.shape
+    weights = torch.empty((tokens, chosen), dtype=logits.dtype, device=logits.device)
+    numbers = torch.empty((tokens, chosen), dtype=torch.int32, device=logits.device)
+    overlap = can_overlap(logits.device)
+    if tokens:
+        _route_kernel[(tokens,)](
+            logits,
+            weights,
+            numbers,
+            EXPERTS=experts,
+            BLOCK=1 << (experts - 1).bit_length(),
+            CHOSEN=chosen,
+            SLOTS=1 << (chosen - 1).bit_length(),
+            RENORMALISE=renormalise,
+            OVERLAP=overlap,
+            num_warps=1,
+            launch_pdl=overlap,
+        )
+    return weights, numbers
+
+
+def group(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
+    """Pairs by expert, and the tiles they make.
+
+    Args:
+        numbers: [tokens, chosen] int32, contiguous; pair p is choice p % chosen of token p // chosen.
+        experts: How many there are.
+        tile: Most pairs of a tile.
+
+    Returns:
+        The pairs [pairs] int32, expert by expert. And for each place of a tile, [3, places] int32: its expert, and
+        from where to where its pairs stand among all; at most `pairs` places are not empty.
+    """
+    pairs = numbers.numel()
+    order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
+    tiles = torch.empty((3, pairs // tile + experts), dtype=torch.int32, device=numbers.device)
+    block, warps = next((cut for cut in _BLOCKS if pairs <= cut[0]), _BLOCKS[-1])
+    overlap = can_overlap(numbers.device)
+    _group_kernel[(experts,)](
+        numbers,
+        order,
+        tiles,
+        pairs,
+        tiles.shape[1],
+        TILE=tile,
+        BLOCK=block,
+        OVERLAP=overlap,
+        num_warps=warps,
+        launch_pdl=overlap,
+    )
+    return order, tiles
+
+
+@launched
+@triton.jit
+def _route_kernel(
+    logits,
+    weights,
+    numbers,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SLOTS: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    slot = tl.arange(0, SLOTS)
+    there = expert < EXPERTS
+    wait_for_inputs(OVERLAP)
+    values = tl.load(logits + token * EXPERTS + expert, there, float("-inf")).to(tl.float32)
+    shares = tl.exp(values - tl.max(values, 0))
+    shares = shares / tl.sum(shares, 0)  # NaN for all, if one of the logits is
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # as an integer it compares like the number, NaN included
+    least = -0x8000000000000000
+    keys = tl.where(there, (ordered.to(tl.int64) << 32) + (BLOCK - expert), least)  # no expert's key is the least one
+    chosen = tl.zeros((SLOTS,), tl.int32)
+    chosen_shares = tl.zeros((SLOTS,), tl.float32)
+    for place in tl.static_range(CHOSEN):
+        best = tl.max(keys, 0)
+        number = BLOCK - (best & 0xFFFFFFFF).to(tl.int32)
+        chosen = tl.where(slot == place, number, chosen)
+        chosen_shares = tl.where(slot == place, tl.sum(tl.where(expert == number, shares, 0.0), 0), chosen_shares)
+        keys = tl.where(keys == best, least, keys)
+    if RENORMALISE:
+        chosen_shares = chosen_shares / tl.sum(chosen_shares, 0)
+    tl.store(weights + token * CHOSEN + slot, chosen_shares.to(weights.dtype.element_ty), slot < CHOSEN)
+    tl.store(numbers + token * CHOSEN + slot, chosen, slot < CHOSEN)
+
+
+@launched
+@triton.jit(do_not_specialize=["pairs", "places"])
+def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    release_dependents(OVERLAP)
+    expert = tl.program_id(0)
+    wait_for_inputs(OVERLAP)
+    whole = pairs // BLOCK * BLOCK  # as far as no load needs a mask, they are of 16 bytes
+    rest = whole + tl.arange(0, BLOCK)
+    last_numbers = tl.load(numbers + rest, rest < pairs, 0x7FFFFFFF)
+    theirs = (last_numbers < expert).to(tl.int32)
+    for begin in tl.range(0, whole, BLOCK, num_stages=3):
+        theirs += (tl.load(numbers + begin + tl.arange(0, BLOCK)) < expert).to(tl.int32)
+    before = tl.sum(theirs, 0)
+    end = before
+    for begin in tl.range(0, whole, BLOCK, num_stages=3):
+        pair = begin + tl.arange(0, BLOCK)
+        end = _put(order, end, pair, tl.load(numbers + pair) == expert)
+    end = _put(order, end, rest, last_numbers == expert)
+    first = before // TILE + expert
+    last = end // TILE + expert + 1
+    for some in range(first, last, 32):
+        place = some + tl.arange(0, 32)
+        from_pair = tl.minimum(before + (place - first) * TILE, end)
+        tl.store(tiles + place, tl.zeros_like(place) + expert, place < last)
+        tl.store(tiles + places + place, from_pair, place < last)
+        tl.store(tiles + 2 * places + place, tl.minimum(from_pair + TILE, end), place < last)
+
+
+@triton.jit
+def _put(order, end, pair, own):
+    """Write those of the pairs that are one's own to order, from `end` on; where they end."""
+    counts = tl.cumsum(own.to(tl.int32), 0)
+    tl.store(order + end + counts - 1, pair, own)
+    return end + tl.max(counts, 0)

@@ -1,0 +1,96 @@
+"""Matrix products on a card: own kernels for few rows on sm_90, cuBLAS for all else.
+
+With few rows a product is bound by reading its weight; cuBLAS reads at half to nine tenths of the memory's speed there.
+What serves which shape is a table of measured choices, `table`; a shape that was not measured is served like the
+measured one nearest to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.triton.activation import silu_and_mul
+from quire.kernels.triton.launching.dependent_launch import can_overlap
+from quire.kernels.triton.linear.rows import Rows, row_linear
+from quire.kernels.triton.linear.streams import Streams, stream_linear
+from quire.kernels.triton.linear.table import GATED, OVERLAP, PLAIN, UP_TO
+from quire.kernels.triton.linear.tiles import Tiles, tile_linear
+
+Cut = Rows | Streams | Tiles | None
+"""How a product is cut into programs; None is cuBLAS."""
+
+
+def pack_linear(weight: Tensor) -> Tensor:
+    """The weight [rows, columns] as `linear` wants it: as it is."""
+    return weight
+
+
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """See the reference."""
+    cut = _cut_for(x, packed, gate=False)
+    if cut is None:
+        return F.linear(x, packed, bias)
+    y = x.new_empty((x.shape[0], packed.shape[0]))
+    multiply(x, packed, bias, y, cut, gate=False, overlap=OVERLAP and can_overlap(x.device))
+    return y
+
+
+def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """See the reference. With few rows all of it is one kernel, and the gate is applied to sums in fp32."""
+    cut = _cut_for(x, packed, gate=True)
+    if cut is None:
+        silu_and_mul(linear(x, packed, bias), out)
+    else:
+        multiply(x, packed, bias, out, cut, gate=True, overlap=OVERLAP and can_overlap(x.device))
+
+
+def multiply(
+    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows | Streams | Tiles, *, gate: bool, overlap: bool
+) -> None:
+    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, cut in this way.
+
+    Args:
+        x: [rows, columns], the columns side by side.
+        w: [outputs, columns]; twice as many outputs where `gate`.
+        bias: [outputs of w].
+        y: [rows, outputs].
+        cut: Rows take a single row.
+        overlap: See dependent_launch.
+    """
+    if isinstance(cut, Rows):
+        row_linear(x, w, bias, y, cut, gate, overlap)
+    elif isinstance(cut, Streams):
+        stream_linear(x, w, bias, y, cut, gate, overlap)
+    else:
+        tile_linear(x, w, bias, y, cut, gate, overlap)
+
+
+def _cut_for(x: Tensor, w: Tensor, gate: bool) -> Cut:
+    rows = x.shape[0]
+    if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not _is_sm_90(x.device):
+        return None
+    return choice(*w.shape, rows, gate)
+
+
+@functools.cache
+def _is_sm_90(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
+@functools.cache
+def choice(outputs: int, columns: int, rows: int, gate: bool) -> Cut:
+    """The cut for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
+    if columns % 16:
+        return None  # rows of the weight do not begin at 16-byte addresses
+    table = GATED if gate else PLAIN
+
+    def distance(shape: tuple[int, int]) -> float:
+        return abs(math.log(shape[0] / outputs)) + abs(math.log(shape[1] / columns))
+
+    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
+    return table[min(table, key=distance)][size]

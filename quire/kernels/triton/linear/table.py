@@ -1,0 +1,184 @@
+"""Which kernel multiplies few rows fastest, by the shape of the weight.
+
+Written by benchmarks/h200/tune_linear.py on an NVIDIA H200.
+"""
+
+from __future__ import annotations
+
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.streams import Streams
+from quire.kernels.triton.linear.tiles import Tiles
+
+UP_TO = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Rows of x: a cut serves this many and fewer. More than the last go to cuBLAS."""
+
+PLAIN: dict[tuple[int, int], tuple[Rows | Streams | Tiles | None, ...]] = {
+    (6144, 4096): (
+        Rows(2, 1024, 4),
+        Tiles(16, 64, 128, 4, 4, 3, True),
+        Tiles(16, 64, 128, 4, 4, 3, True),
+        Tiles(16, 64, 128, 4, 4, 3, True),
+        Tiles(16, 64, 128, 4, 4, 3, True),
+        None,
+        None,
+        None,
+    ),
+    (4096, 4096): (
+        Rows(2, 1024, 4),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(32, 64, 128, 4, 4, 4, True),
+        None,
+        None,
+    ),
+    (4096, 14336): (
+        Rows(2, 2048, 4),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(32, 64, 128, 4, 4, 4, True),
+        Tiles(64, 64, 128, 2, 4, 4, True),
+        None,
+    ),
+    (28672, 4096): (
+        Rows(2, 1024, 4),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(32, 64, 128, 1, 4, 4, True),
+        Tiles(64, 64, 64, 1, 4, 6, True),
+        None,
+    ),
+    (128256, 4096): (
+        Rows(2, 1024, 4),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        None,
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(32, 64, 128, 1, 4, 4, True),
+        Tiles(64, 128, 64, 1, 4, 4, True),
+        None,
+    ),
+    (4096, 1024): (
+        Rows(4, 1024, 4),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        Tiles(16, 64, 128, 2, 4, 6, True),
+        None,
+        None,
+        None,
+    ),
+    (1024, 2048): (
+        Rows(2, 2048, 4),
+        Tiles(16, 64, 256, 4, 4, 4, True),
+        Tiles(16, 64, 256, 4, 4, 4, True),
+        Tiles(16, 64, 256, 4, 4, 4, True),
+        Tiles(16, 64, 256, 4, 4, 4, True),
+        None,
+        None,
+        None,
+    ),
+    (1024, 3072): (
+        Rows(2, 2048, 8),
+        Tiles(16, 64, 128, 8, 4, 6, True),
+        Tiles(16, 64, 128, 8, 4, 6, True),
+        Tiles(16, 64, 128, 8, 4, 6, True),
+        Tiles(16, 64, 128, 8, 4, 6, True),
+        Tiles(32, 64, 128, 8, 4, 4, True),
+        None,
+        None,
+    ),
+    (151936, 1024): (
+        Rows(8, 256, 4),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(32, 64, 128, 1, 4, 4, True),
+        Tiles(64, 64, 64, 1, 4, 6, True),
+        None,
+    ),
+    (6144, 1024): (
+        Rows(4, 1024, 4),
+        None,
+        None,
+        None,
+        Tiles(16, 32, 256, 1, 4, 4, False),
+        None,
+        None,
+        None,
+    ),
+    (5120, 2048): (
+        Rows(4, 1024, 4),
+        Tiles(16, 64, 128, 3, 4, 4, True),
+        Tiles(16, 64, 128, 3, 4, 4, True),
+        Tiles(16, 64, 128, 3, 4, 4, True),
+        Tiles(16, 64, 128, 3, 4, 4, True),
+        None,
+        None,
+        None,
+    ),
+    (2048, 4096): (
+        Rows(2, 1024, 4),
+        Tiles(16, 64, 128, 4, 4, 6, True),
+        Tiles(16, 64, 128, 4, 4, 6, True),
+        Tiles(16, 64, 128, 4, 4, 6, True),
+        Tiles(16, 64, 128, 4, 4, 6, True),
+        Tiles(32, 64, 128, 4, 4, 4, True),
+        Tiles(64, 64, 128, 4, 4, 4, True),
+        None,
+    ),
+    (128, 2048): (
+        Rows(4, 2048, 8),
+        Tiles(8, 64, 128, 8, 4, 4, True),
+        Tiles(8, 64, 128, 8, 4, 4, True),
+        Tiles(8, 64, 128, 8, 4, 4, True),
+        Tiles(16, 64, 128, 8, 4, 3, True),
+        Tiles(32, 64, 128, 8, 4, 4, True),
+        None,
+        None,
+    ),
+    (151936, 2048): (
+        Rows(4, 1024, 4),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(32, 64, 128, 1, 4, 4, True),
+        None,
+        None,
+    ),
+}
+"""(outputs, columns) of the weight → a cut for each of UP_TO; None is cuBLAS."""
+
+GATED: dict[tuple[int, int], tuple[Rows | Streams | Tiles | None, ...]] = {
+    (28672, 4096): (
+        Rows(4, 2048, 8),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(16, 64, 128, 1, 4, 4, True),
+        Tiles(32, 128, 128, 1, 8, 4, True),
+        Tiles(64, 128, 64, 1, 4, 4, True),
+        Tiles(128, 256, 64, 1, 8, 4, False),
+    ),
+    (6144, 1024): (
+        Rows(4, 512, 2),
+        Tiles(8, 32, 256, 1, 4, 4, True),
+        Tiles(8, 32, 256, 1, 4, 4, True),
+        Tiles(8, 32, 256, 1, 4, 4, True),
+        Tiles(16, 32, 256, 1, 4, 4, False),
+        Tiles(32, 64, 64, 4, 4, 6, True),
+        None,
+        None,
+    ),
+}
+"""The same where a gate is applied; None is the plain product and a kernel for the gate."""
+
+OVERLAP = True
+"""Start while the kernel before ends; see dependent_launch."""

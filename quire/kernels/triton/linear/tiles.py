@@ -1,0 +1,191 @@
+"""y = x Wᵀ for few rows of x, on the tensor cores.
+
+A program multiplies a tile of x with a tile of W over a part of the columns; tiles of x that share one of W run side by
+side, so W is read from memory once: 2 · outputs · columns bytes, while x comes from the cache. Where there are too few
+tiles to keep the whole card reading, the columns are cut into splits. Each split leaves its sums in memory, and the
+program that finds itself the last one of a tile adds them in the order of the splits, not of their arrival, so that the
+result is always the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.linear.products import fetch_ahead, gated, tile_product, weight_rows
+
+_MOST_TILES = 16_384
+"""Tiles of one product whose columns are cut."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the work is cut.
+
+    Attributes:
+        block_m, block_n, block_k: Rows of x, rows of W (gates and ups together where the product is gated) and
+            columns of a tile.
+        splits: Parts of the columns.
+        warps: Of 32 threads, by program.
+        stages: Tiles under way at the same time.
+        swapped: W is the tensor core's first operand.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    splits: int
+    warps: int
+    stages: int
+    swapped: bool
+
+
+def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles, gate: bool, overlap: bool) -> None:
+    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [rows, columns], y [rows, outputs].
+
+    The rows of x may lie apart; y is contiguous.
+    """
+    rows, outputs = y.shape
+    columns = w.shape[1]
+    tiles = -(-outputs // (cut.block_n // 2 if gate else cut.block_n)) * -(-rows // cut.block_m)
+    if cut.splits > 1:
+        assert tiles <= _MOST_TILES
+        sums = torch.empty((tiles, cut.splits, cut.block_m * cut.block_n), dtype=torch.float32, device=x.device)
+        arrived = _arrivals(x.device)
+    else:
+        sums = arrived = y  # neither is touched
+    _tile_kernel[(tiles, cut.splits)](
+        x,
+        w,
+        w if bias is None else bias,
+        y,
+        sums,
+        arrived,
+        rows,
+        outputs,
+        columns,
+        x.stride(0),
+        BLOCK_M=cut.block_m,
+        BLOCK_N=cut.block_n,
+        BLOCK_K=cut.block_k,
+        SPLIT=cut.splits > 1,
+        WHOLE=columns % cut.block_k == 0,
+        SWAPPED=cut.swapped,
+        GATED=gate,
+        BIASED=bias is not None,
+        OVERLAP=overlap,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
+        launch_pdl=overlap,
+    )
+
+
+@functools.cache
+def _arrivals(device: torch.device) -> Tensor:
+    """How many splits of each tile are done: a device's scratch memory. Zeros whenever no product is under way, for the
+    last program of a tile puts them back; products of one device run one after another, on one stream."""
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+
+
+@launched
+@triton.jit(do_not_specialize=["rows"])
+def _tile_kernel(
+    x,
+    w,
+    bias,
+    y,
+    sums,
+    arrived,
+    rows,
+    outputs,
+    columns,
+    x_stride,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WHOLE: tl.constexpr,
+    SWAPPED: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    tile = tl.program_id(0)
+    down = tl.cdiv(rows, BLOCK_M)
+    begin = tile // down * MADE
+    m = tile % down * BLOCK_M + tl.arange(0, BLOCK_M)
+    w_rows = weight_rows(begin, outputs, BLOCK_N, GATED)
+    steps = tl.cdiv(columns, BLOCK_K)
+    first = 0
+    last = steps
+    if SPLIT:
+        split = tl.program_id(1)
+        splits = tl.num_programs(1)
+        first = split * steps // splits
+        last = (split + 1) * steps // splits
+    if OVERLAP:
+        fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
+        wait_for_inputs(OVERLAP)
+    values = tile_product(
+        x,
+        m.to(tl.int64) * x_stride,
+        m < rows,
+        w,
+        w_rows * columns,
+        columns,
+        first,
+        last,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        WHOLE,
+        SWAPPED,
+    )
+    if SPLIT:
+        SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+        place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        own = sums + tile.to(tl.int64) * splits * SIZE
+        tl.store(own + split * SIZE + place, values)
+        tl.debug_barrier()  # every thread's part is written before one of them says so
+        if tl.atomic_add(arrived + tile, 1) == splits - 1:
+            tl.store(arrived + tile, 0)
+            values = tl.load(own + place, cache_modifier=".cg")
+            for other in range(1, splits):
+                values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
+            _finish(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, MADE, GATED, BIASED)
+    else:
+        _finish(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, MADE, GATED, BIASED)
+
+
+@triton.jit
+def _finish(
+    values,
+    bias,
+    y,
+    m,
+    w_rows,
+    begin,
+    rows,
+    outputs,
+    BLOCK_M: tl.constexpr,
+    MADE: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """Write a tile's sums to y."""
+    if BIASED:
+        values += tl.load(bias + w_rows).to(tl.float32)[None, :]
+    if GATED:
+        values = gated(values, BLOCK_M, MADE)
+    n = begin + tl.arange(0, MADE)
+    inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], values.to(y.dtype.element_ty), inside)

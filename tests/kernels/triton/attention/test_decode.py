@@ -1,0 +1,162 @@
+"""Attention of single tokens against the reference, on caches where what is not seen is NaN."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.reference import paged_rows as reference
+from quire.kernels.triton.attention import decode as ours
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def cut(
+    lengths: list[int],
+    room: int,
+    window: int | None,
+    tile: int,
+    device: str,
+    singles: list[int] | None = None,
+    fewest: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Pieces of the reference and ours. Rows' slots run backwards; with `singles`, only these have one token."""
+    starts = torch.tensor([length - 1 for length in lengths], device=device)
+    slots = torch.arange(len(lengths), device=device).flip(0).contiguous()
+    chosen = None if singles is None else torch.tensor(singles, device=device)
+    tokens = None if chosen is None else 2 * chosen + 1
+    found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
+    ours.cut_contexts(starts, slots, chosen, tokens, window, tile, found, fewest)
+    reference.cut_contexts(starts, slots, chosen, tokens, window, tile, expected, fewest)
+    return found, expected
+
+
+@pytest.mark.parametrize("window", [None, 1, 8, 100])
+@pytest.mark.parametrize("extra", [0, 1, 9, 40])
+@pytest.mark.parametrize("lengths", [[1], [640], [3, 1000, 17, 129], [1, 8, 9, 16, 17] * 26, [50] * 33])
+@pytest.mark.parametrize("fewest", [1, 3])
+def test_contexts_are_cut_as_the_reference_cuts_them(
+    lengths: list[int], extra: int, window: int | None, fewest: int, device: str
+) -> None:
+    found, expected = cut(lengths, len(lengths) + extra, window, 8, device, fewest=fewest)
+    live = expected[:, 6] > 0
+    assert torch.equal(found[:, 6], expected[:, 6])
+    assert torch.equal(found[live][:, :7], expected[live][:, :7])
+
+
+def test_only_rows_of_one_token_are_cut(device: str) -> None:
+    found, expected = cut([5, 80, 7, 300], 12, None, 16, device, singles=[1, 3])
+    live = expected[:, 6] > 0
+    assert torch.equal(found[:, 6], expected[:, 6])
+    assert torch.equal(found[live][:, :7], expected[live][:, :7])
+
+
+def test_pieces_cover_what_is_seen_once(device: str) -> None:
+    """Whatever the lengths: in order, without gaps, from tile to tile, and no more than there is room for."""
+    rng = random.Random(0)
+    for _ in range(10):
+        lengths = [int(10 ** rng.uniform(0, 4)) for _ in range(rng.randint(1, 40))]
+        window, tile = rng.choice([None, 50]), rng.choice([32, 64])
+        pieces = cut(lengths, len(lengths) + rng.randint(0, 50), window, tile, device)[0].tolist()
+        for slot, length in enumerate(reversed(lengths)):
+            own = [piece for piece in pieces if piece[6] and piece[1] == slot]
+            seen_from = 0 if window is None else max(0, length - window)
+            assert own[0][2] == seen_from // tile * tile
+            assert own[-1][3] == length
+            assert all(piece[4] == seen_from and piece[6] == len(own) for piece in own)
+            assert [piece[3] for piece in own[:-1]] == [piece[2] for piece in own[1:]]
+            assert all(piece[2] % tile == 0 for piece in own)
+
+
+def check(
+    lengths: list[int],
+    *,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 16,
+    window: int | None = None,
+    cap: float | None = None,
+    room: int | None = None,
+) -> None:
+    cache = paged(lengths, block_size, kv_heads, d, dtype, device, window)
+    tokens = len(lengths) + 1  # the first token belongs to another row
+    q = torch.randn(tokens, heads, d).to(dtype).to(device)
+    q[0] = NAN
+    starts = torch.tensor([0] + [length - 1 for length in lengths], device=device)
+    slots = torch.tensor([0, *range(len(lengths))], device=device)
+    singles = torch.arange(1, tokens, device=device)
+    tile = ours.keys_of_tile(d, q.element_size())
+    pieces = torch.empty((room or len(lengths) + 6, 8), dtype=torch.int32, device=device)
+    ours.cut_contexts(starts, slots, singles, singles, window, tile, pieces)
+    partials = reference.new_partials(len(pieces), heads, kv_heads, d, torch.device(device))
+    partials.outputs.fill_(NAN)
+    partials.sums.fill_(NAN)
+    found, expected = (torch.full_like(q, NAN) for _ in range(2))
+    scale = d**-0.5
+    for _ in range(2):  # counters are ready again
+        ours.attend_pieces(q, *vars(cache).values(), pieces, partials, found, scale, cap)
+    reference.attend_pieces(q, *vars(cache).values(), pieces, partials, expected, scale, cap)
+    assert found[0].isnan().all()
+    assert_near(found[1:], expected[1:])
+    assert not partials.arrived.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [48, 64, 80, 128, 256])
+def test_widths_of_heads(d: int, dtype: torch.dtype, device: str) -> None:
+    check([1, 33, 200], heads=4, kv_heads=2, d=d, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (3, 1), (8, 2), (14, 2), (16, 1), (32, 1)])
+def test_sizes_of_groups(heads: int, kv_heads: int, device: str) -> None:
+    check([70, 5], heads=heads, kv_heads=kv_heads, d=16, device=device)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("window", [None, 1, 7, 32, 100])
+def test_block_sizes_and_windows(block_size: int, window: int | None, device: str) -> None:
+    check([1, 31, 32, 33, 150], heads=2, kv_heads=1, d=16, device=device, block_size=block_size, window=window)
+
+
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_scores_are_bounded(cap: float, device: str) -> None:
+    check([90, 4], heads=4, kv_heads=2, d=16, device=device, cap=cap)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 12, 40])
+def test_merging(room: int, device: str) -> None:
+    """One piece to a row; as many as eight, which are read at once; more."""
+    check([390], heads=4, kv_heads=2, d=16, device=device, room=room)
+
+
+@pytest.mark.parametrize("rows", [17, 127])
+def test_many_rows(rows: int, device: str) -> None:
+    check([1 + 7 * row % 40 for row in range(rows)], heads=1, kv_heads=1, d=16, device=device)
+
+
+def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
+    cache = paged([40, 40], 8, 1, 16, torch.float32, device)
+    cache.values[cache.table[0, 2]] = NAN
+    pieces = torch.empty((4, 8), dtype=torch.int32, device=device)
+    ours.cut_contexts(
+        torch.tensor([39, 39], device=device), torch.arange(2, device=device), None, None, None, 32, pieces
+    )
+    partials = reference.new_partials(4, 2, 1, 16, torch.device(device))
+    q, out = torch.randn(2, 2, 16, device=device), torch.empty(2, 2, 16, device=device)
+    ours.attend_pieces(q, *vars(cache).values(), pieces, partials, out, 0.25)
+    assert out[0].isnan().all()
+    assert out[1].isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [[1000] * 256, [130_000], [4096] * 32, [1, 100_000, *range(500, 900)]])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(32, 8, 128), (16, 8, 128), (14, 2, 64), (8, 4, 256)])
+def test_real_sizes(lengths: list[int], heads: int, kv_heads: int, d: int) -> None:
+    check(lengths, heads=heads, kv_heads=kv_heads, d=d, device="cuda", dtype=torch.bfloat16, room=len(lengths) + 33)

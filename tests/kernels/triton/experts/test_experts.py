@@ -1,0 +1,203 @@
+"""Routing, grouping and the products of experts, cut in all ways, against the reference and fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.reference.experts import route as reference_route
+from quire.kernels.table import kernel
+from quire.kernels.triton.experts.experts import IN_FP32, Cuts, choice, multiply
+from quire.kernels.triton.experts.routing import group, route
+from quire.kernels.triton.experts.table import CUTS
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.tiles import Tiles
+
+WAYS: tuple[Cuts, ...] = (
+    (Rows(16, 64, 2), Rows(32, 32, 1)),
+    (Tiles(16, 64, 64, 1, 4, 4, True), Tiles(16, 64, 32, 1, 4, 3, True)),
+    (Tiles(32, 32, 32, 1, 4, 3, False), Tiles(32, 64, 64, 1, 4, 3, False)),
+)
+NEAR = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}
+"""Largest error beside the largest value; the interpreter rounds towards zero."""
+
+
+def mixture(
+    tokens: int, experts: int, chosen: int, hidden: int, width: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, ...]:
+    """Random x, gate_up, down, numbers and weights; some experts get many tokens, some none."""
+    x = torch.randn(tokens, hidden)
+    gate_up = torch.randn(experts, 2 * width, hidden) / hidden**0.5
+    down = torch.randn(experts, hidden, width) / width**0.5
+    logits = torch.randn(tokens, experts) + 2 * torch.randn(experts)
+    weights, numbers = reference_route(logits, chosen, True)
+    x, gate_up, down, weights = (tensor.to(device, dtype) for tensor in (x, gate_up, down, weights))
+    return x, gate_up, down, numbers.to(device, torch.int32), weights
+
+
+def exact(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+    """In fp64, pair by pair."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for choice_ in range(numbers.shape[1]):
+        for expert in numbers[:, choice_].unique():
+            own = (numbers[:, choice_] == expert).nonzero()[:, 0]
+            gate, up = (x[own].double() @ gate_up[expert].double().T).chunk(2, dim=1)
+            y = (F.silu(gate) * up) @ down[expert].double().T
+            out[own] += y * weights[own, choice_, None].double()
+    return out
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert error < NEAR[found.dtype], f"{error:.2e}"  # false for NaN, too
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize(("tokens", "experts", "chosen"), [(1, 8, 2), (3, 128, 8), (17, 6, 6), (5, 1, 1), (0, 8, 2)])
+def test_route(tokens: int, experts: int, chosen: int, renormalise: bool, dtype: torch.dtype, device: str) -> None:
+    logits = torch.rand(tokens, experts).argsort().to(device, dtype) / 17 - 2  # all of a row different, also in bf16
+    weights, numbers = route(logits, chosen, renormalise)
+    expected_weights, expected_numbers = reference_route(logits, chosen, renormalise)
+    assert torch.equal(numbers.long(), expected_numbers)
+    near = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(weights, expected_weights, rtol=near, atol=1e-9)
+
+
+def test_equal_logits_go_to_the_lower_numbers(device: str) -> None:
+    _, numbers = route(torch.tensor([[1.0, 3.0, 3.0, -0.0, 0.0, 3.0]], device=device), 5, True)
+    assert numbers.tolist() == [[1, 2, 5, 0, 4]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+def test_a_broken_row_of_logits_still_names_experts_and_says_it_is_broken(bad: float, device: str) -> None:
+    logits = torch.randn(3, 6, device=device)
+    logits[1] = bad
+    weights, numbers = route(logits, 4, True)
+    assert ((numbers >= 0) & (numbers < 6)).all()
+    assert all(len(set(row)) == 4 for row in numbers.tolist())
+    assert weights.isnan().all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(("tokens", "experts", "chosen", "tile"), [(1, 5, 2, 16), (17, 3, 3, 16), (129, 7, 4, 32)])
+def test_every_pair_stands_once_with_its_expert(tokens: int, experts: int, chosen: int, tile: int, device: str) -> None:
+    numbers = torch.rand(tokens, experts).topk(chosen).indices.to(device, torch.int32)
+    numbers[: tokens // 2, 0] = experts - 1
+    order, tiles = group(numbers, experts, tile)
+    flat = numbers.flatten().tolist()
+    assert order.tolist() == sorted(range(len(flat)), key=lambda pair: flat[pair])
+    reached = 0
+    for expert, begin, end in tiles.T.tolist():
+        if begin < end:
+            assert begin == reached
+            assert end - begin <= tile
+            assert {flat[pair] for pair in order[begin:end].tolist()} == {expert}
+            reached = end
+    assert reached == len(flat)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [64, 65, 511, 513, 8192])
+def test_many_pairs_are_grouped(tokens: int) -> None:
+    numbers = torch.rand(tokens, 128, device="cuda").topk(8).indices.int()
+    order, tiles = group(numbers, 128, 64)
+    assert torch.equal(order.long(), numbers.flatten().argsort(stable=True))
+    expert, begin, end = tiles.long()
+    assert (end - begin).sum() == tokens * 8
+    assert ((end - begin) <= 64).all()
+    assert torch.equal(numbers.flatten()[order[begin[begin < end]].long()].long(), expert[begin < end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cuts", WAYS)
+@pytest.mark.parametrize("tokens", [1, 3, 17])
+def test_products(tokens: int, cuts: Cuts, dtype: torch.dtype, device: str) -> None:
+    if tokens > 3 and isinstance(cuts[0], Rows):
+        pytest.skip("for few tokens; the interpreter is slow")
+    arguments = mixture(tokens, 5, 3, 80, 48, dtype, device)
+    out = torch.full_like(arguments[0], float("nan"))
+    multiply(*arguments, out, cuts, overlap=False)
+    close(out, exact(*arguments))
+
+
+def test_large_tiles_that_are_full_half_full_and_nearly_empty(device: str) -> None:
+    x, gate_up, down, _, weights = mixture(129, 4, 2, 48, 32, torch.bfloat16, device)
+    numbers = torch.tensor([[0, 1]] * 65 + [[0, 2]] * 64, dtype=torch.int32, device=device)
+    out = torch.full_like(x, float("nan"))
+    cut = Tiles(128, 64, 32, 1, 4, 3, False)
+    multiply(x, gate_up, down, numbers, weights, out, (cut, cut), overlap=False)
+    close(out, exact(x, gate_up, down, numbers, weights))
+
+
+def test_op_in_fp32(device: str) -> None:
+    for tokens in (0, 1, 19):
+        arguments = mixture(tokens, 4, 2, 32, 48, torch.float32, device)
+        out = torch.full_like(arguments[0], float("nan"))
+        packed = [kernel("pack_experts", "cuda")(weight) for weight in arguments[1:3]]
+        kernel("experts", "cuda")(arguments[0], *packed, *arguments[3:], out)
+        if tokens:
+            close(out, exact(*arguments))
+
+
+def test_a_mixture_is_served_like_the_nearest_measured_one() -> None:
+    for measured, cuts in CUTS.items():
+        assert [most for most, _ in cuts] == sorted(most for most, _ in cuts)
+        assert cuts[-1][0] == float("inf")
+        for most, cut in cuts[:-1]:
+            assert choice(measured, int(most)) == cut
+            assert choice(measured, int(most) + 1) != cut
+    experts, chosen, hidden, width = next(iter(CUTS))
+    assert choice((experts // 2, chosen, hidden, width), 80) == choice((experts, chosen, hidden, width), 160)
+
+
+ALL = [(measured, cut) for measured, cuts in CUTS.items() for _, cut in cuts]
+"""Everything that the table may choose."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("tokens", [1, 5, 33, 200])
+@pytest.mark.parametrize(("measured", "cuts"), [*ALL, (next(iter(CUTS)), IN_FP32)])
+def test_every_choice_on_a_card(measured: tuple[int, int, int, int], cuts: Cuts, tokens: int, overlap: bool) -> None:
+    experts, chosen, hidden, width = measured
+    dtype = torch.float32 if cuts is IN_FP32 else torch.bfloat16
+    arguments = mixture(tokens, experts, chosen, min(hidden, 2048), min(width, 2048), dtype, "cuda")
+    results = []
+    for _ in range(3):
+        out = torch.full_like(arguments[0], float("nan"))
+        multiply(*arguments, out, cuts, overlap=overlap)
+        results.append(out)
+    close(results[0], exact(*arguments))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 4, 5, 32, 300])
+def test_layers_of_experts_in_a_graph(tokens: int) -> None:
+    """Each reads what the one before wrote, and every replay goes to other experts."""
+    layers = [mixture(1, 16, 4, 256, 128, torch.bfloat16, "cuda")[1:3] for _ in range(6)]
+    routers = [torch.randn(16, 256, dtype=torch.bfloat16, device="cuda") / 8 for _ in layers]
+    x = torch.empty(tokens, 256, dtype=torch.bfloat16, device="cuda")
+    seen: list[tuple[Tensor, ...]] = []
+
+    def run() -> None:
+        y = x
+        for router, (gate_up, down) in zip(routers, layers, strict=True):
+            weights, numbers = kernel("route", "cuda")(F.linear(y, router), 4, True)
+            out = torch.empty_like(y)
+            kernel("experts", "cuda")(y, gate_up, down, numbers, weights, out)
+            seen.append((y, gate_up, down, numbers, weights, out))
+            y = out
+
+    run()
+    seen.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for _ in range(10):
+        x.normal_()
+        graph.replay()
+        for *arguments, out in seen:
+            close(out, exact(*arguments))

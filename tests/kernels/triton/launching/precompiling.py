@@ -1,0 +1,77 @@
+"""Compiles two kernels ahead for sm_90, on a machine with or without a card, and says what then happens to launches.
+
+    TRITON_CACHE_DIR=… python -m tests.kernels.triton.launching.precompiling
+
+Prints one line of JSON; see test_precompiler.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+from quire.kernels.triton.attention.places import place_tokens
+from quire.kernels.triton.embedding import embed
+from quire.kernels.triton.launching.launch import Kernel
+from quire.kernels.triton.launching.precompiler import Precompiler
+from tests.kernels.triton.compile_cases import NoCard
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(NoCard())
+    compiled: list[tuple[str, bool, str]] = []  # kernel, whether Triton's cache on disk had it, thread
+    knobs.compilation.listener = lambda *, src, cache_hit, **_: compiled.append(
+        (src.fn.__name__, cache_hit, threading.current_thread().name)
+    )
+    functions: list[JITFunction[Any]] = []
+
+    def compile(function: JITFunction[Any], specialization: str) -> Any:
+        functions.append(function)
+        if function.fn.__name__ == "_place_tokens":
+            raise OSError("no room on the device")
+        return function.preload(specialization)
+
+    found: dict[str, Any] = {}
+    prepared: list[str] = []
+    with Precompiler(2, compile, lambda: prepared.append(threading.current_thread().name)) as precompiler:
+        with precompiler.rehearsal():
+            for _ in range(3):
+                launch_all()
+        found["names"] = precompiler.names
+    found["prepared"] = prepared
+    found["ahead"] = sorted(compiled)
+    compiled.clear()
+    JITFunction.__getitem__ = Kernel.__getitem__ = look_up  # type: ignore[method-assign, assignment]
+    launch_all()
+    found["later"] = list(compiled)
+    compiled.clear()
+    for function in functions:
+        function.device_caches.clear()
+    launch_all()
+    found["afresh"] = list(compiled)
+    print(json.dumps(found))
+
+
+def launch_all() -> None:
+    """Two launches of one specialisation, one of another, and one of a kernel that fails to compile ahead."""
+    numbers, weight = torch.zeros(8, dtype=torch.int64), torch.zeros(9, 32)
+    for tokens in (numbers, numbers[:5]):
+        embed(tokens, weight, None, torch.empty(len(tokens), 32))
+    embed(numbers, weight, 2.5, torch.empty(8, 32))
+    place_tokens(numbers.view(2, 4), numbers, numbers, 16, torch.empty_like(numbers))
+
+
+def look_up(kernel: Any, grid: Any) -> Any:
+    """Launching where there is no card."""
+    function = kernel.function if isinstance(kernel, Kernel) else kernel
+    return lambda *arguments, **named: function.run(*arguments, grid=grid, warmup=True, **named)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""What a rehearsal misses is compiled in threads, once, under the keys that launches ask for; a failure costs time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    settings["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    command = [sys.executable, "-m", "tests.kernels.triton.launching.precompiling"]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=280, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_each_specialisation_is_begun_once(found: dict[str, Any]) -> None:
+    assert found["names"] == ["_embed", "_embed", "_place_tokens"]
+
+
+def test_compiled_by_the_threads_once_these_are_prepared(found: dict[str, Any]) -> None:
+    (prepared,) = found["prepared"]
+    assert prepared.startswith("compile")
+    assert [(name, hit) for name, hit, _ in found["ahead"]] == [("_embed", False), ("_embed", False)]
+    assert all(thread.startswith("compile") for *_, thread in found["ahead"])
+
+
+def test_later_launches_compile_only_what_failed(found: dict[str, Any]) -> None:
+    assert found["later"] == [["_place_tokens", False, "MainThread"]]
+
+
+def test_triton_cache_on_disk_has_it_under_its_own_key(found: dict[str, Any]) -> None:
+    assert found["afresh"] == [[name, True, "MainThread"] for name in ("_embed", "_embed", "_place_tokens")]

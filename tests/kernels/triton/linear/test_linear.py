@@ -1,0 +1,186 @@
+"""Products of few rows, cut in all ways, against products in fp64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.reference.linear import linear as reference
+from quire.kernels.table import kernel
+from quire.kernels.triton.linear.linear import Cut, choice, linear_silu_and_mul, multiply
+from quire.kernels.triton.linear.rows import Rows
+from quire.kernels.triton.linear.streams import Streams
+from quire.kernels.triton.linear.table import GATED, PLAIN, UP_TO
+from quire.kernels.triton.linear.tiles import Tiles
+
+FEW_ROWS = (
+    Rows(1, 64, 1),
+    Rows(4, 128, 2),
+)
+TILES = (
+    Tiles(16, 64, 64, 1, 4, 3, True),
+    Tiles(16, 32, 32, 1, 4, 3, False),
+    Tiles(16, 64, 64, 3, 4, 4, True),
+    Tiles(32, 32, 32, 2, 4, 2, False),
+    Streams(16, 32, 32, 1, 4, 3, 32, True),
+    Streams(16, 32, 32, 5, 4, 3, 64, False),
+    Streams(32, 64, 32, 7, 4, 3, 64, True),
+)
+NEAR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest error beside the largest value; the interpreter rounds towards zero."""
+
+
+def exact(x: Tensor, w: Tensor, bias: Tensor | None, gate: bool) -> Tensor:
+    y = F.linear(x.double(), w.double(), None if bias is None else bias.double())
+    if gate:
+        half = y.shape[1] // 2
+        y = F.silu(y[:, :half]) * y[:, half:]
+    return y
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert error < NEAR[found.dtype], f"{error:.2e}"  # false for NaN, too
+
+
+def random(rows: int, outputs: int, columns: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(rows, columns, dtype=torch.float32)
+    w = torch.randn(outputs, columns, dtype=torch.float32)
+    bias = 10 * torch.randn(outputs, dtype=torch.float32)
+    return x.to(device, dtype), w.to(device, dtype), bias.to(device, dtype)
+
+
+def poisoned(rows: int, outputs: int, like: Tensor) -> Tensor:
+    return torch.full((rows, outputs), float("nan"), dtype=like.dtype, device=like.device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("gate", "biased"), list(itertools.product([False, True], repeat=2)))
+@pytest.mark.parametrize("cut", FEW_ROWS)
+def test_one_row(cut: Rows, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
+    if gate and cut.block_n == 1:
+        pytest.skip("a gate and what it gates take two rows of the weight")
+    for outputs, columns in ((6, 48), (26, 144)):
+        x, w, bias = random(1, outputs, columns, dtype, device)
+        y = poisoned(1, outputs // 2 if gate else outputs, x)
+        multiply(x, w, bias if biased else None, y, cut, gate=gate, overlap=False)
+        close(y, exact(x, w, bias if biased else None, gate))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("gate", "biased"), [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize("cut", TILES)
+@pytest.mark.parametrize("rows", [1, 3, 17, 33])
+def test_few_rows(rows: int, cut: Streams | Tiles, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
+    x, w, bias = random(rows, 70, 144, dtype, device)
+    y = poisoned(rows, 35 if gate else 70, x)
+    for _ in range(2):  # the second call finds the counters of the first one's splits as they were
+        multiply(x, w, bias if biased else None, y.fill_(float("nan")), cut, gate=gate, overlap=False)
+        close(y, exact(x, w, bias if biased else None, gate))
+
+
+@pytest.mark.parametrize("cut", [FEW_ROWS[1], TILES[0], TILES[2], TILES[-1]])
+def test_rows_of_x_may_lie_apart(cut: Rows | Streams | Tiles, device: str) -> None:
+    rows = 1 if isinstance(cut, Rows) else 3
+    x, w, _ = random(rows, 40, 96, torch.float32, device)
+    apart = torch.full((rows, 200), float("nan"), device=device)
+    apart[:, 80:176] = x
+    multiply(apart[:, 80:176], w, None, y := poisoned(rows, 40, x), cut, gate=False, overlap=False)
+    close(y, exact(x, w, None, False))
+
+
+def test_more_splits_than_steps(device: str) -> None:
+    x, w, _ = random(3, 16, 64, torch.float32, device)
+    for cut in (Tiles(16, 16, 32, 5, 4, 3, False), Streams(16, 16, 32, 5, 4, 3, 32, False)):
+        multiply(x, w, None, y := poisoned(3, 16, x), cut, gate=False, overlap=False)
+        close(y, exact(x, w, None, False))
+
+
+@pytest.mark.parametrize("programs", range(1, 16, 2))
+def test_streams_end_anywhere(programs: int, device: str) -> None:
+    """Fewer programs than tiles, more than tiles, as many as steps."""
+    x, w, bias = random(17, 96, 160, torch.float32, device)
+    y = poisoned(17, 96, x)
+    multiply(x, w, bias, y, Streams(32, 32, 32, programs, 4, 3, 32, True), gate=False, overlap=False)
+    close(y, exact(x, w, bias, False))
+
+
+def test_a_shape_is_served_like_the_nearest_measured_one() -> None:
+    for table, gate in ((PLAIN, False), (GATED, True)):
+        for shape, cuts in table.items():
+            assert len(cuts) == len(UP_TO)
+            for cut, most, above in zip(cuts, UP_TO, (0, *UP_TO), strict=False):
+                for rows in (above + 1, most):
+                    assert choice(*shape, rows, gate) == cut
+                if isinstance(cut, Rows):
+                    assert most == 1
+    assert choice(6144 + 16, 4096 - 16, 3, False) == choice(6144, 4096, 3, False)
+    assert choice(6144, 4088, 1, False) is None
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_linear_is_the_reference(rows: int, device: str) -> None:
+    x, w, bias = random(rows, 24, 32, torch.float32, device)
+    op = kernel("linear", "cuda")
+    torch.testing.assert_close(op(x, kernel("pack_linear", "cuda")(w), bias), reference(x, w, bias))
+
+
+ALL = [
+    (shape, rows, cut, gate)
+    for table, gate in ((PLAIN, False), (GATED, True))
+    for shape, cuts in table.items()
+    for cut, most, above in zip(cuts, UP_TO, (0, *UP_TO), strict=False)
+    for rows in {above + 1, most}
+]
+"""Everything that the table may choose."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("shape", "rows", "cut", "gate"), ALL)
+def test_every_choice_on_a_card(shape: tuple[int, int], rows: int, cut: Cut, gate: bool, overlap: bool) -> None:
+    if cut is None:
+        pytest.skip("cuBLAS")
+    x, w, bias = random(rows, *shape, torch.bfloat16, "cuda")
+    results = []
+    for _ in range(3):
+        y = poisoned(rows, shape[0] // 2 if gate else shape[0], x)
+        multiply(x, w, bias, y, cut, gate=gate, overlap=overlap)
+        results.append(y)
+    close(results[0], exact(x, w, bias, gate))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 7, 16, 40, 64, 100])
+def test_chained_products_in_a_graph(rows: int) -> None:
+    """Each reads what the one before wrote, which is when starting too early would be seen."""
+    weights = [random(1, 512, 512, torch.bfloat16, "cuda")[1] / 23 for _ in range(24)]
+    up = random(1, 1024, 512, torch.bfloat16, "cuda")[1] / 23
+    x = torch.empty(rows, 512, dtype=torch.bfloat16, device="cuda")
+    op = kernel("linear", "cuda")
+
+    def chain() -> Tensor:
+        y = x
+        for w in weights:
+            y = op(y, w, None)
+        linear_silu_and_mul(y, up, None, out := torch.empty_like(y))
+        return out
+
+    chain()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain()
+    for _ in range(20):
+        x.normal_()
+        graph.replay()
+        expected = x
+        for w in weights:
+            expected = F.linear(expected, w)
+        close_enough = exact(expected, up, None, True)
+        error = (y.double() - close_enough).norm() / close_enough.norm()
+        assert error < 0.05
