@@ -19,6 +19,7 @@ from pydantic.json_schema import models_json_schema
 from quire import __version__
 from quire.api.auth import ApiKeys
 from quire.api.body_limit import BodyLimit
+from quire.api.delivery import BodyPath
 from quire.api.errors import UnforeseenErrors, add_error_handlers
 from quire.api.http_counts import CountedAnswers
 from quire.api.prompts import Prompts
@@ -106,6 +107,7 @@ def _add_layers(app: FastAPI, config: Config, counts: HttpCounts) -> None:
     )
     app.add_middleware(CountedAnswers, counts=counts, clock=SystemClock())
     app.add_middleware(RequestIds, always_answer=server.enable_request_id_headers)
+    app.add_middleware(BodyPath)
 
 
 @contextlib.asynccontextmanager

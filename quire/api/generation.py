@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-from quire.api.request_stream import RequestStream
+from quire.api.request_stream import AtOnce, RequestStream
 from quire.api.session import EngineSession
-from quire.text.choice import Choice, Piece
+from quire.text.choice import Choice, Delta, Piece
 from quire.text.tokenizer import Tokenizer
 
 
@@ -26,6 +25,7 @@ class Generation:
         self._answers = answers
         self._stream = stream
         self.choices = [Choice(add, tokenizer) for add in stream.adds]
+        self._open = len(self.choices)
         self.prompt_tokens = sum(add.prompt_len for add in stream.adds[:: stream.adds[0].sampling.n])
 
     @property
@@ -37,25 +37,28 @@ class Generation:
         """Give back what still runs."""
         self._session.close_stream(self._stream)
 
-    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
-        """What each choice gained, a step at a time.
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._open == 0
 
-        Raises:
-            QuireError: The request failed.
-        """
-        while not all(choice.finished for choice in self.choices):
-            news = []
-            for index, delta in await self._stream.read():
-                if self.choices[index].finished:
-                    continue
-                piece = self.choices[index].take(delta)
-                if not self._answers:
-                    piece = Piece(prompt_logprobs=piece.prompt_logprobs, finish_reason=piece.finish_reason)
-                self._session.took(self._stream, index, len(piece.tokens))
-                news.append((index, piece))
-                if piece.finish_reason is not None:
-                    self._session.stop(self._stream, index, piece.finish_reason)
-            yield news
+    async def read(self, at_once: AtOnce) -> list[tuple[int, Delta]]:
+        """See RequestStream."""
+        return await self._stream.read(at_once)
+
+    def take(self, index: int, delta: Delta) -> Piece | None:
+        """What a choice gained by what came; None when it had ended before."""
+        choice = self.choices[index]
+        if choice.finished:
+            return None
+        piece = choice.take(delta)
+        if not self._answers:
+            piece = Piece(prompt_logprobs=piece.prompt_logprobs, finish_reason=piece.finish_reason)
+        self._session.took(self._stream, index, len(piece.tokens))
+        if piece.finish_reason is not None:
+            self._open -= 1
+            self._session.stop(self._stream, index, piece.finish_reason)
+        return piece
 
     async def collect(self) -> list[Piece]:
         """Every choice as a whole.
@@ -64,9 +67,15 @@ class Generation:
             QuireError: The request failed.
         """
         whole = [Piece() for _ in self.choices]
-        async for news in self.pieces():
-            for index, piece in news:
+
+        def add(index: int, delta: Delta) -> bool:
+            if (piece := self.take(index, delta)) is not None:
                 whole[index].add(piece)
+            return not self.finished
+
+        while not self.finished:
+            for index, delta in await self.read(add):
+                add(index, delta)
         return whole
 
     def usage(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Serving:
         self._log(request_id, request.url.path, stream, bool(fields.stream))
         if fields.stream:
             writer = EventWriter(head, shape, generation, fields.streams_usage, request_id)
-            return EventStream(writer.write(), generation.close, self.slow_reader_s)
+            return EventStream(writer, generation.close, self.slow_reader_s)
         try:
             pieces = await generation.collect()
         finally:

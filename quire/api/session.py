@@ -287,13 +287,14 @@ class EngineSession:
             stream = self._streams[sequence]
             progress = stream.progress_of(sequence)
             self.stats.gained(progress, len(delta.tokens), now, delta.cached_tokens)
-            stream.put(sequence, delta)
-            if delta.end is not None:
+            if delta.end is not None:  # before the reader has it, who may be done with all of the request then
                 progress.end = delta.end
                 self._forget(sequence)
                 if delta.end.reason == "error":
                     message = delta.end.message or "The engine could not go on with this request."
                     stream.fail(GenerationError(message))
+                    continue
+            stream.put(sequence, delta)
 
     def _on_dead(self, message: Dead) -> None:
         logger.error("The engine stopped: %s", message.cause)

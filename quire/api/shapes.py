@@ -25,6 +25,8 @@ class Shape(Protocol):
     """Of the answer's object."""
     chunk_name: str
     """Of a streamed chunk's object."""
+    reports_logprobs: bool
+    """Whether a chunk with text has more in it than that."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The choice of a stream's first chunk, if there is one before the text."""
@@ -64,7 +66,7 @@ class CompletionShape:
         echo: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._logprobs = logprobs
+        self.reports_logprobs = logprobs
         self._prompts = prompts
         self._echo = echo
         self._offsets: defaultdict[int, int] = defaultdict(int)  # where each choice's text goes on
@@ -77,7 +79,7 @@ class CompletionShape:
 
     def gain(self, index: int, piece: Piece) -> dict[str, Any]:
         """See Shape."""
-        entry = self._entry(index, piece.tokens, piece.logprobs) if self._logprobs else None
+        entry = self._entry(index, piece.tokens, piece.logprobs) if self.reports_logprobs else None
         return {"index": index, "text": piece.text, "logprobs": entry, "finish_reason": None}
 
     def closing(self, index: int, piece: Piece) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class CompletionShape:
     def _echoed(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         piece = pieces[index]
         choice = self.gain(index, Piece(self._prompts.text(index) + piece.text))
-        if self._logprobs:
+        if self.reports_logprobs:
             entries = [None, *self._prompts.entries(index, pieces), *piece.logprobs]
             choice["logprobs"] = self._entry(index, [*self._prompts.tokens(index), *piece.tokens], entries)
         return choice
@@ -136,6 +138,7 @@ class ChatShape:
 
     def __init__(self, tokenizer: Tokenizer | None, logprobs: int | None, role: str, prompts: PromptReport) -> None:
         self._tokenizer = tokenizer
+        self.reports_logprobs = logprobs is not None
         self._logprobs = logprobs
         self._role = role
         self._prompts = prompts
