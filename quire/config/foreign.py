@@ -82,11 +82,12 @@ _DEVICES: dict[str, ForeignSetting] = {
     ),
     **_flags("there is one device, and nothing to reduce over", "disable_custom_all_reduce"),
     **_group("weights are read by one process", max_parallel_loading_workers=ANY),
-    **_group("this version runs on the CPU; leave it out",
+    **_group("kernels are chosen, and steps recorded, by the model and the device; leave it out",
         attention_backend=None, attention_config=None, cudagraph_capture_sizes=None,
         compilation_config=None, optimization_level=(0, 1, 2, 3), cudagraph_metrics=False, moe_backend="auto",
-        linear_backend="auto", kernel_config=None, enable_sleep_mode=False, numa_bind=False,
+        linear_backend="auto", kernel_config=None,
     ),
+    **_group(_LATER, enable_sleep_mode=False, numa_bind=False),
     **_group("weights stay in memory", cpu_offload_gb=(0, 0.0), offload_backend="auto", offload_group_size=0),
 }  # fmt: skip
 
