@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -91,6 +91,25 @@ class StreamExecutor:
             if self._failure is not None:
                 raise self._failure
             return None
+        try:
+            result = self._oldest(timeout)
+        except Exception as error:  # an interrupt of the wait leaves the step where it is
+            self._failure = error
+            self._flights.clear()  # nothing behind it can be relied on
+            raise
+        if result is not None:
+            self._fault("collect", result.step)
+        return result
+
+    def close(self) -> None:
+        """See Executor. After a step that failed, what others say of it is not heard: it has been raised already."""
+        with nullcontext() if self._failure is None else suppress(Exception):
+            for flight in self._flights:
+                flight.wait()
+        self._flights.clear()
+
+    def _oldest(self, timeout: float | None) -> Result | None:
+        """The oldest flight's result, once it has landed."""
         flight = self._flights[0]
         deadline = None if timeout is None else time.monotonic() + timeout
         while not flight.done():
@@ -98,15 +117,7 @@ class StreamExecutor:
                 return None
             time.sleep(LOOK_S)
         self._flights.popleft()
-        result = flight.result()
-        self._fault("collect", result.step)
-        return result
-
-    def close(self) -> None:
-        """See Executor."""
-        for flight in self._flights:
-            flight.wait()
-        self._flights.clear()
+        return flight.result()
 
 
 def _sleep_exactly() -> None:

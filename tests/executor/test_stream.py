@@ -114,6 +114,45 @@ def test_a_failed_step_ends_the_stream(tiny: Path) -> None:
     executor.close()
 
 
+@pytest.mark.parametrize("fails_when", ["looked at", "read"])
+def test_what_the_device_did_not_finish_ends_the_stream(started: StreamExecutor, fails_when: str) -> None:
+    def lost(step: int) -> object:
+        raise RuntimeError(f"the device is lost in step {step}")
+
+    def flight(plan: Plan) -> object:
+        looked = (lambda: lost(plan.step)) if fails_when == "looked at" else (lambda: True)
+        return SimpleNamespace(done=looked, wait=lambda: lost(plan.step), result=lambda: lost(plan.step))
+
+    started._worker = SimpleNamespace(launch=flight)  # type: ignore[assignment]
+    started.submit(first())
+    started.submit(next_(2))
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="lost in step 1"):
+            started.collect(10)
+    started.close()  # says nothing new, so that what the step raised is what is heard
+    started.submit(next_(3))
+    with pytest.raises(RuntimeError, match="lost in step 1"):
+        started.collect(10)
+
+
+def test_an_interrupted_wait_can_be_taken_up_again(started: StreamExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([False, True])
+    flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
+    started._worker = SimpleNamespace(launch=lambda plan: flight)  # type: ignore[assignment]
+    started.submit(first())
+    with monkeypatch.context() as patch:
+        patch.setattr("quire.executor.stream.time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            started.collect(10)
+    result = started.collect(10)
+    assert result is not None
+    assert result.tokens == [7]
+
+
+def interrupt(seconds: float) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_garbage_is_looked_for_after_the_start_as_before(
     enabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
