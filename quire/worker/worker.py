@@ -32,8 +32,8 @@ from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker import device_memory
 from quire.worker.device_memory import UTILIZATION
 from quire.worker.flight import Flight
-from quire.worker.freed_memory import give_back_freed
 from quire.worker.graphs import graph_sizes
+from quire.worker.host_memory import give_back_freed
 from quire.worker.kv_tensors import (
     allocate_storage,
     block_transfer,

@@ -21,9 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.paged_rows import Partials
-from quire.kernels.triton.attention.scores import factors, padded, power_of_two, scores
+from quire.kernels.triton.attention.scores import factors, padded, scores
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import launched, next_power_of_2
 
 _MERGED = 8
 """Pieces that the last program reads at a time."""
@@ -79,7 +79,7 @@ def cut_contexts(
     overlap = can_overlap(pieces.device)
     _cut_contexts[(1,)](
         starts, slots, singles, tokens, pieces, rows, len(pieces), _LONGEST if window is None else window,
-        TILE=tile, FEWEST=fewest, ROWS=max(256, power_of_two(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
+        TILE=tile, FEWEST=fewest, ROWS=max(256, next_power_of_2(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
         num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -169,7 +169,7 @@ def attend_pieces(
         q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
         before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_BLOCK=power_of_two(group), M=padded(group), D=d, D_BLOCK=d_block,
+        GROUP_BLOCK=next_power_of_2(group), M=padded(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
         OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.kernels.triton.launching.launch import next_power_of_2
+
 _LOG2_E = 1.4426950408889634
 
 
@@ -20,12 +22,7 @@ def factors(scale: float, cap: float | None) -> tuple[float, float]:
 
 def padded(n: int) -> int:
     """The width of a head, or a number of rows, as products want it."""
-    return max(16, power_of_two(n))
-
-
-def power_of_two(n: int) -> int:
-    """The least that is not less than n ≥ 1."""
-    return 1 << (n - 1).bit_length()
+    return max(16, next_power_of_2(n))
 
 
 @triton.jit

@@ -9,7 +9,6 @@ that the result is always the same.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +18,8 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
-from quire.kernels.triton.linear.products import fetch_ahead, gated, tile_product, weight_rows
-
-_MOST_TILES = 65_536
-"""Of one product."""
+from quire.kernels.triton.linear.outputs import arrivals, tile_at, tiles_of, write_tile
+from quire.kernels.triton.linear.products import fetch_ahead, tile_product
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,7 @@ def stream_linear(
     """
     rows, outputs = y.shape
     columns = w.shape[1]
-    tiles = -(-outputs // (cut.block_n // 2 if gate else cut.block_n)) * -(-rows // cut.block_m)
-    assert tiles <= _MOST_TILES
+    tiles = tiles_of(y, cut.block_m, cut.block_n, gate)
     programs = min(cut.programs, tiles * -(-columns // cut.block_k))
     _stream_kernel[(programs,)](
         x,
@@ -67,7 +63,7 @@ def stream_linear(
         w if bias is None else bias,
         y,
         torch.empty((programs, 2, cut.block_m * cut.block_n), dtype=torch.float32, device=x.device),
-        _arrivals(x.device),
+        arrivals(tiles, x.device),
         rows,
         outputs,
         columns,
@@ -85,13 +81,6 @@ def stream_linear(
         num_stages=cut.stages,
         launch_pdl=overlap,
     )
-
-
-@functools.cache
-def _arrivals(device: torch.device) -> Tensor:
-    """How many programs have left their part of each tile: a device's scratch memory. Zeros whenever no product is
-    under way, for the last program of a tile puts them back; products of a device run one after another."""
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
 @launched
@@ -128,16 +117,14 @@ def _stream_kernel(
     step = program * total // programs
     end = (program + 1) * total // programs
     if OVERLAP:
-        w_rows = weight_rows(step // steps // down * MADE, outputs, BLOCK_N, GATED) * columns
-        fetch_ahead(w, w_rows, step % steps * BLOCK_K, columns, BLOCK_N, AHEAD)
+        _, _, w_rows = tile_at(step // steps, down, outputs, BLOCK_M, BLOCK_N, GATED)
+        fetch_ahead(w, w_rows * columns, step % steps * BLOCK_K, columns, BLOCK_N, AHEAD)
         wait_for_inputs(OVERLAP)
     while step < end:
         tile = step // steps
         first = step % steps
         last = tl.minimum(steps, first + end - step)
-        begin = tile // down * MADE
-        m = tile % down * BLOCK_M + tl.arange(0, BLOCK_M)
-        w_rows = weight_rows(begin, outputs, BLOCK_N, GATED)
+        begin, m, w_rows = tile_at(tile, down, outputs, BLOCK_M, BLOCK_N, GATED)
         values = tile_product(
             x,
             m.to(tl.int64) * x_stride,
@@ -168,13 +155,5 @@ def _stream_kernel(
                 for other in range(starter + 1, ender + 1):
                     values += tl.load(sums + 2 * other * SIZE + place, cache_modifier=".cg")
         if complete:
-            if BIASED:
-                values += tl.load(bias + w_rows).to(tl.float32)[None, :]
-            if GATED:
-                result = gated(values, BLOCK_M, MADE)
-            else:
-                result = values
-            n = begin + tl.arange(0, MADE)
-            inside = (m < rows)[:, None] & (n < outputs)[None, :]
-            tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], result.to(y.dtype.element_ty), inside)
+            write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
         step += last - first

@@ -9,7 +9,6 @@ result is always the same.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +18,8 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
-from quire.kernels.triton.linear.products import fetch_ahead, gated, tile_product, weight_rows
-
-_MOST_TILES = 16_384
-"""Tiles of one product whose columns are cut."""
+from quire.kernels.triton.linear.outputs import arrivals, tile_at, tiles_of, write_tile
+from quire.kernels.triton.linear.products import fetch_ahead, tile_product
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,10 @@ def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles
     """
     rows, outputs = y.shape
     columns = w.shape[1]
-    tiles = -(-outputs // (cut.block_n // 2 if gate else cut.block_n)) * -(-rows // cut.block_m)
+    tiles = tiles_of(y, cut.block_m, cut.block_n, gate)
     if cut.splits > 1:
-        assert tiles <= _MOST_TILES
         sums = torch.empty((tiles, cut.splits, cut.block_m * cut.block_n), dtype=torch.float32, device=x.device)
-        arrived = _arrivals(x.device)
+        arrived = arrivals(tiles, x.device)
     else:
         sums = arrived = y  # neither is touched
     _tile_kernel[(tiles, cut.splits)](
@@ -87,13 +83,6 @@ def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles
     )
 
 
-@functools.cache
-def _arrivals(device: torch.device) -> Tensor:
-    """How many splits of each tile are done: a device's scratch memory. Zeros whenever no product is under way, for the
-    last program of a tile puts them back; products of one device run one after another, on one stream."""
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
-
-
 @launched
 @triton.jit(do_not_specialize=["rows"])
 def _tile_kernel(
@@ -118,12 +107,8 @@ def _tile_kernel(
     OVERLAP: tl.constexpr,
 ):
     release_dependents(OVERLAP)
-    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     tile = tl.program_id(0)
-    down = tl.cdiv(rows, BLOCK_M)
-    begin = tile // down * MADE
-    m = tile % down * BLOCK_M + tl.arange(0, BLOCK_M)
-    w_rows = weight_rows(begin, outputs, BLOCK_N, GATED)
+    begin, m, w_rows = tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0
     last = steps
@@ -161,31 +146,6 @@ def _tile_kernel(
             values = tl.load(own + place, cache_modifier=".cg")
             for other in range(1, splits):
                 values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
-            _finish(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, MADE, GATED, BIASED)
+            write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
     else:
-        _finish(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, MADE, GATED, BIASED)
-
-
-@triton.jit
-def _finish(
-    values,
-    bias,
-    y,
-    m,
-    w_rows,
-    begin,
-    rows,
-    outputs,
-    BLOCK_M: tl.constexpr,
-    MADE: tl.constexpr,
-    GATED: tl.constexpr,
-    BIASED: tl.constexpr,
-):
-    """Write a tile's sums to y."""
-    if BIASED:
-        values += tl.load(bias + w_rows).to(tl.float32)[None, :]
-    if GATED:
-        values = gated(values, BLOCK_M, MADE)
-    n = begin + tl.arange(0, MADE)
-    inside = (m < rows)[:, None] & (n < outputs)[None, :]
-    tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], values.to(y.dtype.element_ty), inside)
+        write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)

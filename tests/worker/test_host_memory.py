@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 HOLD_MUCH_THEN_FREE = """
-from quire.worker.freed_memory import give_back_freed
+from quire.worker.host_memory import give_back_freed
 
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
