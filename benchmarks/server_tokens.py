@@ -6,8 +6,10 @@ A real API process serves streams over ZMQ from an engine that draws nothing: in
 through the engine's own outbox and encoder. The reader at the other end of the sockets is a process that only counts
 events, or, with --client, the client of `quire bench serve`. Printed is processor time (user and system, all threads)
 by token, from the first step to the last: `api` and `engine` (outbox, encoding and ZMQ alone), and what the reader
-took, from its first connection to its end. `events` by token is below 1 where tokens of a stream waited for each other;
-`late_ms` is how long after a step was sent its last event arrived, by the median, only with the counting reader.
+took, from its first connection to its end. `kernel` is the part of `api` that the system takes, nearly all of it for
+the write to each socket; `request` is the API process's time for a request before its first token. `events` by token is
+below 1 where tokens of a stream waited for each other; `late_ms` is how long after a step was sent its last event
+arrived, by the median, only with the counting reader.
 
 Steps have to be longer than the processes need for them, or tokens are coalesced and seem cheaper than they are.
 """
@@ -158,10 +160,11 @@ def reader(port: int, streams: int, tokens: int, result: Path, client: bool) -> 
     return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> tuple[float, float]:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    tick = os.sysconf("SC_CLK_TCK")
+    return int(fields[11]) / tick, int(fields[12]) / tick
 
 
 def measure(streams: int, tokens: int, step_s: float, client: bool) -> dict[str, float]:
@@ -179,6 +182,7 @@ def measure(streams: int, tokens: int, step_s: float, client: bool) -> dict[str,
             assert time.monotonic() < deadline, "the API process did not start"
             engine.listen()
         result = Path(scratch) / "serve.json"
+        idle = processor_seconds(api.pid)
         reading = reader(port, streams, tokens, result, client)
         engine.wait_for_streams(streams)
         before = processor_seconds(api.pid)
@@ -186,12 +190,18 @@ def measure(streams: int, tokens: int, step_s: float, client: bool) -> dict[str,
         out, _ = reading.communicate(timeout=WAIT_S)
         if reading.returncode != 0:
             raise RuntimeError(f"The reader failed: {out}")
-        api_cpu = processor_seconds(api.pid) - before
+        after = processor_seconds(api.pid)
         figures = json.loads(result.read_text() if client else out)
         engine.close()
         api.close()
     total = streams * tokens
-    row = {"streams": streams, "api_us": 1e6 * api_cpu / total, "engine_us": 1e6 * engine_cpu / total}
+    row = {
+        "streams": streams,
+        "api_us": 1e6 * (sum(after) - sum(before)) / total,
+        "kernel_us": 1e6 * (after[1] - before[1]) / total,
+        "engine_us": 1e6 * engine_cpu / total,
+        "request_us": 1e6 * (sum(before) - sum(idle)) / streams,
+    }
     if client:
         row["client_us"] = 1e6 * figures["client_cpu"] * figures["duration"] / total
         row |= {name: figures[name] for name in ("median_tpot_ms", "output_throughput")}

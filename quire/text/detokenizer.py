@@ -28,6 +28,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._inside = False  # of a character, whose first bytes the decoder holds
         self._at_start = all(token in self._skipped for token in before)
 
     def push(self, token: int) -> str:
@@ -36,8 +37,15 @@ class Detokenizer:
             return ""
         if self._at_start:
             self._at_start = False
-            return self._decoder.decode(self._tokenizer.first_token_bytes(token))
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
+            return self._decode(self._tokenizer.first_token_bytes(token))
+        if not self._inside and (text := self._tokenizer.whole_text(token)) is not None:
+            return text
+        return self._decode(self._tokenizer.token_bytes(token))
+
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
+        self._inside = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What remains when no token will follow: U+FFFD for a character that was not completed."""

@@ -34,6 +34,7 @@ class Tokenizer:
         self._core = core
         self._bytes_of = bytes_of_token(core)
         self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
         self.bos_token = bos_token
         self.eos_token = eos_token
         self.special_ids = frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special)
@@ -83,6 +84,19 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token] = self._bytes_of(token)
         return known
+
+    def whole_text(self, token: int) -> str | None:
+        """The text a token adds to the text that stands before it; None where that is no whole characters."""
+        try:
+            return self._texts[token]
+        except KeyError:
+            pass
+        try:
+            text = self.token_bytes(token).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._texts[token] = text
+        return text
 
     def first_token_bytes(self, token: int) -> bytes:
         """The bytes of a token at the very beginning of a text, where some decoders drop its space."""
