@@ -63,7 +63,7 @@ def allocate_storage(
         dtype,
         device,
         f"The KV cache of {blocks} blocks",
-        "lower --kv-cache-memory-bytes or --num-gpu-blocks-override",
+        "lower --gpu-memory-utilization, --kv-cache-memory-bytes or --num-gpu-blocks-override",
     )
 
 

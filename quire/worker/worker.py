@@ -78,7 +78,7 @@ class Worker:
 
         Raises:
             CheckpointError: The model's files do not serve.
-            MemoryBudgetError: Weights or KV cache do not fit; the message names the flag to change.
+            MemoryBudgetError: Weights, steps or the KV cache do not fit; the message names the flag to change.
         """
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
         with self._precompiler or nullcontext():
@@ -95,20 +95,23 @@ class Worker:
         with self._stage("weights"):
             model = self._read_model(spec)
             give_back_freed()
-        slots = self._slot_table(spec)
+        with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
+            slots = self._slot_table(spec)
         host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
-        taken = None
+        left = None
         if on_gpu:
-            with self._stage("profile"):
-                taken = self._try_largest_step(spec, model, slots)
-        with self._stage("kv_cache"):
-            blocks = number_of_blocks(config.cache, spec, config.model.dtype, taken)
+            smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
+            with self._stage("profile"), _room_for("the largest step", smaller):
+                left = self._try_largest_step(spec, model, slots)
+        with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
+            blocks = number_of_blocks(config.cache, spec, config.model.dtype, left)
             storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
             with self._rehearsal():
                 transfer = block_transfer(storage, host_blocks)
             self._runner = self._build_runner(spec, model, slots, storage, transfer)
         if largest := config.device.max_cudagraph_capture_size:
-            with self._stage("graphs"):
+            fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
+            with self._stage("graphs"), _room_for("recorded steps", fewer):
                 self._runner.record(graph_sizes(largest))
         if self._precompiler is not None:
             with self._stage("compile"):
@@ -210,6 +213,15 @@ class Worker:
             spec.keys is not None,
             self._config.model.logprobs_mode,
         )
+
+
+@contextmanager
+def _room_for(what: str, advice: str) -> Iterator[None]:
+    """What does not fit into a GPU's memory is refused with the flag to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise MemoryBudgetError(f"The GPU has no room for {what}: {advice}.") from None
 
 
 def _attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBackend:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
+from quire.worker.runner import Runner
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, config_for
@@ -52,6 +54,27 @@ def test_weights_that_do_not_fit_are_refused_by_flag(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config.replace('"hidden_size": 64', '"hidden_size": 2000000'))
     with pytest.raises(MemoryBudgetError, match="--dtype"):
         Worker(config_for(tmp_path, load_format="dummy"), SystemClock()).load()
+
+
+@pytest.mark.parametrize(
+    ("call", "flag"),
+    [
+        (Worker._slot_table, "--max-num-seqs"),
+        (Worker._build_runner, "--gpu-memory"),
+        (Runner.record, "--enforce-eager"),
+    ],
+)
+def test_what_else_does_not_fit_on_a_card_is_refused_by_flag(
+    tiny: Path, call: FunctionType, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Runner if call is Runner.record else Worker
+    monkeypatch.setattr(owner, call.__name__, _run_out)
+    with pytest.raises(MemoryBudgetError, match=flag):
+        Worker(config_for(tiny, max_cudagraph_capture_size=2), SystemClock()).load()
+
+
+def _run_out(*_: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 def test_unresolved_settings_are_refused(tiny: Path) -> None:
