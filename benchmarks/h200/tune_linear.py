@@ -29,13 +29,10 @@ from tuning import compile_all, copies, few_enough, graph_seconds
 from quire.kernels.table import kernel
 from quire.kernels.triton.linear.linear import Cut, multiply
 from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.streams import Streams
 from quire.kernels.triton.linear.tiles import Tiles
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BYTES_PER_S = 4.25e12
-MULTIPROCESSORS, SHARED_BYTES = 132, 232_448
-"""Of the card, and the shared memory of each."""
 FEWEST_PROGRAMS, MOST_PROGRAMS = 110, 900
 """That a product is cut into by cutting its columns."""
 FINALISTS = 6
@@ -85,31 +82,6 @@ _TILES = {  # block_n, block_k, warps, stages, swapped
     64: ((64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (128, 64, 4, 4, True)),
     128: ((128, 64, 8, 5, False), (128, 128, 8, 3, True), (256, 64, 8, 4, False)),
 }  # fmt: skip
-_STREAMS = {  # the same
-    8: ((64, 128, 4, 6, True), (64, 128, 4, 4, True), (32, 256, 4, 6, True)),
-    16: (
-        (64, 64, 4, 6, True), (64, 64, 4, 8, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (64, 128, 4, 5, True),
-        (64, 128, 4, 6, True), (64, 256, 4, 3, True), (64, 256, 4, 5, True), (128, 64, 4, 4, True),
-        (128, 64, 4, 6, True), (128, 128, 4, 3, True), (128, 128, 8, 3, True), (128, 128, 8, 4, True),
-        (128, 128, 8, 5, True),
-    ),
-    32: (
-        (64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True), (64, 128, 4, 6, True),
-        (64, 256, 4, 3, True), (128, 64, 4, 4, True), (128, 64, 4, 5, True), (128, 128, 8, 3, True),
-        (128, 128, 8, 4, True),
-    ),
-    64: (
-        (64, 64, 4, 4, True), (64, 64, 4, 6, True), (64, 128, 4, 3, True), (64, 128, 4, 4, True),
-        (64, 128, 4, 6, True), (128, 64, 4, 3, True), (128, 64, 4, 4, True), (128, 64, 8, 4, True),
-        (128, 64, 8, 6, True), (128, 128, 8, 3, True), (256, 64, 8, 3, True), (256, 64, 8, 4, True),
-    ),
-    128: (
-        (64, 64, 4, 4, True), (128, 64, 8, 3, True), (128, 64, 8, 4, True), (128, 64, 8, 3, False),
-        (128, 64, 8, 4, False), (128, 64, 8, 5, False), (128, 128, 8, 3, True), (256, 64, 8, 3, True),
-        (256, 64, 8, 3, False), (256, 64, 8, 4, False),
-    ),
-}  # fmt: skip
-_AHEAD = (256, 1024)
 _BLOCKS = {1: (8, 16), 2: (8, 16), 4: (8, 16), 8: (8, 16), 16: (16,), 32: (32,), 64: (64,), 128: (128,)}
 
 
@@ -145,7 +117,7 @@ def main() -> None:
 # --- candidates -----------------------------------------------------------------------------------------------------
 
 
-def candidates(weight: Weight, rows: int) -> Iterator[Rows | Streams | Tiles]:
+def candidates(weight: Weight, rows: int) -> Iterator[Rows | Tiles]:
     """Every cut worth a try."""
     if rows == 1:
         yield from (Rows(*cut) for cut in _ONE_ROW if cut[1] < 2 * weight.columns and (cut[0] > 1 or not weight.gate))
@@ -156,18 +128,11 @@ def candidates(weight: Weight, rows: int) -> Iterator[Rows | Streams | Tiles]:
             splits = [n for n in (1, 2, 3, 4, 6, 8, 12) if n == 1 or (2 * n <= steps and tiles * n <= MOST_PROGRAMS)]
             enough = [n for n in splits if tiles * n >= FEWEST_PROGRAMS] or splits[-1:]
             yield from (Tiles(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
-        for block_n, block_k, warps, stages, swapped in _STREAMS[block_m]:
-            held = stages * (block_m + block_n) * block_k * 2 + 2048
-            for programs in range(MULTIPROCESSORS, MULTIPROCESSORS * min(3, SHARED_BYTES // held) + 1, MULTIPROCESSORS):
-                for ahead in _AHEAD:
-                    yield Streams(block_m, block_n, block_k, programs, warps, stages, ahead, swapped)
 
 
-def least(cut: Rows | Streams | Tiles) -> Rows | Streams | Tiles:
+def least(cut: Rows | Tiles) -> Rows | Tiles:
     """The same kernel, launched as small as can be."""
-    if isinstance(cut, Tiles):
-        return replace(cut, splits=min(cut.splits, 2))
-    return replace(cut, programs=2) if isinstance(cut, Streams) else cut
+    return replace(cut, splits=min(cut.splits, 2)) if isinstance(cut, Tiles) else cut
 
 
 def compiled(cut: Cut, weight: Weight) -> tuple[object, ...] | None:
@@ -179,7 +144,7 @@ def compiled(cut: Cut, weight: Weight) -> tuple[object, ...] | None:
     return (type(cut), *astuple(least(cut)), weight.columns % cut.block_k == 0, weight.gate)
 
 
-def to_compile() -> list[tuple[Rows | Streams | Tiles, Weight]]:
+def to_compile() -> list[tuple[Rows | Tiles, Weight]]:
     """One job a kernel, each with a small weight of a shape that it serves."""
     jobs = {}
     for weight in WEIGHTS:
@@ -190,7 +155,7 @@ def to_compile() -> list[tuple[Rows | Streams | Tiles, Weight]]:
     return list(jobs.values())
 
 
-def compile_one(job: tuple[Rows | Streams | Tiles, Weight]) -> None:
+def compile_one(job: tuple[Rows | Tiles, Weight]) -> None:
     """By running it."""
     cut, weight = job
     x, w, y = arguments(weight, 1, 1)
@@ -210,7 +175,7 @@ def arguments(weight: Weight, rows: int, count: int) -> tuple[Tensor, list[Tenso
     return x, w, torch.empty(rows, weight.made, **options)
 
 
-def measure(weight: Weight, broken: set[Rows | Streams | Tiles]) -> Iterator[tuple[int, dict[Cut, float]]]:
+def measure(weight: Weight, broken: set[Rows | Tiles]) -> Iterator[tuple[int, dict[Cut, float]]]:
     """For each number of rows the seconds of every cut; only the best of 16 rows are tried with 2 to 8."""
     count = copies(2 * weight.outputs * weight.columns)
     x, weights, _ = arguments(weight, max(ROWS), count)
@@ -242,7 +207,7 @@ def time_one(x: Tensor, weights: list[Tensor], y: Tensor, op: Callable[..., None
     return graph_seconds([lambda w=w: op(x, w, y) for w in weights], guess)
 
 
-def with_cut(cut: Rows | Streams | Tiles, gate: bool, overlap: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
+def with_cut(cut: Rows | Tiles, gate: bool, overlap: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
     return lambda x, w, y: multiply(x, w, None, y, cut, gate=gate, overlap=overlap)
 
 
@@ -362,7 +327,7 @@ def as_module(chosen: dict[tuple[Weight, int], Cut], overlap: bool) -> str:
                 lines.append(f"    ({weight.outputs}, {weight.columns}): (\n{cuts}    ),\n")
         return "{\n" + "".join(lines) + "}"
 
-    kind = "dict[tuple[int, int], tuple[Rows | Streams | Tiles | None, ...]]"
+    kind = "dict[tuple[int, int], tuple[Rows | Tiles | None, ...]]"
     return f'''"""Which kernel multiplies few rows fastest, by the shape of the weight.
 
 Written by benchmarks/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
@@ -371,7 +336,6 @@ Written by benchmarks/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
 from __future__ import annotations
 
 from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.streams import Streams
 from quire.kernels.triton.linear.tiles import Tiles
 
 UP_TO = {tuple(sizes)}

@@ -17,11 +17,10 @@ from torch import Tensor
 from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.linear.rows import Rows, row_linear
-from quire.kernels.triton.linear.streams import Streams, stream_linear
 from quire.kernels.triton.linear.table import GATED, OVERLAP, PLAIN, UP_TO
 from quire.kernels.triton.linear.tiles import Tiles, tile_linear
 
-Cut = Rows | Streams | Tiles | None
+Cut = Rows | Tiles | None
 """How a product is cut into programs; None is cuBLAS."""
 
 
@@ -50,7 +49,7 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
 
 
 def multiply(
-    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows | Streams | Tiles, *, gate: bool, overlap: bool
+    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows | Tiles, *, gate: bool, overlap: bool
 ) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, cut in this way.
 
@@ -64,8 +63,6 @@ def multiply(
     """
     if isinstance(cut, Rows):
         row_linear(x, w, bias, y, cut, gate, overlap)
-    elif isinstance(cut, Streams):
-        stream_linear(x, w, bias, y, cut, gate, overlap)
     else:
         tile_linear(x, w, bias, y, cut, gate, overlap)
 

@@ -6,13 +6,12 @@ Written by benchmarks/h200/tune_linear.py on an NVIDIA H200.
 from __future__ import annotations
 
 from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.streams import Streams
 from quire.kernels.triton.linear.tiles import Tiles
 
 UP_TO = (1, 2, 4, 8, 16, 32, 64, 128)
 """Rows of x: a cut serves this many and fewer. More than the last go to cuBLAS."""
 
-PLAIN: dict[tuple[int, int], tuple[Rows | Streams | Tiles | None, ...]] = {
+PLAIN: dict[tuple[int, int], tuple[Rows | Tiles | None, ...]] = {
     (6144, 4096): (
         Rows(2, 1024, 4),
         Tiles(16, 64, 128, 4, 4, 3, True),
@@ -156,7 +155,7 @@ PLAIN: dict[tuple[int, int], tuple[Rows | Streams | Tiles | None, ...]] = {
 }
 """(outputs, columns) of the weight → a cut for each of UP_TO; None is cuBLAS."""
 
-GATED: dict[tuple[int, int], tuple[Rows | Streams | Tiles | None, ...]] = {
+GATED: dict[tuple[int, int], tuple[Rows | Tiles | None, ...]] = {
     (28672, 4096): (
         Rows(4, 2048, 8),
         Tiles(16, 64, 128, 1, 4, 4, True),

@@ -13,7 +13,6 @@ from quire.kernels.reference.linear import linear as reference
 from quire.kernels.table import kernel
 from quire.kernels.triton.linear.linear import Cut, choice, linear_silu_and_mul, multiply
 from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.streams import Streams
 from quire.kernels.triton.linear.table import GATED, PLAIN, UP_TO
 from quire.kernels.triton.linear.tiles import Tiles
 
@@ -26,9 +25,6 @@ TILES = (
     Tiles(16, 32, 32, 1, 4, 3, False),
     Tiles(16, 64, 64, 3, 4, 4, True),
     Tiles(32, 32, 32, 2, 4, 2, False),
-    Streams(16, 32, 32, 1, 4, 3, 32, True),
-    Streams(16, 32, 32, 5, 4, 3, 64, False),
-    Streams(32, 64, 32, 7, 4, 3, 64, True),
 )
 NEAR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest error beside the largest value; the interpreter rounds towards zero."""
@@ -75,7 +71,7 @@ def test_one_row(cut: Rows, gate: bool, biased: bool, dtype: torch.dtype, device
 @pytest.mark.parametrize(("gate", "biased"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("cut", TILES)
 @pytest.mark.parametrize("rows", [1, 3, 17, 33])
-def test_few_rows(rows: int, cut: Streams | Tiles, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
+def test_few_rows(rows: int, cut: Tiles, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
     x, w, bias = random(rows, 70, 144, dtype, device)
     y = poisoned(rows, 35 if gate else 70, x)
     for _ in range(2):  # the second call finds the counters of the first one's splits as they were
@@ -84,7 +80,7 @@ def test_few_rows(rows: int, cut: Streams | Tiles, gate: bool, biased: bool, dty
 
 
 @pytest.mark.parametrize("cut", [FEW_ROWS[1], TILES[0], TILES[2], TILES[-1]])
-def test_rows_of_x_may_lie_apart(cut: Rows | Streams | Tiles, device: str) -> None:
+def test_rows_of_x_may_lie_apart(cut: Rows | Tiles, device: str) -> None:
     rows = 1 if isinstance(cut, Rows) else 3
     x, w, _ = random(rows, 40, 96, torch.float32, device)
     apart = torch.full((rows, 200), float("nan"), device=device)
@@ -95,18 +91,9 @@ def test_rows_of_x_may_lie_apart(cut: Rows | Streams | Tiles, device: str) -> No
 
 def test_more_splits_than_steps(device: str) -> None:
     x, w, _ = random(3, 16, 64, torch.float32, device)
-    for cut in (Tiles(16, 16, 32, 5, 4, 3, False), Streams(16, 16, 32, 5, 4, 3, 32, False)):
-        multiply(x, w, None, y := poisoned(3, 16, x), cut, gate=False, overlap=False)
-        close(y, exact(x, w, None, False))
-
-
-@pytest.mark.parametrize("programs", range(1, 16, 2))
-def test_streams_end_anywhere(programs: int, device: str) -> None:
-    """Fewer programs than tiles, more than tiles, as many as steps."""
-    x, w, bias = random(17, 96, 160, torch.float32, device)
-    y = poisoned(17, 96, x)
-    multiply(x, w, bias, y, Streams(32, 32, 32, programs, 4, 3, 32, True), gate=False, overlap=False)
-    close(y, exact(x, w, bias, False))
+    cut = Tiles(16, 16, 32, 5, 4, 3, False)
+    multiply(x, w, None, y := poisoned(3, 16, x), cut, gate=False, overlap=False)
+    close(y, exact(x, w, None, False))
 
 
 def test_a_shape_is_served_like_the_nearest_measured_one() -> None:
