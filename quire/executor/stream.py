@@ -54,7 +54,7 @@ class StreamExecutor:
         self._fault = fault
         self._flights: deque[Flight] = deque()
         self._failure: BaseException | None = None
-        self._worker: Worker
+        self._worker: Worker | None = None
 
     def start(self) -> Sizing:
         """See Executor."""
@@ -75,6 +75,7 @@ class StreamExecutor:
         assert not plan.drafts and not plan.masked, "this worker draws one token a read, and applies no masks"
         if self._failure is not None:
             return
+        assert self._worker is not None, "not started, or closed"
         try:
             self._fault("execute", plan.step)
             self._flights.append(self._worker.launch(plan))
@@ -107,6 +108,12 @@ class StreamExecutor:
             for flight in self._flights:
                 flight.wait()
         self._flights.clear()
+        if self._worker is not None:
+            from quire.worker.device_memory import give_back
+
+            self._worker = None
+            with nullcontext() if self._failure is None else suppress(Exception):
+                give_back()
 
     def _oldest(self, timeout: float | None) -> Result | None:
         """The oldest flight's result, once it has landed."""

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,6 +152,17 @@ def test_an_interrupted_wait_can_be_taken_up_again(started: StreamExecutor, monk
 
 def interrupt(seconds: float) -> None:
     raise KeyboardInterrupt
+
+
+def test_closing_frees_what_the_worker_holds(tiny: Path) -> None:
+    executor = StreamExecutor(config_for(tiny), SystemClock())
+    executor.start()
+    executor.submit(first())
+    assert executor.collect(10) is not None
+    held = [weakref.ref(executor._worker), weakref.ref(executor._worker._runner._slots.length)]  # type: ignore[union-attr]
+    executor.close()
+    assert [each() for each in held] == [None, None]
+    executor.close()  # again, as by `with` and by hand
 
 
 @pytest.mark.parametrize("enabled", [True, False])
