@@ -5,6 +5,7 @@ Returns a new Config; changes nothing in place. Imports no torch, so the supervi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,6 +59,9 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
     gpu = machine.gpu if device.device == "cuda" else None
     dtype, dtype_reason = _dtype(config, spec, machine, gpu)
     _check_max_model_len(config, spec)
+    _check_not_negative(
+        swap_space=config.cache.swap_space, long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold
+    )
     asked_length = config.model.max_model_len
     scheduler, batch_line = _batch(config.scheduler, gpu)
     model = replace(
@@ -147,6 +151,12 @@ def _check_max_model_len(config: Config, spec: ModelSpec) -> None:
             f"--max-model-len {asked} is outside 2..{spec.max_model_len}, which is what the model was made for.",
             param="max_model_len",
         )
+
+
+def _check_not_negative(**settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 0, and finite; got {value:g}.", param=name)
 
 
 def _length_reason(asked: int | str | None, spec: ModelSpec) -> str:
