@@ -133,6 +133,8 @@ class FakeExecutor:
             assert 0 <= host < self._num_host_blocks
             unwritten: list[int | None] = [None] * self._block_size  # taken for tokens that were not gained
             self._host[host] = list(self._blocks.get(device, unwritten))
+        sources = {source for source, _ in plan.copies}
+        assert sources.isdisjoint(target for _, target in plan.copies), "a copy's target is another one's source"
         for source, target in plan.copies:
             self._blocks[target] = list(self._blocks[source])
         for host, device in plan.swap_in:
