@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+UTILIZATION = 0.9
+"""Share of memory that the engine may take where none was asked for."""
+
 
 @dataclass(frozen=True)
 class CacheConfig:
@@ -23,3 +26,8 @@ class CacheConfig:
     """GiB of host memory that preempted sequences may be swapped to, as far as there is memory; 0 for none."""
     num_gpu_blocks_override: int | None = None
     """Exact number of blocks (on a CPU as well), whatever the memory."""
+
+    @property
+    def memory_share(self) -> float:
+        """Share of memory that the engine may take, asked for or not."""
+        return UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization

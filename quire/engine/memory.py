@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.config import CacheConfig, Config
+from quire.config.cache import UTILIZATION
 from quire.costmodel.memory import Footprint, LargestStep, activation_bytes
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kvcache.groups import GroupReach, blocks_of
@@ -20,7 +21,6 @@ from quire.models.spec import ModelSpec
 GIB = 2**30
 AUTO_LENGTH = -1
 """`--max-model-len -1` is `auto`."""
-UTILIZATION = 0.9
 CEILING = 0.5
 """Of what is left beside weights and activations, unless a utilization is given; but always room for one sequence."""
 SWAP_SHARE = 0.5
@@ -173,7 +173,7 @@ def share_of_memory(cache: CacheConfig) -> float:
     Raises:
         ConfigError: What was asked for is none.
     """
-    share = UTILIZATION if cache.gpu_memory_utilization is None else cache.gpu_memory_utilization
+    share = cache.memory_share
     if not 0 < share <= 1:
         raise ConfigError(
             f"--gpu-memory-utilization {share:g} is no share of memory: give more than 0, at most 1.",

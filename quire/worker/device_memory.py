@@ -6,9 +6,6 @@ import gc
 
 import torch
 
-UTILIZATION = 0.9
-"""Share of a GPU that the engine takes where none was asked for."""
-
 
 def begin(device: torch.device) -> None:
     """Before the first tensor: what is freed can be put together again, so that a large step fits after small ones."""

@@ -30,7 +30,6 @@ from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker import device_memory
-from quire.worker.device_memory import UTILIZATION
 from quire.worker.flight import Flight
 from quire.worker.graphs import graph_sizes
 from quire.worker.host_memory import give_back_freed
@@ -153,8 +152,7 @@ class Worker:
         config = self._config
         storage = allocate_storage(spec, 0, config.cache.block_size, _dtype(config), self._device)
         self._build_runner(spec, model, slots, storage).run_largest()
-        share = config.cache.gpu_memory_utilization
-        return device_memory.left(self._device, UTILIZATION if share is None else share)
+        return device_memory.left(self._device, config.cache.memory_share)
 
     def _read_model(self, spec: ModelSpec) -> Model:
         factory = LayerFactory(Place(self._device, _dtype(self._config)))
