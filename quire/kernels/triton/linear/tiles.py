@@ -9,6 +9,7 @@ result is always the same.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
-from quire.kernels.triton.linear.outputs import arrivals, tile_at, tiles_of, write_tile
-from quire.kernels.triton.linear.products import fetch_ahead, tile_product
+from quire.kernels.triton.launching.launch import cdiv, launched
+from quire.kernels.triton.linear.products import fetch_ahead, gated, tile_product, weight_rows
+
+_MOST_TILES = 65_536
+"""Of a product whose tiles have several programs."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,10 @@ def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles
     """
     rows, outputs = y.shape
     columns = w.shape[1]
-    tiles = tiles_of(y, cut.block_m, cut.block_n, gate)
+    tiles = _tiles_of(y, cut.block_m, cut.block_n, gate)
     if cut.splits > 1:
         sums = torch.empty((tiles, cut.splits, cut.block_m * cut.block_n), dtype=torch.float32, device=x.device)
-        arrived = arrivals(tiles, x.device)
+        arrived = _arrivals(tiles, x.device)
     else:
         sums = arrived = y  # neither is touched
     _tile_kernel[(tiles, cut.splits)](
@@ -83,6 +86,24 @@ def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles
     )
 
 
+def _tiles_of(y: Tensor, block_m: int, block_n: int, gate: bool) -> int:
+    """How many tiles of block_m rows of x and block_n rows of W make y [rows, outputs]."""
+    rows, outputs = y.shape
+    return cdiv(outputs, block_n // 2 if gate else block_n) * cdiv(rows, block_m)
+
+
+def _arrivals(tiles: int, device: torch.device) -> Tensor:
+    """[tiles or more] int32: how many programs of each tile are done. Zeros whenever no product is under way, for the
+    last program of a tile puts them back; products of a device run one after another, on one stream."""
+    assert tiles <= _MOST_TILES
+    return _counters(device)
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+
+
 @launched
 @triton.jit(do_not_specialize=["rows"])
 def _tile_kernel(
@@ -108,7 +129,7 @@ def _tile_kernel(
 ):
     release_dependents(OVERLAP)
     tile = tl.program_id(0)
-    begin, m, w_rows = tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
+    begin, m, w_rows = _tile_at(tile, tl.cdiv(rows, BLOCK_M), outputs, BLOCK_M, BLOCK_N, GATED)
     steps = tl.cdiv(columns, BLOCK_K)
     first = 0
     last = steps
@@ -146,6 +167,43 @@ def _tile_kernel(
             values = tl.load(own + place, cache_modifier=".cg")
             for other in range(1, splits):
                 values += tl.load(own + other * SIZE + place, cache_modifier=".cg")
-            write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+            _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
     else:
-        write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+        _write_tile(values, bias, y, m, w_rows, begin, rows, outputs, BLOCK_M, BLOCK_N, GATED, BIASED)
+
+
+@triton.jit
+def _tile_at(tile, down, outputs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """A tile's first output, its rows of x [BLOCK_M], and its rows of the weight [BLOCK_N].
+
+    Those with the same rows of the weight, `down` of them, have numbers side by side.
+    """
+    begin = tile // down * (BLOCK_N // 2 if GATED else BLOCK_N)
+    m = tile % down * BLOCK_M + tl.arange(0, BLOCK_M)
+    return begin, m, weight_rows(begin, outputs, BLOCK_N, GATED)
+
+
+@triton.jit
+def _write_tile(
+    sums,
+    bias,
+    y,
+    m,
+    w_rows,
+    begin,
+    rows,
+    outputs,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GATED: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """What sums [BLOCK_M, BLOCK_N] make of y [rows, outputs]."""
+    MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
+    if BIASED:
+        sums += tl.load(bias + w_rows).to(tl.float32)[None, :]
+    if GATED:
+        sums = gated(sums, BLOCK_M, MADE)
+    n = begin + tl.arange(0, MADE)
+    inside = (m < rows)[:, None] & (n < outputs)[None, :]
+    tl.store(y + m.to(tl.int64)[:, None] * outputs + n[None, :], sums.to(y.dtype.element_ty), inside)
