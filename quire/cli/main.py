@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -35,12 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"quire: error: '{name}' is not a command.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         raise SystemExit(2)
     try:
-        raise SystemExit(importlib.import_module(COMMANDS[name][0]).run(rest))
+        code = importlib.import_module(COMMANDS[name][0]).run(rest)
+        sys.stdout.flush()
+        raise SystemExit(code)
     except QuireError as error:
         print(f"quire: error: {error.message}", file=sys.stderr)
         raise SystemExit(error.exit_code if isinstance(error, SetupError) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # whoever read the output has seen enough, as in `quire collect-env | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        raise SystemExit(141) from None
 
 
 def _usage() -> str:

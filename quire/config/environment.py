@@ -57,6 +57,14 @@ def first_visible_gpu() -> str | None:
     return visible.split(",")[0].strip() if visible else None
 
 
+def count_gpus_by_bus() -> None:
+    """Let CUDA number GPUs as their driver's library does, unless the user chose; its own way is the fastest first.
+
+    Call it before torch or the driver is loaded: what was chosen for a GPU must meet the same one.
+    """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
 def let_waiting_threads_sleep() -> None:
     """Cut short how long OpenMP's threads spin at a barrier, unless the user chose. Call it before torch is imported.
 

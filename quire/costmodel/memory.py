@@ -23,6 +23,8 @@ DEVICE_RUNTIME_BYTES = 2**30
 """What a GPU's driver and libraries take, graphs and staging buffers included."""
 DEVICE_LOGIT_BYTES = 8
 """Of each logit drawn from on a GPU, beside the model's own."""
+DEVICE_PACKED_BYTES = 2**29
+"""Of contexts that long prompts' attention reads in one piece, at most."""
 INDEX_BYTES = 8
 """Of an entry of a block table."""
 COUNT_BYTES = 4
@@ -112,7 +114,7 @@ def _small(buffers: Sequence[int]) -> int:
     return sum(each for each in buffers if each < MAPPED_BYTES)
 
 
-def device_activation_bytes(spec: ModelSpec, dtype: str, step: LargestStep) -> int:
+def device_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: LargestStep) -> int:
     """The same on a GPU, where attention reads the cache in place and the driver holds memory of its own: an estimate,
     to be measured before the KV cache is made.
     """
@@ -124,4 +126,6 @@ def device_activation_bytes(spec: ModelSpec, dtype: str, step: LargestStep) -> i
     mlp = step.tokens * max(3 * spec.intermediate, chosen) * width
     logits = min(step.rows, step.tokens) * spec.vocab_size * (width + DEVICE_LOGIT_BYTES)
     counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
-    return DEVICE_RUNTIME_BYTES + counts + stream + max(attention, mlp) + logits
+    tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
+    packed = min(DEVICE_PACKED_BYTES, 2 * kv * width * (step.tokens + step.length))
+    return DEVICE_RUNTIME_BYTES + counts + tables + packed + stream + max(attention, mlp) + logits

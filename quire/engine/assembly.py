@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from quire.sampling import SamplingParams
 from quire.scheduler.budget import Budget
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,23 @@ def traits_of(config: Config, spec: ModelSpec) -> Traits:
 
 
 def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
-    """What clients are told."""
+    """What clients are told. A GPU's KV cache may turn out smaller than it was estimated: that is logged."""
     tokens, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len
     assert tokens and isinstance(longest, int), "settings are resolved by quire.engine.choices"
     block_size = config.cache.block_size
+    held = capacity(traits.groups, sizing.num_blocks, block_size, tokens, longest)
+    if held < longest and config.cache.num_gpu_blocks_override is None:
+        _log.warning(
+            "context     the KV cache holds %d tokens of one sequence, and not %d: longer requests are refused. Raise "
+            "--gpu-memory-utilization, or lower --max-num-batched-tokens or --max-num-seqs.", held, longest,
+        )  # fmt: skip
     return Ready(
         model=config.model.model,
         max_model_len=longest,
         vocab_size=sizing.vocab_size,
         num_blocks=sizing.num_blocks,
         block_size=block_size,
-        capacity=capacity(traits.groups, sizing.num_blocks, block_size, tokens, longest),
+        capacity=held,
         kv_tokens=tokens_held(traits.groups, sizing.num_blocks, block_size, tokens, longest),
         startup=sizing.startup,
     )

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pynvml
 
@@ -78,10 +79,7 @@ def _first_gpu() -> tuple[Gpu | None, str]:
         first = environment.first_visible_gpu()
         if first is None:
             return None, "CUDA_VISIBLE_DEVICES hides every GPU"
-        if first.isdigit():
-            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
-        else:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
+        handle = _handle_of(first)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         gpu = Gpu(pynvml.nvmlDeviceGetName(handle), (major, minor), memory.total, memory.free)
@@ -92,6 +90,15 @@ def _first_gpu() -> tuple[Gpu | None, str]:
     if gpu.capability < OLDEST_CAPABILITY:
         return None, f"{gpu.name} is too old: compute capability {major}.{minor}, and 8.0 or newer is served"
     return gpu, ""
+
+
+def _handle_of(gpu: str) -> Any:
+    """The driver's handle of a GPU by its number on the PCI bus or by its UUID; its beginning will do, as for CUDA."""
+    if gpu.isdigit():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    found = [handle for handle in handles if pynvml.nvmlDeviceGetUUID(handle).startswith(gpu)]
+    return found[0] if len(found) == 1 else pynvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
 def _meminfo(key: str) -> int:

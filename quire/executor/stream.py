@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.clock import Clock
-from quire.config import Config
+from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
 from quire.messages import Masks, Plan, Result, Sizing
 from quire.worker.context import open_context
@@ -59,6 +59,7 @@ class StreamExecutor:
     def start(self) -> Sizing:
         """See Executor."""
         began = self._clock.now()
+        environment.count_gpus_by_bus()
         with _without_collections():
             precompiler = _begin() if self._config.device.device == "cuda" else None
             from quire.worker.worker import Worker  # torch: only a process that computes pays for it

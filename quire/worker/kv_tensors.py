@@ -62,8 +62,10 @@ def allocate_storage(
         (storages, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim),
         dtype,
         device,
-        f"The KV cache of {blocks} blocks",
-        "lower --gpu-memory-utilization, --kv-cache-memory-bytes or --num-gpu-blocks-override",
+        f"The KV cache of {blocks} blocks" if blocks else "Even one block of KV cache",
+        "lower --gpu-memory-utilization, --kv-cache-memory-bytes or --num-gpu-blocks-override"
+        if blocks
+        else "free memory, or give a smaller model",
     )
 
 

@@ -5,6 +5,7 @@ Knows nothing about whose blocks they are.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,8 @@ STAGED_BYTES = 32 * 2**20
 """Of each of the two buffers on the device through which blocks are swapped."""
 POOL_PART_BYTES = 256 * 2**20
 """Pinned memory takes long to make: the host's pool grows by parts of this size as it is first used."""
+
+_log = logging.getLogger(__name__)
 
 
 class BlockTransfer(Protocol):
@@ -148,16 +151,31 @@ class StreamTransfer:
 
 
 class _PinnedPool:
-    """Blocks in pinned memory, by number; parts of it are made when they are first used."""
+    """Blocks in pinned memory, by number; parts of it are made when they are first used.
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, part: int) -> None:
+    Where the system gives no more pinned memory, in the middle of serving, the part is made of ordinary memory: its
+    copies wait for the device, but no request is lost.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, part: int, *, pin: bool = True) -> None:
         self._shape = shape
         self._dtype = dtype
         self._part = part
+        self._pin = pin
         self._parts: dict[int, Tensor] = {}
 
     def __getitem__(self, block: int) -> Tensor:
         number, place = divmod(block, self._part)
         if number not in self._parts:
-            self._parts[number] = torch.empty((self._part, *self._shape), dtype=self._dtype, pin_memory=True)
+            self._parts[number] = self._make()
         return self._parts[number][place]
+
+    def _make(self) -> Tensor:
+        shape = (self._part, *self._shape)
+        if self._pin:
+            try:
+                return torch.empty(shape, dtype=self._dtype, pin_memory=True)
+            except RuntimeError as error:
+                self._pin = False
+                _log.warning("swap        no more memory could be pinned, so swapping is slower: %s", error)
+        return torch.empty(shape, dtype=self._dtype)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +39,13 @@ def test_versions_machine_and_settings_without_secrets(
     assert facts["machine"]["cores"] >= 1
     assert facts["machine"]["memory_bytes"] > 2**20
     assert facts["machine"]["processor"] in text
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "quire.cli.main", "collect-env"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (141, b"")

@@ -146,3 +146,12 @@ def test_admission_is_first_come_first_served() -> None:
     engine = Engine(max_num_seqs=1)
     outcome = engine.run([add(i, [i + 1] * 5, 3) for i in range(5)])
     assert list(outcome.ends) == [0, 1, 2, 3, 4]
+
+
+def test_a_cache_too_small_for_a_promised_sequence_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    Engine(FakeExecutor(num_blocks=40, block_size=16))
+    assert not caplog.records
+    engine = Engine(FakeExecutor(num_blocks=10, block_size=16))
+    assert "holds 160 tokens of one sequence, and not 512" in caplog.text
+    outcome = engine.run([add(1, [5] * 100, 50), add(2, [5] * 100, 70)])
+    assert [outcome.ends[number].reason for number in (1, 2)] == ["length", "error"]

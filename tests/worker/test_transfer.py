@@ -6,9 +6,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from quire.messages import Plan
-from quire.worker.transfer import StreamTransfer
+from quire.worker.transfer import StreamTransfer, _PinnedPool
 
 
 @pytest.mark.parametrize("moves", ["out", "copies", "in", "all"])
@@ -26,3 +27,23 @@ def test_columns_name_the_devices_blocks_of_swaps_first(moves: str) -> None:
     columns = StreamTransfer.columns(Mock(), plan)
     assert [column.tolist() for column in columns] == [column for part in chosen for column in expected[part]]
     assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
+
+
+def test_without_pinned_memory_blocks_are_swapped_through_ordinary_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, asked = torch.empty, []
+
+    def refuse(*shape: object, pin_memory: bool = False, **rest: object) -> torch.Tensor:
+        asked.append(pin_memory)
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return make(*shape, **rest)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    pool = _PinnedPool(torch.Size((3, 5)), torch.float32, part=4)
+    for block in range(10):
+        pool[block].fill_(block)
+    assert [pool[block].unique().tolist() for block in range(10)] == [[block] for block in range(10)]
+    assert asked == [True, False, False, False], "asked once, and not again for the two parts after it"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
