@@ -144,9 +144,12 @@ def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode) -> None:
     """
     reads = torch.arange(len(logits), device=logits.device)
     where = torch.full_like(reads, slots.dummy)
-    for rows in (logits, logits.index_select(0, reads).float()):  # as it is, and for rules
+    chosen = logits.index_select(0, reads)
+    held = []  # at once, as in a step in which nearly all reads have rules
+    for rows in (logits, chosen.float()):
         for keep_scores in {False, mode.startswith("processed")}:
-            tokens, faults, *_ = _draw(rows, where, slots, keep_scores=keep_scores)
+            tokens, faults, _, scores = _draw(rows, where, slots, keep_scores=keep_scores)
+            held.append(scores)
         for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
             score(rows, reads, tokens, 1, normalise=normalise)
     draw_and_advance(logits, where, slots, tokens, faults)
