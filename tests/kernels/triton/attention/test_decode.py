@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -139,6 +140,14 @@ def test_merging(room: int, device: str) -> None:
 @pytest.mark.parametrize("rows", [17, 127])
 def test_many_rows(rows: int, device: str) -> None:
     check([1 + 7 * row % 40 for row in range(rows)], heads=1, kv_heads=1, d=16, device=device)
+
+
+@pytest.mark.parametrize("early", [None, 0, 64])
+@pytest.mark.parametrize("window", [None, 50])
+def test_blocks_looked_up_ahead(early: int | None, window: int | None, device: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(ours, "_shape", lambda *_: ours._Shape(keys=32, warps=4, stages=3, ahead=True))
+    monkeypatch.setattr(ours, "_EARLY", early)
+    check([1, 31, 32, 33, 150, 300], heads=4, kv_heads=2, d=48, device=device, window=window, room=9)
 
 
 def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
