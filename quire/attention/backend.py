@@ -97,11 +97,32 @@ class Rows:
     columns: tuple[Tensor, ...] = ()
 
 
+@dataclass(frozen=True)
+class Room:
+    """What a step has at most whose columns are as long whatever its rows are, so that it can be replayed. The last of
+    its rows has no token.
+
+    Attributes:
+        tokens, rows: Of the step.
+        singles: Its rows of one token.
+    """
+
+    tokens: int
+    rows: int
+    singles: int
+
+
 class AttentionBackend(Protocol):
     """Computes a step's attention, layer by layer."""
 
-    def columns(self, counts: Ints, bounds: Ints) -> tuple[Ints, ...]:
-        """What `prepare` wants to find on the device, made from the host's part of Rows; each is [n] int64."""
+    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
+        """What `prepare` wants to find on the device, made from the host's part of Rows; each is [n] int64. With
+        `room`, each n and all that is launched follow from it alone.
+        """
+        ...
+
+    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
+        """Whether a step of such rows may be given room."""
         ...
 
     def prepare(self, rows: Rows) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Rows
+from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Room, Rows
 from quire.kernels.table import kernel
 
 _MINUS_INFINITY = float("-inf")
@@ -65,9 +65,13 @@ class CpuAttention:
         self._attend_chunk = kernel("attend_chunk", "cpu")
         self._steps: list[_GroupStep] = []
 
-    def columns(self, counts: Ints, bounds: Ints) -> tuple[Ints, ...]:
+    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
         """See AttentionBackend."""
         return ()
+
+    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
+        """See AttentionBackend."""
+        return True
 
     def prepare(self, rows: Rows) -> None:
         """See AttentionBackend."""

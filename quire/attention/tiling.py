@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.attention.backend import Ints
+from quire.attention.backend import Ints, Room
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,24 @@ def singles(counts: Ints, kinds: Kinds) -> tuple[Ints, Ints]:
     return kinds.single, _firsts(counts)[kinds.single]
 
 
+def singles_and_tiles_within(
+    room: Room, counts: Ints, bounds: Ints, size: int
+) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """`singles` and `tiles` of a step without long rows, each as long as such steps need them at most.
+
+    What pads them is skipped by kernels: a single below 0, and tiles of the last row, which has no token.
+    """
+    assert len(counts) == room.rows and not counts[-1]
+    fewest = 2 if room.singles else 1  # tokens of a row that is cut into tiles
+    single = np.flatnonzero(counts == 1) if room.singles else counts[:0]
+    of_tile, offsets = tiles(counts, bounds, np.flatnonzero(counts >= fewest), size)
+    most = room.tokens // size + room.rows
+    return (
+        (_padded(single, room.singles, -1), _padded(_firsts(counts)[single], room.singles, 0)),
+        (_padded(of_tile, most, room.rows - 1), _padded(offsets, most, 0)),
+    )
+
+
 def tiles(counts: Ints, bounds: Ints, rows: Ints, size: int) -> tuple[Ints, Ints]:
     """Rows and offsets of tiles of `size` tokens: those that take longest first."""
     of_tile, offsets = _cut(counts, rows, size)
@@ -99,6 +117,13 @@ def number_of_tiles(counts: Ints, rows: Ints, size: int) -> int:
 def concatenated(columns: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:
     """Several times the same columns, one behind another."""
     return tuple(np.concatenate(parts) for parts in zip(*columns, strict=True))
+
+
+def _padded(column: Ints, length: int, entry: int) -> Ints:
+    """The column, and the entry behind it as often as it is shorter than that."""
+    padded = np.full(length, entry, dtype=np.int64)
+    padded[: len(column)] = column
+    return padded
 
 
 def _firsts(counts: Ints) -> Ints:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.attention import tiling
-from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Rows
+from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Room, Rows
 from quire.attention.tiling import Kinds, TileSizes
 from quire.errors import ConfigError
 from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
@@ -102,7 +102,7 @@ class TritonAttention:
         self._kv = kv
         self._keys_of_tile = keys_of_tile(d, item)
         self._spare = spare_pieces(kv_heads, device)
-        pieces = max_rows + self._spare
+        pieces = max_rows + 1 + self._spare  # one for a step's padding
         self._partials = new_partials(pieces, heads, kv_heads, d, device)
         self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
@@ -123,10 +123,13 @@ class TritonAttention:
         self._gather_contexts = kernel("gather_contexts", "cuda")
         self._attend_long = kernel("attend_long", "cuda")
 
-    def columns(self, counts: Ints, bounds: Ints) -> tuple[Ints, ...]:
+    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
         """Rows of one token; tiles, of long rows and then of short ones; counts and first tokens; long rows' tiles and
-        packs. Nothing if all rows have one token.
+        packs. Nothing if all rows have one token. Where there is room for no row of one token, it is a tile.
         """
+        if room is not None:
+            single, rows = tiling.singles_and_tiles_within(room, counts, bounds, self._sizes.tile)
+            return *single, *rows, counts, counts.cumsum() - counts
         if (counts == 1).all():
             return ()
         kinds, sizes = Kinds.of(counts, bounds, self._sizes), self._sizes
@@ -137,6 +140,10 @@ class TritonAttention:
             return columns
         of_long_rows = tiling.long_tiles(counts, bounds, kinds, sizes), tiling.packs(counts, bounds, kinds, sizes)
         return columns + of_long_rows[0] + of_long_rows[1]
+
+    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
+        """See AttentionBackend: what is launched for long rows depends on their contexts."""
+        return not len(Kinds.of(counts, bounds, self._sizes).long)
 
     def prepare(self, rows: Rows) -> None:
         """See AttentionBackend."""
@@ -178,7 +185,7 @@ class TritonAttention:
         tiles: _Tiles | None = None
         long: _Long | None = None
         kinds, skipped = Kinds.of(rows.counts, rows.bounds, self._sizes), 0
-        if window is None and len(kinds.long):
+        if window is None and of_long:
             skipped = tiling.number_of_tiles(rows.counts, kinds.long, self._sizes.tile)
             k, v = self._packed[:, : len(of_long[4]) * _PACK].unbind()
             long = _Long(rows.slots, tuple(of_long[4:]), tuple(of_long[:4]), k, v)

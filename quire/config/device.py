@@ -15,5 +15,5 @@ class DeviceConfig:
     enforce_eager: bool = False
     """Launch every kernel by itself instead of replaying recorded CUDA graphs. Slower; for finding faults."""
     max_cudagraph_capture_size: int | None = None
-    """Most sequences of a step that is replayed from a CUDA graph; 0 is --enforce-eager. Default: 512, at most
-    --max-num-seqs."""
+    """Most tokens of a step that is replayed from a CUDA graph, with prompts in it 512 at most; 0 is --enforce-eager.
+    Default: 512."""

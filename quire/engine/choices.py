@@ -71,7 +71,7 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
         dtype=dtype,
         served_model_name=model.served_model_name or (name,),
     )
-    config = replace(config, model=model, scheduler=scheduler, device=_with_graphs(device, scheduler))
+    config = replace(config, model=model, scheduler=scheduler, device=_with_graphs(device))
     if gpu is None:
         sharing = share_out(config, spec, machine.memory_bytes)
     else:
@@ -99,19 +99,16 @@ def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
     return replace(config.device, device="cuda"), f"device      {gpu.name}, {size(gpu.memory_bytes)}"
 
 
-def _with_graphs(device: DeviceConfig, scheduler: SchedulerConfig) -> DeviceConfig:
+def _with_graphs(device: DeviceConfig) -> DeviceConfig:
     """How large steps are that are replayed from graphs."""
-    asked, rows = device.max_cudagraph_capture_size, scheduler.max_num_seqs
+    asked = device.max_cudagraph_capture_size
     if asked is not None and asked < 0:
         raise ConfigError(
             f"--max-cudagraph-capture-size must be at least 0, got {asked}.", param="max_cudagraph_capture_size"
         )
-    assert rows, "the batch is resolved first"
-    largest = (
-        0
-        if device.enforce_eager or device.device == "cpu"
-        else min(DEFAULT_GRAPH_SIZE if asked is None else asked, rows)
-    )
+    largest = DEFAULT_GRAPH_SIZE if asked is None else asked
+    if device.enforce_eager or device.device == "cpu":
+        largest = 0
     return replace(device, max_cudagraph_capture_size=largest)
 
 

@@ -18,6 +18,7 @@ from quire.attention.backend import Rows
 from quire.kernels.table import kernel
 from quire.layers.positions import Positions
 from quire.messages import Plan
+from quire.worker.shapes import StepShape
 from quire.worker.slots import SlotTable
 
 Ints = npt.NDArray[np.int64]
@@ -30,7 +31,7 @@ class HostBatch:
     """One step's rows, as the host knows them; all int64.
 
     Attributes:
-        slots, counts, bounds: [rows]; see Rows. Rows beyond the plan's belong to the dummy slot.
+        slots, counts, bounds: [rows]; see Rows. Padding belongs to the dummy slot.
         row_of_token: [tokens].
         offsets: [tokens], each token's place in its row.
         ids: [tokens], or DRAWN_LAST.
@@ -76,22 +77,31 @@ class HostBatch:
         """Whether every row moves by one token and is read."""
         return len(self.ids) == len(self.slots) == len(self.read_slots)
 
-    def padded(self, rows: int, dummy: int) -> HostBatch:
-        """The same with as many rows of the dummy slot behind it as make `rows`; of a step that is_decode."""
-        more = rows - len(self.slots)
-        if not more:
+    def padded(self, shape: StepShape, dummy: int) -> HostBatch:
+        """The same with rows, tokens and reads of the dummy slot behind it, as many as make the shape; this fits it.
+
+        One row has all tokens that are too many, but in a step of single tokens, where each is a row.
+        """
+        rows, tokens, reads = len(self.slots), len(self.ids), len(self.read_slots)
+        more, rest, unread = shape.rows - rows, shape.tokens - tokens, shape.reads - reads
+        if not (more or rest or unread):
             return self
-        numbers, zeros = np.arange(rows), np.zeros(more, dtype=np.int64)
+        of_rows, of_tokens, of_reads = (np.zeros(number, dtype=np.int64) for number in (more, rest, unread))
+        of_each, offsets = of_rows + 1, of_tokens
+        if not shape.is_decode:
+            of_each, offsets = of_rows.copy(), np.arange(rest)
+            of_each[:1] = rest
+        counts = np.concatenate((self.counts, of_each))
         return HostBatch(
-            slots=np.concatenate((self.slots, zeros + dummy)),
-            counts=np.ones(rows, dtype=np.int64),
-            bounds=np.concatenate((self.bounds, zeros)),
-            row_of_token=numbers,
-            offsets=np.zeros(rows, dtype=np.int64),
-            ids=np.concatenate((self.ids, zeros)),
-            firsts=numbers,
-            read_tokens=self.read_tokens,
-            read_slots=self.read_slots,
+            slots=np.concatenate((self.slots, of_rows + dummy)),
+            counts=counts,
+            bounds=np.concatenate((self.bounds, of_rows)),
+            row_of_token=np.concatenate((self.row_of_token, np.repeat(np.arange(rows, shape.rows), of_each))),
+            offsets=np.concatenate((self.offsets, offsets)),
+            ids=np.concatenate((self.ids, of_tokens)),
+            firsts=counts.cumsum() - counts,
+            read_tokens=np.concatenate((self.read_tokens, of_reads)),
+            read_slots=np.concatenate((self.read_slots, of_reads + dummy)),
         )
 
     def columns(self) -> tuple[Ints, ...]:

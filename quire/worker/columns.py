@@ -61,6 +61,10 @@ class StepColumns:
             self._part(0, first, False).copy_(host[:first], non_blocking=True)
         return laid
 
+    def holds(self, column: Tensor) -> bool:
+        """Whether this is in the buffer, and not copied by itself."""
+        return column.untyped_storage().data_ptr() == self._device.untyped_storage().data_ptr()
+
     def _cut(self, first: int, end: int, floats: bool) -> Tensor:
         """Entries of the device's buffer."""
         part = self._device[first:end]

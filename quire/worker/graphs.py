@@ -1,4 +1,4 @@
-"""CUDA graphs of a model's decode steps: one for each of a few numbers of rows, and padding up to these.
+"""CUDA graphs of a model's steps, one for each of a few shapes.
 
 A graph replays the same kernels on the same addresses, so everything it reads is in persistent buffers, and what varies
 from step to step (slots, lengths, tables) is read by its kernels from the device. Knows nothing about sampling.
@@ -6,40 +6,22 @@ from step to step (slots, lengths, tables) is read by its kernels from the devic
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-
-def graph_sizes(max_rows: int) -> list[int]:
-    """Numbers of rows that are recorded: close together where rows are cheap to pad but weights are read anyway."""
-    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *range(160, 257, 32), *range(320, max_rows + 64, 64)]
-    return sorted({min(size, max_rows) for size in sizes})
+from quire.worker.shapes import StepShape
 
 
-class DecodeGraphs:
-    """Graphs by number of rows.
+class StepGraphs:
+    """Graphs by the shape of their step."""
 
-    Args:
-        sizes: Numbers of rows, ascending.
-    """
+    def __init__(self) -> None:
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[StepShape, Tensor] = {}
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._logits: dict[int, Tensor] = {}
-
-    def fit(self, rows: int) -> bool:
-        """Whether there is a graph for so many rows."""
-        return bool(self._sizes) and rows <= self._sizes[-1]
-
-    def padded(self, rows: int) -> int:
-        """The number of rows of the smallest graph that holds so many."""
-        return self._sizes[bisect_left(self._sizes, rows)]
-
-    def record(self, rows: int, forward: Callable[[], Tensor]) -> None:
+    def record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
         """Record what `forward` launches. It must have run before, so that no kernel is compiled meanwhile.
 
         All graphs share their memory, also that of their logits: no two replays are under way at a time. The largest
@@ -49,12 +31,12 @@ class DecodeGraphs:
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = forward()
-        self._graphs[rows], self._logits[rows] = graph, _not_held(logits)
+        self._graphs[shape], self._logits[shape] = graph, _not_held(logits)
 
-    def replay(self, rows: int) -> Tensor:
-        """[rows, vocab] logits, valid until the next replay."""
-        self._graphs[rows].replay()
-        return self._logits[rows]
+    def replay(self, shape: StepShape) -> Tensor:
+        """[reads, vocab] logits, valid until the next replay."""
+        self._graphs[shape].replay()
+        return self._logits[shape]
 
 
 class _Memory:

@@ -31,7 +31,6 @@ from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker import device_memory
 from quire.worker.flight import Flight
-from quire.worker.graphs import graph_sizes
 from quire.worker.host_memory import give_back_freed
 from quire.worker.kv_tensors import (
     allocate_storage,
@@ -111,7 +110,7 @@ class Worker:
         if largest := config.device.max_cudagraph_capture_size:
             fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
             with self._stage("graphs"), _room_for("recorded steps", fewer):
-                self._runner.record(graph_sizes(largest))
+                self._runner.record(largest)
         if self._precompiler is not None:
             with self._stage("compile"):
                 self._precompiler.finish()

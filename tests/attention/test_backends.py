@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer, HeadRule, KVView, Rows
+from quire.attention.backend import AttentionBackend, AttentionLayer, HeadRule, KVView, Room, Rows
 from quire.attention.cpu import CpuAttention
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary
@@ -83,13 +83,16 @@ class Scene:
     def length(self, sequence: int) -> int:
         return 0 if sequence == self.dummy else len(self.keys[sequence][0])
 
-    def step(self, moves: dict[int, int], dummies: int = 0, too_high: int = 0) -> None:
+    def step(
+        self, moves: dict[int, int], dummies: tuple[int, ...] = (), too_high: int = 0, room: Room | None = None
+    ) -> tuple[tuple[int, ...], ...]:
         """Move sequences forward by so many tokens, in this order, and compare every row with plain attention.
 
-        `dummies` rows of the dummy slot stand behind them. The host's bounds are `too_high` for rows of one token.
+        Rows of the dummy slot stand behind them, of so many tokens each. The host's bounds are `too_high` for rows of
+        one token. Returns the shapes of the columns that the backend asked for.
         """
-        sequences = [*moves, *[self.dummy] * dummies]
-        counts = np.array([*moves.values(), *[1] * dummies])
+        sequences = [*moves, *[self.dummy] * len(dummies)]
+        counts = np.array([*moves.values(), *dummies])
         rows = np.repeat(np.arange(len(sequences)), counts)
         starts = [self.length(sequence) for sequence in sequences]
         bounds = np.array(starts) + too_high * (counts == 1)
@@ -97,13 +100,16 @@ class Scene:
         offsets = torch.cat([torch.arange(n) for n in counts]).to(self.device)
         at = torch.tensor(starts, device=self.device)
         of_token = torch.from_numpy(rows).to(self.device)
-        columns = tuple(torch.from_numpy(column).to(self.device) for column in self.backend.columns(counts, bounds))
+        columns = tuple(
+            torch.from_numpy(column).to(self.device) for column in self.backend.columns(counts, bounds, room)
+        )
         assert all(column.dtype == torch.int64 and column.dim() == 1 for column in columns)
         self.backend.prepare(
             Rows(counts, rows, bounds, slots[of_token], at, at[of_token] + offsets, slots, self.tables, columns)
         )
         for layer in range(len(self.groups)):
             self.run(layer, moves, rows)
+        return tuple(tuple(column.shape) for column in columns)
 
     def run(self, layer: int, moves: dict[int, int], rows: np.ndarray) -> None:
         q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -173,8 +179,23 @@ def test_rows_of_the_dummy_slot_stand_behind(new_scene: SceneOf) -> None:
     """They all write to the same place; nobody reads what comes out for them."""
     scene = new_scene(8, 3)
     scene.step({1: 20, 0: 1})
-    scene.step({0: 1, 1: 1, 2: 1}, dummies=5)
-    scene.step({2: 1, 1: 1}, dummies=1)
+    scene.step({0: 1, 1: 1, 2: 1}, dummies=(1,) * 5)
+    scene.step({2: 1, 1: 1}, dummies=(1,))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of what pads, and goes nowhere
+@pytest.mark.parametrize(("windows", "singles"), [((None, None), 3), ((9, None), 3), ((None, 9), 0)])
+def test_with_room_columns_are_equally_long_whatever_the_rows(
+    new_scene: SceneOf, windows: tuple[int | None, ...], singles: int
+) -> None:
+    """Also where all tokens are the step's own, and where one of the dummy's is left. Without room for rows of one
+    token they are served in another way."""
+    scene, shapes = new_scene(8, 3, groups=(0, 1), windows=windows), set()
+    for moves in ({0: 30}, {1: 20, 0: 1}, {0: 1, 2: 16, 1: 14}, {0: 28, 1: 2}, {2: 1, 1: 1, 0: 29}):
+        rest = 31 - sum(moves.values())
+        dummies = (rest, *[0] * (5 - len(moves) - 1))
+        shapes.add(scene.step(moves, dummies, room=Room(31, 5, singles)))
+    assert len(shapes) == 1
 
 
 def test_any_steps(new_scene: SceneOf) -> None:

@@ -71,12 +71,13 @@ class Sequence:
 
 
 class Driver:
-    """Owns a worker, its free blocks and the step number."""
+    """Owns a worker, its free blocks and the step number. A sequence has as many blocks of each of its KV groups."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, groups: int = 1) -> None:
         self.worker = Worker(config, SystemClock())
         self.sizing = self.worker.load()
         self.block_size = config.cache.block_size
+        self.groups = groups
         self.free = list(range(1, self.sizing.num_blocks + 1))
         self.owned: dict[int, list[int]] = {}
         self.step = 0
@@ -92,14 +93,15 @@ class Driver:
     def plan(self, moves: list[tuple[Sequence, int]]) -> tuple[Plan, list[Sequence]]:
         """The plan that moves each sequence by so many tokens, and who reads in it: whoever passes its prompt."""
         self.step += 1
-        changes: list[tuple[int, int, int]] = []
+        changes: list[tuple[int, int, int, int]] = []
         given, tokens, reads, readers = [], [], [], []
         for row, (sequence, count) in enumerate(moves):
             end = sequence.length + count
             while sequence.blocks * self.block_size < end:
-                block = self.free.pop(0)
-                self.owned.setdefault(sequence.slot, []).append(block)
-                changes.append((sequence.slot, sequence.blocks, block))
+                for group in range(self.groups):
+                    block = self.free.pop(0)
+                    self.owned.setdefault(sequence.slot, []).append(block)
+                    changes.append((sequence.slot, group, sequence.blocks, block))
                 sequence.blocks += 1
             if sequence.length < len(sequence.prompt):
                 given.append(row)
@@ -113,10 +115,10 @@ class Driver:
         plan = Plan(
             step=self.step,
             admitted=admitted,
-            block_slots=[slot for slot, _, _ in changes],
-            block_groups=[0] * len(changes),
-            block_indices=[index for _, index, _ in changes],
-            block_ids=[block for _, _, block in changes],
+            block_slots=[slot for slot, *_ in changes],
+            block_groups=[group for _, group, *_ in changes],
+            block_indices=[index for *_, index, _ in changes],
+            block_ids=[block for *_, block in changes],
             slots=[s.slot for s, _ in moves],
             counts=[count for _, count in moves],
             given=given,

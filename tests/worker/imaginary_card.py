@@ -115,7 +115,7 @@ def random_steps(launch: Callable[[Any], Any], vocab: int, longest: int, choose:
 
     driver = Driver.__new__(Driver)
     driver.worker = SimpleNamespace(execute=lambda plan: launch(plan).result())  # type: ignore[assignment]
-    driver.block_size, driver.step, driver.owned, driver._new = 16, 0, {}, []
+    driver.block_size, driver.groups, driver.step, driver.owned, driver._new = 16, 1, 0, {}, []
     driver.free = list(range(1, 100)) * 10
     running: dict[int, Sequence] = {}
     for _ in range(STEPS):

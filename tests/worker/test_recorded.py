@@ -1,42 +1,87 @@
-"""Recorded steps give what others give. On a CPU what was recorded is simply run again, on the columns of the day."""
+"""Recorded steps give what others give. On a CPU what was recorded is run again: the same launches, of references of a
+card's kernels, with all that the host knew when it was recorded, on the columns of the day.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from torch import Tensor
 
-from quire.worker import runner
-from quire.worker.graphs import DecodeGraphs
-from tests.checkpoints import make_llama
-from tests.worker.driver import Driver, Sequence, config_for
+from quire.attention.backend import AttentionBackend, KVView
+from quire.kernels.table import KERNELS
+from quire.messages import Result, ScoredRow, TokenLogprobs
+from quire.models.spec import ModelSpec, read_spec
+from quire.worker import runner, worker
+from quire.worker.runner import LargestStep
+from quire.worker.shapes import StepShape
+from tests.checkpoints import make_llama, make_tiny
+from tests.parity.cases import CASES
+from tests.worker.driver import Driver, Sequence, config_for, hand_out
 
-SIZES = [1, 4, 8]
+MOST = 128
+STEPS = 30
+SEED = 5
+LONGEST = 200
 
 
-class RunAgain(DecodeGraphs):
-    """What was recorded is kept as it is."""
+class RunAgain:
+    """In the place of graphs."""
 
-    def __init__(self, sizes: Any) -> None:
-        super().__init__(sizes)
-        self._steps: dict[int, Callable[[], Tensor]] = {}
-        self.replayed: list[int] = []
+    def __init__(self) -> None:
+        self._steps: dict[StepShape, Callable[[], Tensor]] = {}
+        self.replayed: list[StepShape] = []
 
-    def record(self, rows: int, forward: Callable[[], Tensor]) -> None:
-        self._steps[rows] = forward
+    def record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
+        self._steps[shape] = forward
 
-    def replay(self, rows: int) -> Tensor:
-        self.replayed.append(rows)
-        return self._steps[rows]()
+    def replay(self, shape: StepShape) -> Tensor:
+        self.replayed.append(shape)
+        logits = self._steps[shape]()
+        assert len(logits) == shape.reads
+        return logits
+
+
+def attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBackend:
+    """A card's, with references for its kernels."""
+    from quire.attention.triton import TritonAttention
+
+    with pytest.MonkeyPatch.context() as patch:
+        for op in ("place_tokens", "cut_contexts", "attend_pieces", "attend_tiles", "gather_contexts", "attend_long"):
+            patch.setitem(KERNELS, (op, "cuda"), f"quire.kernels.reference.paged_rows:{op}")
+        patch.setitem(KERNELS, ("rotate_and_store", "cuda"), "quire.kernels.reference.paged:rotate_and_store")
+        return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "StepGraphs", RunAgain)
+    monkeypatch.setattr(worker, "_attention", attention)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("tiny"), tokenizer=False)
 
+
+def driver_of(directory: Path, *, recorded: bool, **values: Any) -> Driver:
+    config = config_for(directory, num_gpu_blocks_override=1000, **values)
+    driver = Driver(config, len(read_spec(directory).kv_groups()))
+    if recorded:
+        driver.worker._runner.record(MOST)
+    return driver
+
+
+def replayed(driver: Driver) -> list[StepShape]:
+    return driver.worker._runner._graphs.replayed  # type: ignore[attr-defined, no-any-return]
+
+
+# --- steps of single tokens -----------------------------------------------------------------------------------------
 
 PLAIN: list[dict[str, Any]] = [
     {},
@@ -54,37 +99,99 @@ RULED: list[dict[str, Any]] = [
 
 
 def texts(
-    tiny: Path, owners: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, *, recorded: bool, mode: str
-) -> tuple[list[Sequence], list[int]]:
+    tiny: Path, owners: list[dict[str, Any]], *, recorded: bool, mode: str
+) -> tuple[list[Sequence], list[StepShape]]:
     """What sequences draw in 12 steps: the first ones together, then one joins, then one is left."""
-    monkeypatch.setattr(runner, "DecodeGraphs", RunAgain)
-    driver = Driver(config_for(tiny, logprobs_mode=mode))
-    if recorded:
-        driver.worker._runner.record(SIZES)
+    driver = driver_of(tiny, recorded=recorded, logprobs_mode=mode)
     sequences = [driver.admit(slot, [5, 6, 7 + slot], **owner) for slot, owner in enumerate(owners)]
     driver.generate(sequences[:-1], 5)
     driver.generate(sequences, 9)
     driver.generate(sequences[:1], 12)
-    return sequences, driver.worker._runner._graphs.replayed  # type: ignore[attr-defined]
+    return sequences, replayed(driver)
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 @pytest.mark.parametrize("owners", [PLAIN, REPORTING, RULED, PLAIN[:2] + RULED + REPORTING])
-def test_recorded_steps_draw_and_report_the_same(
-    owners: list[dict[str, Any]], mode: str, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, none = texts(tiny, owners, monkeypatch, recorded=False, mode=mode)
-    again, replayed = texts(tiny, owners, monkeypatch, recorded=True, mode=mode)
+def test_recorded_steps_draw_and_report_the_same(owners: list[dict[str, Any]], mode: str, tiny: Path) -> None:
+    plain, none = texts(tiny, owners, recorded=False, mode=mode)
+    again, shapes = texts(tiny, owners, recorded=True, mode=mode)
     assert not none
-    assert len(set(replayed)) > 1
+    assert len({shape for shape in shapes if shape.is_decode}) > 1
     assert [s.drawn for s in again] == [s.drawn for s in plain]
     for one, other in zip(again, plain, strict=True):
-        assert len(one.logprobs) == len(other.logprobs)
-        for entry, same in zip(one.logprobs, other.logprobs, strict=True):
-            assert (entry is None) == (same is None)
-            if entry is not None and same is not None:
-                assert (entry.rank, entry.top_ids) == (same.rank, same.top_ids)
-                assert [entry.logprob, *entry.top_logprobs] == pytest.approx(
-                    [same.logprob, *same.top_logprobs], abs=1e-4
-                )
+        assert_near(one.logprobs, other.logprobs)
     assert len({tuple(s.drawn) for s in plain}) == len(plain)
+
+
+# --- steps with prompts in them -------------------------------------------------------------------------------------
+
+WISHES = [{}, {}, *PLAIN[1:], *REPORTING, *RULED, {"prompt_logprobs": 1}]
+
+
+def results(directory: Path, *, recorded: bool, mode: str) -> tuple[list[Result], list[StepShape]]:
+    """Of random steps: sequences come and go, prompts are read whole or in chunks, a token at a time too, some of them
+    without a read, beside sequences that draw."""
+    choose = random.Random(SEED)
+    driver = driver_of(directory, recorded=recorded, logprobs_mode=mode)
+    running: dict[int, Sequence] = {}
+    found = []
+    for _ in range(STEPS):
+        for slot in range(choose.choice((1, 3, 12))):
+            if slot not in running:
+                prompt = [choose.randrange(3, 320) for _ in range(choose.choice((1, 2, 15, 16, 40, 127, LONGEST)))]
+                asked = dict(choose.choice(WISHES))
+                if "history" in asked:
+                    asked |= {"history": prompt, "prompt_len": len(prompt)}
+                running[slot] = driver.admit(slot, prompt, **asked)
+        moves, room = [], choose.choice((16, 64, MOST, 2 * MOST))
+        for sequence in choose.sample(list(running.values()), choose.randint(1, len(running))):
+            left = len(sequence.prompt) - sequence.length
+            count = min(room, choose.choice((left, choose.randint(1, left))) if left > 0 else 1)
+            if count:
+                moves.append((sequence, count))
+            room -= count
+        plan, readers = driver.plan(moves)
+        found.append(driver.worker.execute(plan))
+        hand_out(found[-1], readers)
+        running = {s: one for s, one in running.items() if one.length < len(one.prompt) + 9}
+    return found, replayed(driver)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3", "qwen3 moe", "gpt2", "longrope, phi3, 4.x"])
+def test_small_steps_of_any_rows_give_the_same(case: str, tiny: Path, tmp_path: Path) -> None:
+    """Also where layers have windows and tables of their own, and where tokens choose experts."""
+    directory = tiny if case == "llama" else make_tiny(tmp_path, **CASES[case])
+    for mode in ("raw_logprobs", "processed_logits"):
+        plain, none = results(directory, recorded=False, mode=mode)
+        again, shapes = results(directory, recorded=True, mode=mode)
+        assert not none
+        of_prompts = [shape for shape in shapes if not shape.is_decode]
+        assert len(of_prompts) > 5
+        assert {shape.singles > 0 for shape in of_prompts} == {False, True}
+        assert any(not result.counts for result in plain)
+        for one, other in zip(again, plain, strict=True):
+            assert (one.counts, one.tokens, one.errors) == (other.counts, other.tokens, other.errors)
+            assert_near(one.logprobs, other.logprobs)
+
+
+def test_what_a_recording_cannot_say_is_not_replayed(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log probabilities of prompts, and rows that attention serves by their lengths."""
+    driver = driver_of(tiny, recorded=True)
+    plan, _ = driver.plan([(driver.admit(0, [5] * 30, prompt_logprobs=1), 30)])
+    result = driver.worker.execute(msgspec.structs.replace(plan, scored=[ScoredRow(0, 0, 20, 5)]))
+    assert len(result.prompt_logprobs[0]) == 20
+    assert not replayed(driver)
+    driver.move([(driver.admit(1, [5] * 30), 30)])
+    assert len(replayed(driver)) == 1
+    monkeypatch.setattr(driver.worker._runner._attention, "can_replay", lambda counts, bounds: False)
+    driver.move([(driver.admit(2, [5] * 30), 30)])
+    assert len(replayed(driver)) == 1
+
+
+def assert_near(ours: list[TokenLogprobs | None], others: list[TokenLogprobs | None]) -> None:
+    assert len(ours) == len(others)
+    for entry, same in zip(ours, others, strict=True):
+        assert (entry is None) == (same is None)
+        if entry is not None and same is not None:
+            assert (entry.rank, entry.top_ids) == (same.rank, same.top_ids)
+            assert [entry.logprob, *entry.top_logprobs] == pytest.approx([same.logprob, *same.top_logprobs], abs=1e-4)

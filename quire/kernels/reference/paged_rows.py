@@ -68,7 +68,7 @@ def cut_contexts(
     Args:
         starts: [rows] int64, tokens before the step; a row sees them and its own.
         slots: [rows] int64.
-        singles: [n] int64, the rows that have one token; None: all.
+        singles: [n] int64, the rows that have one token; None: all. Entries below 0 are padding.
         tokens: [n] int64, the place of each one's token in the batch; None: as its row.
         window: How many tokens a token sees, itself included; None: all.
         tile: Pieces begin at multiples of so many positions.
@@ -78,14 +78,14 @@ def cut_contexts(
         fewest: Tiles of a piece, where its row has so many.
     """
     rows = range(len(slots)) if singles is None else singles.tolist()
-    of_row = [(row if tokens is None else int(tokens[i]), row) for i, row in enumerate(rows)]
+    of_row = [(row if tokens is None else int(tokens[i]), row) for i, row in enumerate(rows) if row >= 0]
     spans = []
     for _, row in of_row:
         length = int(starts[row]) + 1
         seen_from = 0 if window is None else max(0, length - window)
         spans.append((seen_from, seen_from // tile * tile, length))
     tiles = [-(-(length - base) // tile) for _, base, length in spans]
-    longest = next(n for n in range(fewest, max(*tiles, fewest) + 1) if sum(-(-t // n) for t in tiles) <= len(pieces))
+    longest = next(n for n in range(fewest, max([*tiles, fewest]) + 1) if sum(-(-t // n) for t in tiles) <= len(pieces))
     pieces.zero_()
     first = 0
     for (token, row), (seen_from, base, length), n in zip(of_row, spans, tiles, strict=True):
@@ -150,7 +150,8 @@ def attend_tiles(
     Args:
         q: [tokens, heads, d].
         keys, values, table: See attend_pieces. The step's own keys and values are among them.
-        tile_rows, tile_offsets: [n] int64: a row, and which of its tokens in this step is the tile's first.
+        tile_rows, tile_offsets: [n] int64: a row, and which of its tokens in this step is the tile's first. A tile of
+            a row without tokens, from 0, is padding.
         starts, counts, firsts, slots: [rows] int64: tokens before the step and in it, the place of the row's first
             token in the batch, and its line in the table.
         window: How many tokens a token sees, itself included; None: all before it.

@@ -1,0 +1,109 @@
+"""Shapes of steps that are recorded, and which one a step is padded to.
+
+A recorded step has one number of tokens and of rows; what it has too few of belongs to the dummy slot. Knows nothing
+about graphs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from quire.attention.backend import Room
+
+_MOST_TOKENS = 512
+"""Of a recorded step with prompts in it: with more, a device takes longer than a host to launch kernel by kernel."""
+_PADDING_ROWS = 2
+"""Of a step with prompts in it: one for the tokens that are too many, and one without any."""
+_FEW, _MANY = 8, 64
+"""Rows of a step with prompts in it: prompts by themselves, and some of them beside sequences that draw."""
+MOST_ROWS = _MANY + _PADDING_ROWS
+"""Of a recorded step with prompts in it."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a recorded step has, padding included.
+
+    Attributes:
+        tokens: Its tokens.
+        rows: Its rows.
+        reads: Of these, so many are read; no more of them are a plan's.
+        singles: A plan's rows of one token, at most.
+    """
+
+    tokens: int
+    rows: int
+    reads: int
+    singles: int
+
+    @classmethod
+    def of_decode(cls, rows: int) -> StepShape:
+        """All rows have one token and are read."""
+        return cls(rows, rows, rows, rows)
+
+    @classmethod
+    def of_prompts(cls, tokens: int, rows: int, *, singles: bool) -> StepShape:
+        """So many rows at most, each of any number of tokens; of at least two unless there are `singles`."""
+        most = _MANY if singles else _FEW
+        return cls(tokens, most + _PADDING_ROWS, min(rows, most), min(rows, most) if singles else 0)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether all rows have one token. Then columns are equally long by themselves, and all padding alike."""
+        return self.rows == self.tokens
+
+    @property
+    def room(self) -> Room | None:
+        """What attention needs room for. A last token of padding is a row of one token where there may be such."""
+        return None if self.is_decode else Room(self.tokens, self.rows, self.singles and self.singles + 1)
+
+    def holds(self, tokens: int, rows: int, singles: int) -> bool:
+        """Whether a step of so many can be padded to this; it has prompts in it."""
+        return tokens <= self.tokens and rows <= self.reads and singles <= self.singles
+
+
+class Shapes:
+    """Those that are recorded.
+
+    Args:
+        most: Tokens of the largest recorded step.
+        rows, tokens, length: Of the largest step: its rows, its tokens, and the tokens of one of its rows.
+    """
+
+    def __init__(self, most: int, rows: int, tokens: int, length: int) -> None:
+        self._decode = [StepShape.of_decode(size) for size in decode_sizes(min(most, rows))] if most else []
+        self._prompts = prompt_shapes(min(most, _MOST_TOKENS, tokens, length), rows)
+
+    def all(self) -> list[StepShape]:
+        """The largest first."""
+        return sorted(self._decode + self._prompts, key=lambda shape: (shape.tokens, shape.reads), reverse=True)
+
+    def of_decode(self, rows: int) -> StepShape | None:
+        """The smallest of a step in which so many rows have one token and are read."""
+        at = bisect_left(self._decode, rows, key=lambda shape: shape.rows)
+        return self._decode[at] if at < len(self._decode) else None
+
+    def of_prompts(self, tokens: int, rows: int, singles: int) -> StepShape | None:
+        """The smallest of any other step."""
+        return next((shape for shape in self._prompts if shape.holds(tokens, rows, singles)), None)
+
+
+def decode_sizes(max_rows: int) -> list[int]:
+    """Numbers of rows: close together where rows are cheap to pad but weights are read anyway."""
+    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *range(160, 257, 32), *range(320, max_rows + 64, 64)]
+    return sorted({min(size, max_rows) for size in sizes})
+
+
+def prompt_shapes(most: int, rows: int) -> list[StepShape]:
+    """Of steps with prompts in them, of `most` tokens; the smallest first.
+
+    Weights are read whatever the number of tokens up to some 64; from there on sizes are as far apart as a host takes
+    longer to launch a step than a device to compute so many tokens. Prompts alone have smaller ones, and ask for
+    nothing that only rows of one token need.
+    """
+    alone = [16, 32, *range(64, 129, 32), *range(192, _MOST_TOKENS + 1, 64)]
+    shapes = [StepShape.of_prompts(size, rows, singles=False) for size in alone]
+    shapes += [StepShape.of_prompts(size, rows, singles=True) for size in range(64, _MOST_TOKENS + 1, 64)]
+    fitting = [shape for shape in shapes if shape.tokens <= most]
+    return sorted(fitting, key=lambda shape: (shape.tokens, shape.reads, shape.singles))

@@ -1,0 +1,94 @@
+"""Which recorded step serves which, and how a step is padded to it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from quire.messages import Plan
+from quire.worker.batch import HostBatch
+from quire.worker.shapes import MOST_ROWS, Shapes, StepShape
+
+DUMMY = 99
+
+
+def test_decode_steps_have_the_smallest_number_of_rows_that_holds_them() -> None:
+    shapes = Shapes(512, 200, 8192, 4096)
+    assert [shapes.of_decode(rows) for rows in (1, 3, 33, 200)] == [StepShape.of_decode(n) for n in (1, 4, 48, 200)]
+    assert shapes.of_decode(201) is None
+    assert Shapes(16, 200, 8192, 4096).of_decode(17) is None
+
+
+def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
+    shapes = Shapes(512, 256, 8192, 4096)
+    for tokens, rows, singles in [
+        (2, 1, 0),
+        (20, 1, 0),
+        (200, 8, 0),
+        (512, 1, 0),
+        (50, 9, 0),
+        (20, 3, 1),
+        (512, 64, 64),
+    ]:
+        shape = shapes.of_prompts(tokens, rows, singles)
+        assert shape is not None
+        assert shape.holds(tokens, rows, singles)
+        assert shape.tokens - tokens < 64
+        assert not any(s.tokens < shape.tokens for s in shapes._prompts if s.holds(tokens, rows, singles))
+        assert bool(singles or rows > 8) == (shape.singles > 0)
+    for tokens, rows, singles in [(513, 1, 0), (512, 65, 1)]:
+        assert shapes.of_prompts(tokens, rows, singles) is None
+
+
+@pytest.mark.parametrize(
+    ("most", "rows", "tokens", "length"),
+    [(512, 1, 40, 40), (512, 62, 8192, 100), (2048, 1024, 8192, 9000), (0, 9, 9, 9)],
+)
+def test_shapes_fit_the_engine_and_each_other(most: int, rows: int, tokens: int, length: int) -> None:
+    shapes = Shapes(most, rows, tokens, length).all()
+    assert len(set(shapes)) == len(shapes)
+    assert all(one.tokens >= other.tokens for one, other in itertools.pairwise(shapes))
+    assert all(shape.tokens <= most and shape.reads <= rows for shape in shapes)
+    prompts = [shape for shape in shapes if not shape.is_decode]
+    assert len(prompts) <= 20
+    assert all(shape.tokens <= min(tokens, length, 512) for shape in prompts)
+    assert all(shape.reads + 2 <= shape.rows <= MOST_ROWS for shape in prompts)
+
+
+def test_what_a_step_lacks_is_the_dummys() -> None:
+    choose = random.Random(0)
+    for _ in range(200):
+        counts = [choose.choice([1, 1, 2, 7, 30]) for _ in range(choose.randint(1, 12))]
+        reads = sorted(choose.sample(range(len(counts)), choose.randint(0, len(counts))))
+        shape = Shapes(512, 64, 8192, 900).of_prompts(sum(counts), len(counts), counts.count(1))
+        assert shape is not None
+        check_padded(counts, reads, shape)
+    for rows in (1, 5, 8):
+        check_padded([1] * rows, list(range(rows)), StepShape.of_decode(8))
+    check_padded([16], [0], StepShape.of_prompts(16, 64, singles=False))
+    check_padded([15], [], StepShape.of_prompts(16, 64, singles=False))
+
+
+def check_padded(counts: list[int], reads: list[int], shape: StepShape) -> None:
+    rows, tokens, slots = len(counts), sum(counts), list(range(3, 3 + len(counts)))
+    plan = Plan(1, [], [], [], [], [], slots, counts, list(range(rows)), [7] * tokens, reads)
+    host = HostBatch.of(plan, np.full(DUMMY, 40))
+    whole = host.padded(shape, DUMMY)
+    assert (len(whole.slots), len(whole.ids), len(whole.read_slots)) == (shape.rows, shape.tokens, shape.reads)
+    assert len(whole.counts) == len(whole.bounds) == len(whole.firsts) == shape.rows
+    assert len(whole.read_tokens) == shape.reads
+    assert whole.counts.sum() == shape.tokens == len(whole.row_of_token) == len(whole.offsets)
+    assert whole.is_decode == shape.is_decode
+    for name in ("slots", "counts", "bounds", "firsts", "row_of_token", "offsets", "ids", "read_tokens", "read_slots"):
+        own = getattr(host, name)
+        assert getattr(whole, name)[: len(own)].tolist() == own.tolist(), name
+    assert set(whole.slots[rows:]) <= {DUMMY} >= set(whole.read_slots[len(reads) :])
+    assert (whole.bounds[rows:] == 0).all()
+    expected = [(row, offset) for row, count in enumerate(whole.counts) for offset in range(count)]
+    assert list(zip(whole.row_of_token, whole.offsets, strict=True)) == expected
+    if not shape.is_decode:
+        assert whole.counts[-1] == 0
+        assert (whole.counts[rows + 1 :] == 0).all()
