@@ -22,6 +22,11 @@ class Linear:
         bias: Whether they have biases.
         place: Where the weights live.
         transposed: The checkpoint has each weight as [columns, rows].
+
+    Attributes:
+        outputs: Rows in all.
+        columns: See above.
+        has_bias: Whether there is b.
     """
 
     def __init__(
@@ -33,11 +38,11 @@ class Linear:
         place: Place,
         transposed: bool = False,
     ) -> None:
+        self.outputs = sum(rows)
+        self.columns = columns
+        self.has_bias = bias
         self._names = names
         self._rows = rows
-        self._half = sum(rows) // 2
-        self._columns = columns
-        self._has_bias = bias
         self._place = place
         self._transposed = transposed
         self._pack = kernel("pack_linear", place.device.type)
@@ -49,16 +54,16 @@ class Linear:
     def needs(self) -> Iterator[Need]:
         """See Layer."""
         for name, rows in zip(self._names, self._rows, strict=True):
-            shape = (rows, self._columns)
+            shape = (rows, self.columns)
             yield Need(f"{name}.weight", shape[::-1] if self._transposed else shape)
-            if self._has_bias:
+            if self.has_bias:
                 yield Need(f"{name}.bias", (rows,))
 
     def pull(self, checkpoint: Checkpoint) -> None:
         """See Layer."""
-        self._weight = self._pack(self._stacked(checkpoint, "weight", (sum(self._rows), self._columns)))
-        if self._has_bias:
-            self._bias = self._stacked(checkpoint, "bias", (sum(self._rows),))
+        self._weight = self._pack(self._stacked(checkpoint, "weight", (self.outputs, self.columns)))
+        if self.has_bias:
+            self._bias = self._stacked(checkpoint, "bias", (self.outputs,))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, columns] → [tokens, sum of rows]."""
@@ -67,7 +72,7 @@ class Linear:
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
-        out = x.new_empty((x.shape[0], self._half))
+        out = x.new_empty((x.shape[0], self.outputs // 2))
         self._linear_silu_and_mul(x, self._weight, self._bias, out)
         return out
 

@@ -21,6 +21,7 @@ from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.linear import Linear
 from quire.logits_processors import load_processors
 from quire.messages import Plan, Result, Sizing
 from quire.models.model import Model, build_model
@@ -30,6 +31,7 @@ from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker import device_memory
+from quire.worker.first_products import distinct_products, use_once
 from quire.worker.flight import Flight
 from quire.worker.host_memory import give_back_freed
 from quire.worker.kv_tensors import (
@@ -68,6 +70,7 @@ class Worker:
         self._precompiler = precompiler
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
+        self._products: list[Linear] = []
         self._runner: Runner
 
     def load(self) -> Sizing:
@@ -147,16 +150,22 @@ class Worker:
             _log.info("kernels     no room to rehearse: they are compiled as they are launched")
 
     def _try_largest_step(self, spec: ModelSpec, model: Model, slots: SlotTable) -> int:
-        """Bytes of the device that are left for the KV cache, once the largest step has run on a cache of one block."""
+        """Bytes of the device that are left for the KV cache, once the largest step has run on a cache of one block.
+
+        What products load at their first use counts as taken.
+        """
         config = self._config
         storage = allocate_storage(spec, 0, config.cache.block_size, _dtype(config), self._device)
-        self._build_runner(spec, model, slots, storage).run_largest()
+        runner = self._build_runner(spec, model, slots, storage)
+        use_once(self._products, model, spec.hidden, self._largest_step(), Place(self._device, _dtype(config)))
+        runner.run_largest()
         return device_memory.left(self._device, config.cache.memory_share)
 
     def _read_model(self, spec: ModelSpec) -> Model:
         factory = LayerFactory(Place(self._device, _dtype(self._config)))
         model = build_model(spec, factory)
         self._read_weights(spec, factory)
+        self._products = distinct_products(factory.layers, spec.vocab_size)
         return model
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
