@@ -2,9 +2,12 @@
 
     python benchmarks/h200/tune_attention.py [decode] [chunk] [long] [--heads 32/8x128]
 
-For each op every candidate is compared with the reference on a small step, then timed in graphs on the cases of `quire
-bench kernels`. Prints microseconds, and the share of the card's memory speed or its TFLOP/s. The best goes to `_shape`
-in decode.py and long.py in quire/kernels/triton/attention/, and to `tile_shape` in chunk.py there.
+Every candidate is compared with the reference on a small step, then timed in graphs. Single tokens are timed as a
+decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
+Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
+of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_EARLY` (and
+with it `_LATE` in rotary.py), `_PROGRAMS` and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in
+long.py; and to `_LONG_FROM` and `_LONG_OF_MANY` in quire/attention/triton.py.
 """
 
 from __future__ import annotations
@@ -18,34 +21,45 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 from tuning import CACHES_BYTES, compile_all, graph_seconds
 
 from quire.bench.kernel_cases import KernelCase, attention
 from quire.kernels.reference import paged_rows as reference
-from quire.kernels.triton.attention import chunk, decode, long
+from quire.kernels.triton.attention import chunk, decode, long, rotary
+from quire.kernels.triton.attention.contexts import gather_contexts
 
 BYTES_PER_S = 4.25e12
 MOST_SETS = 24
 HANG_S = 120
 """Barriers that wait for each other wait for ever; so long is compiling everything given, and timing one case."""
 
-Shape = tuple[int, ...]
-DECODE: tuple[Shape, ...] = (  # keys, warps, stages; stages count the table's loads too
-    (32, 1, 3), (32, 1, 5), (32, 2, 3), (32, 2, 5), (32, 4, 3), (32, 4, 5), (64, 1, 3), (64, 2, 3), (64, 2, 5),
-    (64, 4, 3), (64, 4, 5), (128, 2, 3), (128, 4, 3), (128, 4, 5),
+Shape = tuple[Any, ...]
+DECODE: tuple[Shape, ...] = (  # keys, warps, stages, blocks looked up ahead, positions asked for early
+    (64, 2, 3, False, None), (64, 2, 3, False, 0), (64, 2, 3, False, 64), (32, 2, 5, False, None),
+    (32, 1, 3, True, 64), (32, 2, 3, True, None), (32, 2, 3, True, 0), (32, 2, 3, True, 64), (32, 2, 3, True, 128),
+    (32, 2, 4, True, None), (32, 2, 4, True, 64), (32, 4, 3, True, 64), (32, 4, 4, True, 64), (64, 2, 2, True, 64),
+    (64, 2, 3, True, None), (64, 2, 3, True, 64), (64, 4, 2, True, 64), (64, 4, 3, True, None), (64, 4, 3, True, 64),
+    (128, 4, 2, True, None), (128, 4, 2, True, 64), (128, 8, 2, True, 64),
 )  # fmt: skip
-PROGRAMS = (1, 2, 4, 6)
-FEWEST = (1, 2, 4)
-CHUNK: tuple[Shape, ...] = (  # rows, keys, warps, stages
-    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (128, 32, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 5),
-    (128, 128, 8, 2), (128, 128, 8, 3),
+PROGRAMS = (2, 4, 5, 6)
+SPLITS = (64, 96, 128, 192, 256)
+"""Positions of a piece where a context has more: `FEWEST` tiles."""
+CHUNK: tuple[Shape, ...] = (  # rows, keys, warps, stages, one pass
+    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (64, 32, 4, 2, True), (64, 32, 4, 3, True), (64, 64, 4, 2, True),
+    (64, 64, 4, 3, True), (64, 128, 4, 2, True), (128, 64, 8, 2, True), (128, 64, 8, 3, True), (128, 128, 8, 2, True),
 )  # fmt: skip
-LONG: tuple[Shape, ...] = ((64, 2), (64, 3), (64, 4), (128, 2), (128, 3))  # keys, stages
-DECODE_CASES = ((1, 200), (1, 1_000), (1, 130_000), (32, 200), (32, 1_024), (128, 200), (256, 200), (256, 1_024))
+LONG: tuple[Shape, ...] = ((64, 2), (128, 2), (128, 3))  # keys, stages
+DECODE_CASES = (  # rows, tokens of a context in the mean
+    (256, 190), (128, 190), (64, 190), (32, 190), (8, 190), (1, 190), (256, 600), (832, 600), (200, 560), (1, 130_000),
+)  # fmt: skip
+SPLIT_CASES = ((128, 190), (64, 190), (32, 190), (8, 190), (1, 190), (32, 1_000), (8, 4_000), (1, 4_000), (1, 130_000))
 CHUNK_CASES = (
-    (1, 128, 0), (1, 512, 0), (16, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 32_000, 0), (1, 50, 2_000),
-    (1, 2_048, 30_000),
+    (8, 512, 0), (16, 256, 0), (32, 128, 0), (11, 384, 0), (4, 1_024, 0), (8, 512, 2_000), (16, 256, 2_000),
+    (1, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 50, 2_000),
 )  # fmt: skip
+MOST_LAYERS = 128
+_BLOCK = 16
 
 
 def main() -> None:
@@ -96,35 +110,111 @@ def _patched(op: str, shape: Shape) -> Iterator[None]:
     """The op's kernel cut in another way than the file says."""
     module: ModuleType
     module, name, value = {
-        "decode": lambda: (decode, "_shape", decode._Shape(*shape)),
+        "decode": lambda: (decode, "_shape", decode._Shape(*shape[:4])),
         "chunk": lambda: (chunk, "tile_shape", chunk.TileShape(*shape)),
         "long": lambda: (long, "_shape", shape),
     }[op]()
-    before = getattr(module, name)
+    before = getattr(module, name), decode._EARLY, rotary._LATE
     setattr(module, name, lambda *_: value)
+    if op == "decode":
+        decode._EARLY, rotary._LATE = shape[4], shape[4] is not None
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(module, name, before[0])
+        decode._EARLY, rotary._LATE = before[1:]
 
 
 def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
-    cases = [attention._decode(rows, length, heads) for rows, length in DECODE_CASES]
-    figures: dict[str, list[float]] = {}
-    for shape in shapes:
+    figures: dict[Shape, list[float]] = {shape: [] for shape in shapes}
+    for rows, length in DECODE_CASES:
+        layers = _Layers(rows, length, heads)
+        for shape in shapes:
+            figures[shape].append(layers.seconds(shape))
+    names = [f"{rows} x {length:,}" for rows, length in DECODE_CASES]
+    rates = [_Layers.bytes_of(rows, length, heads) for rows, length in DECODE_CASES]
+    _print_layers("rotate_and_store and attend_pieces by keys, warps, stages, ahead, early", names, rates, figures)
+    for shape in _best(figures, 2):
+        by_split: dict[Shape, list[float]] = {}
+        before = decode._PROGRAMS, decode.FEWEST
+        for rows, length in SPLIT_CASES:
+            layers = _Layers(rows, length, heads)
+            for programs in PROGRAMS:
+                for split in SPLITS:
+                    decode._PROGRAMS, decode.FEWEST = programs, max(1, split // shape[0])
+                    by_split.setdefault((programs, split), []).append(layers.seconds(shape))
+        decode._PROGRAMS, decode.FEWEST = before
+        names = [f"{rows} x {length:,}" for rows, length in SPLIT_CASES]
+        rates = [_Layers.bytes_of(rows, length, heads) for rows, length in SPLIT_CASES]
+        _print_layers(f"{shape} by programs of a multiprocessor, positions of a piece", names, rates, by_split)
+
+
+class _Layers:
+    """A decode step's attention: as many layers with caches of their own as the card's cache does not hold.
+
+    Args:
+        rows, length: Contexts are between two and four thirds of the length.
+    """
+
+    def __init__(self, rows: int, length: int, heads: attention._Heads) -> None:
+        device = torch.device("cuda")
+        self._heads, self._rows = heads, rows
+        spread = torch.linspace(2 / 3, 4 / 3, rows) if rows > 1 else torch.ones(1)
+        lengths = (length * spread).round().long()[torch.randperm(rows)]
+        each = -(-int(lengths.max()) // _BLOCK)
+        self._starts, self._slots = (lengths - 1).to(device), torch.arange(rows, device=device)
+        self._table = torch.randperm(rows * each, device=device).view(rows, each)
+        last = self._starts[:, None] // _BLOCK
+        self._places = self._table.gather(1, last)[:, 0] * _BLOCK + self._starts % _BLOCK
+        one = self.bytes_of(rows, length, heads)
+        number = max(2, min(MOST_LAYERS, -(-CACHES_BYTES // one)))
+        shape = (number, 2, rows * each, _BLOCK, heads.kv, heads.width)
+        self._caches = torch.zeros(shape, dtype=torch.bfloat16, device=device)
+        both = (rows, heads.query + 2 * heads.kv, heads.width)
+        self._qkv = torch.randn(both, dtype=torch.bfloat16, device=device)
+        self._cos, self._sin = (torch.randn(rows, heads.width // 2, device=device) for _ in range(2))
+        self._q, self._out = (torch.empty_like(self._qkv[:, : heads.query]).contiguous() for _ in range(2))
+        self._guess = one / 3e12 + 5e-6
+
+    @staticmethod
+    def bytes_of(rows: int, length: int, heads: attention._Heads) -> int:
+        """Keys and values of a layer."""
+        return 4 * rows * length * heads.kv * heads.width
+
+    def seconds(self, shape: Shape) -> float:
+        """Of a layer, where kernels are cut like this."""
+        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        heads, device = self._heads, self._table.device
         with _patched("decode", shape):
-            figures[str(shape)] = [_seconds(case, decode.attend_pieces) for case in cases]
-    _print("attend_pieces by keys, warps, stages", cases, figures)
-    best = min(figures, key=lambda name: sum(s / min(c) for s, c in zip(figures[name], _columns(figures), strict=True)))
-    for name, values in (("_PROGRAMS", PROGRAMS), ("FEWEST", FEWEST)):
-        figures, before = {}, getattr(decode, name)
-        for value in values:
-            setattr(decode, name, value)
-            with _patched("decode", next(shape for shape in shapes if str(shape) == best)):
-                fresh = [attention._decode(rows, length, heads) for rows, length in DECODE_CASES]
-                figures[str(value)] = [_seconds(case, decode.attend_pieces) for case in fresh]
-        setattr(decode, name, before)
-        _print(f"attend_pieces {best} by {name}", cases, figures)
+            room = self._rows + decode.spare_pieces(heads.kv, device)
+            pieces = torch.empty((room, reference.PIECE_COLUMNS), dtype=torch.int32, device=device)
+            decode.cut_contexts(self._starts, self._slots, None, None, None, shape[0], pieces, decode.FEWEST)
+            partials = reference.new_partials(room, heads.query, heads.kv, heads.width, device)
+            torch.cuda.synchronize()
+            calls = [partial(self._layer, *cache, pieces, partials) for cache in self._caches]
+            calls[0]()
+            return graph_seconds(calls, self._guess)
+
+    def _layer(self, keys: Tensor, values: Tensor, pieces: Tensor, partials: reference.Partials) -> None:
+        rotary.rotate_and_store(self._qkv, None, 0.0, self._cos, self._sin, keys, values, self._places, self._q)
+        decode.attend_pieces(self._q, keys, values, self._table, pieces, partials, self._out, 0.1)
+
+
+def _best(figures: dict[Shape, list[float]], number: int) -> list[Shape]:
+    """By the sum of what is lost to the best of each case."""
+    low = [min(column) for column in _columns(figures)]
+    return sorted(figures, key=lambda shape: sum(s / c for s, c in zip(figures[shape], low, strict=True)))[:number]
+
+
+def _print_layers(title: str, names: Sequence[str], moved: Sequence[int], figures: dict[Shape, list[float]]) -> None:
+    low = [min(column) for column in _columns(figures)]
+    print(f"\n{title}\n{'':>26}" + "".join(f"{name:>15}" for name in names))
+    for shape, row in figures.items():
+        cells = [
+            f"{seconds * 1e6:>9.1f} {size / seconds / BYTES_PER_S:>3.0%}{'*' if seconds == best else ' '}"
+            for seconds, size, best in zip(row, moved, low, strict=True)
+        ]
+        print(f"{', '.join(map(str, shape)):>26}" + "".join(f"{cell:>15}" for cell in cells), flush=True)
 
 
 def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:
@@ -137,16 +227,32 @@ def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:
 
 
 def _tune_long(shapes: Sequence[Shape], heads: attention._Heads) -> None:
-    from quire.kernels.triton.attention.contexts import gather_contexts
-
     cases = [attention._long(*sizes, heads) for sizes in CHUNK_CASES]
     figures = {}
     for shape in shapes:
         with _patched("long", shape):
             figures[str(shape)] = [_seconds(case, long.attend_long) for case in cases]
+    gathers = [_gather(rows, tokens + before, heads) for rows, tokens, before in CHUNK_CASES]
+    gathering = [_seconds(case, gather_contexts) for case in gathers]
+    figures |= {f"{name} + gather": [sum(s) for s in zip(row, gathering, strict=True)] for name, row in figures.items()}
     _print("attend_long by keys, stages", cases, figures)
-    gathers = [attention._gather(length, heads) for length in (512, 2_048, 8_192, 32_000)]
-    _print("gather_contexts", gathers, {"": [_seconds(case, gather_contexts) for case in gathers]})
+
+
+def _gather(rows: int, length: int, heads: attention._Heads) -> KernelCase:
+    """The contexts of several rows; see the case of one row."""
+
+    def make(device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        keys, values, table = attention._caches(rows, length, heads, device)
+        offsets = torch.arange(0, length, attention._PACK)
+        of_pack = torch.arange(rows).repeat_interleave(len(offsets))
+        offsets = offsets.repeat(rows)
+        columns = (of_pack, offsets, (length - offsets).clamp(max=attention._PACK))
+        shape = (len(offsets) * attention._PACK, heads.kv, heads.width)
+        k, v = (torch.empty(shape, dtype=keys.dtype, device=device) for _ in range(2))
+        slots = torch.arange(rows, device=device)
+        return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}
+
+    return KernelCase("gather_contexts", f"{rows} x {length:,}", make, 8 * rows * length * heads.kv * heads.width)
 
 
 def _seconds(case: KernelCase, function: Callable[..., Any]) -> float:
@@ -162,7 +268,7 @@ def _seconds(case: KernelCase, function: Callable[..., Any]) -> float:
 
 def _print(title: str, cases: Sequence[KernelCase], figures: dict[str, list[float]]) -> None:
     best = [min(column) for column in _columns(figures)]
-    print(f"\n{title}\n{'':>18}" + "".join(f"{case.name.split(',  ')[0][:22]:>24}" for case in cases))
+    print(f"\n{title}\n{'':>18}" + "".join(f"{case.name.rpartition(', ')[0]:>24}" for case in cases))
     for name, row in figures.items():
         cells = [
             f"{seconds * 1e6:>10.1f} {_rate(case, seconds):>11}{'*' if seconds == low else ' '} "
@@ -177,7 +283,7 @@ def _rate(case: KernelCase, seconds: float) -> str:
     return f"{case.bytes / seconds / BYTES_PER_S:.0%}"
 
 
-def _columns(figures: dict[str, list[float]]) -> list[tuple[float, ...]]:
+def _columns(figures: dict[Any, list[float]]) -> list[tuple[float, ...]]:
     return list(zip(*figures.values(), strict=True))
 
 
