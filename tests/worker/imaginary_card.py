@@ -26,9 +26,10 @@ from quire.kernels.triton.attention import long as attention_long
 from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.messages import ScoredRow
 from tests.kernels.triton.compile_cases import NoCard
+from tests.worker.run_again import RunAgain
 
 STEPS = 60
-LONGEST, ROWS, TOKENS = 1_400, 20, 1_500
+LONGEST, ROWS, TOKENS, RECORDED = 1_400, 20, 1_500, 512
 CARD = GPUTarget("cuda", 90, 32)
 
 
@@ -85,7 +86,7 @@ class Card:
         return list(self.precompiler.names)
 
     def serve(self, seed: int) -> list[str]:
-        """What random steps missed."""
+        """What recording, and random steps that are replayed or not, missed."""
         from quire.worker.kv_tensors import allocate_storage
 
         found, worker = len(self.precompiler.names), self.worker
@@ -93,8 +94,11 @@ class Card:
         slots = worker._slot_table(self.spec)
         model = worker._read_model(self.spec)
         runner = worker._build_runner(self.spec, model, slots, storage)
+        runner._graphs = graphs = RunAgain()  # type: ignore[assignment]
         with self.precompiler.rehearsal():
+            runner.record(RECORDED)
             random_steps(runner.launch, self.spec.vocab_size, worker._largest_step().length, random.Random(seed))
+        assert any(not shape.is_decode for shape in graphs.replayed)
         return self.precompiler.names[found:]
 
     def forget(self) -> None:

@@ -5,13 +5,11 @@ card's kernels, with all that the host knew when it was recorded, on the columns
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, KVView
 from quire.kernels.table import KERNELS
@@ -23,28 +21,12 @@ from quire.worker.shapes import StepShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, Sequence, config_for, hand_out
+from tests.worker.run_again import RunAgain
 
 MOST = 128
 STEPS = 30
 SEED = 5
 LONGEST = 200
-
-
-class RunAgain:
-    """In the place of graphs."""
-
-    def __init__(self) -> None:
-        self._steps: dict[StepShape, Callable[[], Tensor]] = {}
-        self.replayed: list[StepShape] = []
-
-    def record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
-        self._steps[shape] = forward
-
-    def replay(self, shape: StepShape) -> Tensor:
-        self.replayed.append(shape)
-        logits = self._steps[shape]()
-        assert len(logits) == shape.reads
-        return logits
 
 
 def attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBackend:
