@@ -15,6 +15,8 @@ from quire.models.spec import DTYPE_BYTES, ModelSpec
 _SLOWEST_LEARNING = 0.05
 _TRUST = 20.0
 """A measured time beyond this factor of the expected one teaches nothing (a stall of the machine)."""
+_MANY = 1_000
+"""So many tokens go to every expert of a mixture."""
 
 
 class Correction:
@@ -75,6 +77,8 @@ class Roofline:
         self._windows = Counter(spec.window if local else None for local in spec.local)  # layers by how far they look
         self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(dtype) / spec.layers / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
+        read_ms = self._used.read(_MANY) * self._weight_ms
+        self._least_ms = hardware.overhead_ms + max(read_ms, spec.layers * hardware.launch_ms)
         self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(dtype, block_size) / hardware.host_bandwidth
         self._step = Correction()  # kept apart: small models are bound by the overhead of a step, not by tokens
         self._chunk = Correction()
@@ -89,6 +93,11 @@ class Roofline:
         """See StepCost."""
         return self._chunk.factor * (self._product_ms + self._seen(1, context) * self._score_ms)
 
+    @property
+    def least_ms(self) -> float:
+        """See StepCost. Tokens of a prompt read all weights, and large steps are launched kernel by kernel."""
+        return self._least_ms
+
     def _seen(self, tokens: int, context: int) -> int:
         """Positions that so many tokens see in sum over all layers, if their contexts are equally long."""
         return sum(
@@ -97,10 +106,11 @@ class Roofline:
         )
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
-        """See StepCost."""
+        """See StepCost. Short chunks teach nothing: they cost little where the weights are read anyway, or much where
+        launching takes longer, and neither is their tokens' doing."""
         if not chunk_ms:
             self._step.learn(step_ms, measured_ms)
-        elif measured_ms > step_ms:
+        elif measured_ms > step_ms and chunk_ms > self._least_ms:
             self._chunk.learn(chunk_ms, measured_ms - step_ms)
 
     def recompute_ms(self, tokens: int) -> float:

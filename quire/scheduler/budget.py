@@ -1,6 +1,7 @@
 """What one step may hold: tokens, and beside rows that already stream, milliseconds.
 
-A prompt's chunk shrinks where it would make the streams of others stall, and the more so the longer its context is.
+A prompt's chunk shrinks where it would make the streams of others stall, and the more so the longer its context is and
+the fewer other prompts wait.
 Knows nothing about blocks or slots.
 """
 
@@ -15,10 +16,13 @@ from quire.scheduler.lengths import Column
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
 
-STALL_FACTOR = 2.0
-"""A step with chunks in it may take this many times as long as its streaming rows would alone …"""
-STALL_FLOOR_MS = 100.0
-"""… or this long, if that is more."""
+STALL_FACTOR = 1.5
+"""A step with chunks in it may take this many times as long as its streaming rows would alone: tokens cost little where
+the weights are read for these anyway. Or it may take, if that is more, …"""
+BACKLOG_SHARE = 1 / 8
+"""… this share of the time for all prompts that are known, since a queue is worked off sooner in large steps, …"""
+LONGEST_STALL_MS = 140.0
+"""… but not longer than this."""
 SMALLEST_CHUNK = 16
 """Tokens that a prompt moves forward by at least, so that it gets through beside any number of streams."""
 
@@ -32,6 +36,11 @@ class StepCost(Protocol):
 
     def token_ms(self, context: int) -> float:
         """One token more in a chunk, that sees `context` tokens."""
+        ...
+
+    @property
+    def least_ms(self) -> float:
+        """A step with a chunk in it takes at least this long, however short the chunk."""
         ...
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
@@ -55,14 +64,15 @@ class Budget:
         self._step_ms = self._chunk_ms = 0.0  # predicted for this step, and for the chunks granted in it
         self._limit_ms: float | None = None  # of the whole step; None: nobody streams
 
-    def open(self, planned: Column, ahead: Column, requests: Sequence[Request]) -> Column:
+    def open(self, planned: Column, ahead: Column, requests: Sequence[Request], waiting: int = 0) -> Column:
         """A new step begins: how many tokens each running request may move forward by.
 
         Args:
             planned, ahead: Of the running requests, in the order of rank.
             requests: The same.
+            waiting: Tokens that waiting requests are behind.
         """
-        self._start_clock(planned, ahead)
+        self._start_clock(planned, ahead, waiting)
         counts = ahead.copy()
         for index in np.flatnonzero(ahead > 1).tolist():
             counts[index] = 0 if self._time_is_up else self._chunk(requests[index], int(ahead[index]))
@@ -114,7 +124,7 @@ class Budget:
         """Whether chunks have taken all the time that rows beside them leave. The first always gets its smallest."""
         return self._limit_ms is not None and self._chunk_ms > 0 and self._left_ms <= 0
 
-    def _start_clock(self, planned: Column, ahead: Column) -> None:
+    def _start_clock(self, planned: Column, ahead: Column, waiting: int) -> None:
         self._limit_ms, self._step_ms, self._chunk_ms = None, 0.0, 0.0
         if self._cost is None:
             return
@@ -122,7 +132,9 @@ class Budget:
         count = int(streaming.sum())
         self._step_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
         if count:
-            self._limit_ms = max(STALL_FLOOR_MS, STALL_FACTOR * self._step_ms)
+            backlog_ms = (waiting + int(ahead[ahead > 1].sum())) * self._cost.token_ms(0)
+            for_queue = min(BACKLOG_SHARE * backlog_ms, LONGEST_STALL_MS)
+            self._limit_ms = max(STALL_FACTOR * self._step_ms, self._cost.least_ms, for_queue)
 
     def _chunk(self, request: Request, count: int) -> int:
         """`count`, or less where a limit says so."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,21 @@ def test_steps_and_chunks_are_learned_apart(tmp_path: Path) -> None:
         chunk = 100 * roofline.token_ms(0)
         roofline.learn(roofline.step_ms(4, 100), chunk, measured_ms=roofline.step_ms(4, 100) + 7.0)
     assert 100 * roofline.token_ms(0) == pytest.approx(7.0, rel=0.05)
+
+
+def test_a_short_chunk_teaches_nothing_about_tokens(roofline: Roofline) -> None:
+    token = roofline.token_ms(0)
+    roofline.learn(roofline.step_ms(4, 100), 0.5 * roofline.least_ms, measured_ms=10 * roofline.least_ms)
+    assert roofline.token_ms(0) == token
+
+
+def test_a_step_with_a_chunk_reads_all_weights_and_launches_all_layers(tmp_path: Path) -> None:
+    spec = read_spec(make_llama(tmp_path / "model", tokenizer=False))
+    assert Roofline(spec, "float32", HARDWARE, 16).least_ms == pytest.approx(
+        Roofline(spec, "float32", HARDWARE, 16).step_ms(1, 0)
+    )
+    slow = replace(HARDWARE, launch_ms=100.0)
+    assert Roofline(spec, "float32", slow, 16).least_ms == pytest.approx(0.5 + 100.0 * spec.layers)
 
 
 def test_a_stall_of_the_machine_teaches_nothing() -> None:

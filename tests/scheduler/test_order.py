@@ -10,7 +10,7 @@ import pytest
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
-from quire.scheduler.budget import SMALLEST_CHUNK, STALL_FLOOR_MS, Budget
+from quire.scheduler.budget import BACKLOG_SHARE, LONGEST_STALL_MS, SMALLEST_CHUNK, STALL_FACTOR, Budget
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.waiting import PRIORITY_S, Policy
@@ -111,6 +111,9 @@ class LinearCost:
 
     learned: tuple[float, float, float] | None = None
 
+    def __init__(self, least_ms: float = 0.0) -> None:
+        self.least_ms = least_ms
+
     def step_ms(self, tokens: int, context: int) -> float:
         return 5.0
 
@@ -121,31 +124,43 @@ class LinearCost:
         self.learned = (step_ms, chunk_ms, measured_ms)
 
 
-def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() -> None:
-    stage = Stage(tokens=512, cost=LinearCost())
-    stage.scheduler.add(add(0, [1] * 8, 60))
+def beside_a_stream(stage: Stage, *prompts: int) -> list[int]:
+    """Tokens of prompts in each step, from when they come while another request streams until all are computed."""
+    stage.scheduler.add(add(-1, [1] * 8, 400))
     stage.step()
-    stage.scheduler.add(add(1, [2] * 300, 2, arrival=1.0))
-    for _ in range(12):
-        stage.step()
-    chunks = [counts[1] for counts in stage.counts if 1 in counts]
-    assert chunks[0] == int((STALL_FLOOR_MS - 5) / 2)  # counted in the context of the longest chunk there could be
-    assert max(chunks) <= STALL_FLOOR_MS - 5
-    assert all(counts[0] == 1 for counts in stage.counts[1:])
-    assert min(chunks[:-1]) >= SMALLEST_CHUNK
+    for number, length in enumerate(prompts):
+        stage.scheduler.add(add(number, [2 + number] * length, 1, arrival=1.0 + number))
+    for _ in stage.steps(until=len(prompts) - 1):
+        pass
+    assert all(counts[-1] == 1 for counts in stage.counts[1:])
+    return [sum(n for number, n in counts.items() if number >= 0) for counts in stage.counts[1:]]
+
+
+def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() -> None:
+    chunks = beside_a_stream(Stage(tokens=512, blocks=400, cost=LinearCost()), 2_000)
+    assert chunks[0] == int((LONGEST_STALL_MS - 5) / 2)  # counted in the context of the longest chunk there could be
+    assert max(chunks) == chunks[0]
+    assert chunks[-2] == SMALLEST_CHUNK, "what is left at last is worth no stall"
+    assert sum(chunks) == 2_000
+
+
+def test_a_queue_of_prompts_is_worth_a_share_of_its_time_in_each_step_and_one_prompt_little() -> None:
+    (first, *_) = beside_a_stream(Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost()), *[60] * 10)
+    assert 0 <= first - (600 * BACKLOG_SHARE - 5) <= SMALLEST_CHUNK
+    (first, *_) = beside_a_stream(Stage(tokens=512, cost=LinearCost()), 60)
+    assert first == SMALLEST_CHUNK > 5 * (STALL_FACTOR - 1)
+
+
+def test_a_chunk_fills_the_time_that_it_takes_anyway() -> None:
+    (first, *_) = beside_a_stream(Stage(tokens=512, cost=LinearCost(least_ms=35.0)), 60)
+    assert first == 30
 
 
 def test_many_prompts_beside_a_stream_share_its_time_and_all_get_through() -> None:
     stage = Stage(tokens=512, seqs=40, blocks=400, cost=LinearCost())
-    stage.scheduler.add(add(0, [1] * 8, 200))
-    stage.step()
-    for number in range(1, 30):
-        stage.scheduler.add(add(number, [number] * 60, 1, arrival=1.0 + number))
-    for _ in stage.steps(until=29):
-        pass
-    beside = [sum(n for i, n in counts.items() if n > 1) for counts in stage.counts[1:] if 0 in counts]
-    assert max(beside) <= STALL_FLOOR_MS - 5 + SMALLEST_CHUNK
-    assert stage.ended[:29] == list(range(1, 30))
+    beside = beside_a_stream(stage, *[60] * 29)
+    assert LONGEST_STALL_MS - 5 <= max(beside) <= LONGEST_STALL_MS - 5 + SMALLEST_CHUNK
+    assert stage.ended[:29] == list(range(29))
 
 
 def test_alone_a_prompt_takes_the_whole_step() -> None:
