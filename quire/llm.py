@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,6 @@ from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.errors import ConfigError, GenerationError, RequestError
 from quire.executor.choice import executor_for
-from quire.generation_bar import GenerationBar
 from quire.logits_processors import import_path
 from quire.messages import Abort, Add, Deltas, Ready, TokenLogprobs
 from quire.outputs import BeamSearchOutput, RequestOutput
@@ -35,6 +34,9 @@ from quire.text.choice import Choice
 from quire.text.gathering import GatheredSequence, deliver
 from quire.text.model_text import load_model_text
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.generation_bar import GenerationBar
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, these two with a `cache_salt` if wanted."""
@@ -252,7 +254,7 @@ class LLM:
 
     def _take_messages(self, open_sequences: dict[int, GatheredSequence], use_tqdm: bool) -> None:
         with ExitStack() as stack:
-            bar = stack.enter_context(GenerationBar(len(open_sequences))) if use_tqdm and sys.stderr.isatty() else None
+            bar = stack.enter_context(_bar(len(open_sequences))) if use_tqdm and sys.stderr.isatty() else None
             while open_sequences:
                 message = self._engine.receive(None)
                 if not isinstance(message, Deltas):
@@ -307,6 +309,13 @@ class LLM:
         if self._text.tokenizer is None:
             given = [msgspec.structs.replace(params, detokenize=False) for params in given]
         return given
+
+
+def _bar(total: int) -> GenerationBar:
+    """Over so many sequences."""
+    from quire.generation_bar import GenerationBar  # what draws it is imported only where somebody looks
+
+    return GenerationBar(total)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
