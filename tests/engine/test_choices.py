@@ -63,7 +63,7 @@ def test_a_gpu_is_taken_and_its_worker_measures(checkpoint: Path) -> None:
     choices = chosen(checkpoint, WITH_GPU)
     config = choices.config
     assert (config.device.device, config.model.dtype) == ("cuda", "bfloat16")
-    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (1024, 8192)
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (512, 8192)
     assert config.device.max_cudagraph_capture_size == 512
     assert config.cache.num_gpu_blocks_override is None
     assert "H100" in choices.reasons[1]
