@@ -102,7 +102,7 @@ def prompt_shapes(most: int, rows: int) -> list[StepShape]:
     longer to launch a step than a device to compute so many tokens. Prompts alone have smaller ones, and ask for
     nothing that only rows of one token need.
     """
-    alone = [16, 32, *range(64, 129, 32), *range(192, _MOST_TOKENS + 1, 64)]
+    alone = [16, 32, *range(64, 257, 32), *range(320, _MOST_TOKENS + 1, 64)]
     shapes = [StepShape.of_prompts(size, rows, singles=False) for size in alone]
     shapes += [StepShape.of_prompts(size, rows, singles=True) for size in range(64, _MOST_TOKENS + 1, 64)]
     fitting = [shape for shape in shapes if shape.tokens <= most]

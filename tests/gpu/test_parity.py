@@ -18,6 +18,8 @@ from quire import LLM, SamplingParams
 from quire.kvcache.groups import GroupReach
 from quire.models.spec import read_spec
 from quire.outputs import RequestOutput
+from quire.worker.graphs import StepGraphs
+from quire.worker.shapes import StepShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
@@ -132,6 +134,33 @@ def test_steps_without_graphs_say_the_same(qwen3: Path) -> None:
     with LLM(str(qwen3), dtype="float32", enforce_eager=True, **BLOCKS, **SETTINGS) as llm:
         for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
             assert_greedy(reference, prompt, output)
+
+
+@pytest.mark.parametrize("case", ["qwen3, wide heads", "gemma3", "qwen3 moe"])
+def test_small_prompts_are_replayed_and_say_the_same(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many lengths: alone, together, behind cached blocks, and beside sequences that draw."""
+    directory = make_tiny(tmp_path, **CASES[case])
+    reference, replay, shapes = Oracle(directory, device=DEVICE), StepGraphs.replay, []
+    generator = torch.Generator().manual_seed(1)
+    batch = [torch.randint(3, 320, (n,), generator=generator).tolist() for n in (2, 15, 16, 50, 130, 200, 300, 31)]
+
+    def watched(self: StepGraphs, shape: StepShape) -> Tensor:
+        shapes.append(shape)
+        return replay(self, shape)
+
+    monkeypatch.setattr(StepGraphs, "replay", watched)
+    few = {"max_num_batched_tokens": 512, "num_gpu_blocks_override": 600}
+    with LLM(str(directory), dtype="float32", **few, **SETTINGS) as llm:
+        for prompt in batch[1:6:2]:
+            assert_greedy(reference, prompt, llm.generate([prompt], GREEDY)[0])
+        for prompts_ in (batch, [[*prompt, 9, 8, 7 + n] for n, prompt in enumerate(batch)]):
+            for prompt, output in zip(prompts_, llm.generate(prompts_, GREEDY), strict=True):
+                assert_greedy(reference, prompt, output)
+    with_prompts = {shape for shape in shapes if not shape.is_decode}
+    assert {shape.singles > 0 for shape in with_prompts} == {False, True}
+    assert len(with_prompts) >= 4
 
 
 def test_log_probabilities_of_prompts(qwen3: Path) -> None:

@@ -53,7 +53,7 @@ def test_shapes_fit_the_engine_and_each_other(most: int, rows: int, tokens: int,
     assert all(one.tokens >= other.tokens for one, other in itertools.pairwise(shapes))
     assert all(shape.tokens <= most and shape.reads <= rows for shape in shapes)
     prompts = [shape for shape in shapes if not shape.is_decode]
-    assert len(prompts) <= 20
+    assert len(prompts) <= 21  # each takes some 20 ms to record
     assert all(shape.tokens <= min(tokens, length, 512) for shape in prompts)
     assert all(shape.reads + 2 <= shape.rows <= MOST_ROWS for shape in prompts)
 

@@ -49,8 +49,10 @@ def test_contexts_are_cut_as_the_reference_cuts_them(
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
 
 
-def test_only_rows_of_one_token_are_cut(device: str) -> None:
-    found, expected = cut([5, 80, 7, 300], 12, None, 16, device, singles=[1, 3])
+@pytest.mark.parametrize("padding", [0, 1, 5])
+@pytest.mark.parametrize("singles", [[1, 3], []])
+def test_only_rows_of_one_token_are_cut(singles: list[int], padding: int, device: str) -> None:
+    found, expected = cut([5, 80, 7, 300], 12, None, 16, device, singles=singles + [-1] * padding)
     live = expected[:, 6] > 0
     assert torch.equal(found[:, 6], expected[:, 6])
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
@@ -145,7 +147,7 @@ def test_many_rows(rows: int, device: str) -> None:
 @pytest.mark.parametrize("early", [None, 0, 64])
 @pytest.mark.parametrize("window", [None, 50])
 def test_blocks_looked_up_ahead(early: int | None, window: int | None, device: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(ours, "_shape", lambda *_: ours._Shape(keys=32, warps=4, stages=3, ahead=True))
+    monkeypatch.setattr(ours, "_shape", lambda *_: ours._Shape(32, 4, 3, ahead=True, later=32, resident=1))
     monkeypatch.setattr(ours, "_EARLY", early)
     check([1, 31, 32, 33, 150, 300], heads=4, kv_heads=2, d=48, device=device, window=window, room=9)
 
