@@ -35,12 +35,13 @@ HANG_S = 120
 """Barriers that wait for each other wait for ever; so long is compiling everything given, and timing one case."""
 
 Shape = tuple[Any, ...]
-DECODE: tuple[Shape, ...] = (  # keys, warps, stages, blocks looked up ahead, positions asked for early
-    (64, 2, 3, False, None), (64, 2, 3, False, 0), (64, 2, 3, False, 64), (32, 2, 5, False, None),
-    (32, 1, 3, True, 64), (32, 2, 3, True, None), (32, 2, 3, True, 0), (32, 2, 3, True, 64), (32, 2, 3, True, 128),
-    (32, 2, 4, True, None), (32, 2, 4, True, 64), (32, 4, 3, True, 64), (32, 4, 4, True, 64), (64, 2, 2, True, 64),
-    (64, 2, 3, True, None), (64, 2, 3, True, 64), (64, 4, 2, True, 64), (64, 4, 3, True, None), (64, 4, 3, True, 64),
-    (128, 4, 2, True, None), (128, 4, 2, True, 64), (128, 8, 2, True, 64),
+DECODE: tuple[Shape, ...] = (  # keys, warps, stages, looked up ahead, asked for early[, and for the next, programs]
+    (64, 2, 3, False, None), (64, 2, 3, False, 0), (64, 2, 3, False, 64), (64, 2, 3, False, 32, 32, 4),
+    (32, 1, 3, True, 32), (32, 2, 3, True, None), (32, 2, 3, True, 0), (32, 2, 3, True, 32), (32, 2, 3, True, 64),
+    (32, 2, 3, True, None, 32, 6), (32, 2, 3, True, 32, 32, 6), (32, 2, 3, True, 64, 64, 6), (32, 2, 4, True, None),
+    (32, 2, 4, True, 32), (32, 2, 4, True, 32, 32, 4), (32, 4, 3, True, 32), (32, 4, 4, True, 32, 32, 4),
+    (64, 2, 2, True, 64), (64, 2, 2, True, 32, 64, 4), (64, 4, 2, True, 64), (64, 4, 3, True, None),
+    (64, 4, 3, True, 64), (64, 4, 3, True, 32, 64, 3), (128, 4, 2, True, None), (128, 4, 2, True, 128),
 )  # fmt: skip
 PROGRAMS = (2, 4, 5, 6)
 SPLITS = (64, 96, 128, 192, 256)
@@ -110,7 +111,7 @@ def _patched(op: str, shape: Shape) -> Iterator[None]:
     """The op's kernel cut in another way than the file says."""
     module: ModuleType
     module, name, value = {
-        "decode": lambda: (decode, "_shape", decode._Shape(*shape[:4])),
+        "decode": lambda: (decode, "_shape", decode._Shape(*shape[:4], *shape[5:])),
         "chunk": lambda: (chunk, "tile_shape", chunk.TileShape(*shape)),
         "long": lambda: (long, "_shape", shape),
     }[op]()
@@ -133,7 +134,9 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
             figures[shape].append(layers.seconds(shape))
     names = [f"{rows} x {length:,}" for rows, length in DECODE_CASES]
     rates = [_Layers.bytes_of(rows, length, heads) for rows, length in DECODE_CASES]
-    _print_layers("rotate_and_store and attend_pieces by keys, warps, stages, ahead, early", names, rates, figures)
+    _print_layers(
+        "rotate_and_store and attend_pieces by keys, warps, stages, ahead, early, next", names, rates, figures
+    )
     for shape in _best(figures, 2):
         by_split: dict[Shape, list[float]] = {}
         before = decode._PROGRAMS, decode.FEWEST
@@ -208,13 +211,13 @@ def _best(figures: dict[Shape, list[float]], number: int) -> list[Shape]:
 
 def _print_layers(title: str, names: Sequence[str], moved: Sequence[int], figures: dict[Shape, list[float]]) -> None:
     low = [min(column) for column in _columns(figures)]
-    print(f"\n{title}\n{'':>26}" + "".join(f"{name:>15}" for name in names))
+    print(f"\n{title}\n{'':>32}" + "".join(f"{name:>15}" for name in names))
     for shape, row in figures.items():
         cells = [
             f"{seconds * 1e6:>9.1f} {size / seconds / BYTES_PER_S:>3.0%}{'*' if seconds == best else ' '}"
             for seconds, size, best in zip(row, moved, low, strict=True)
         ]
-        print(f"{', '.join(map(str, shape)):>26}" + "".join(f"{cell:>15}" for cell in cells), flush=True)
+        print(f"{', '.join(map(str, shape)):>32}" + "".join(f"{cell:>15}" for cell in cells), flush=True)
 
 
 def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:

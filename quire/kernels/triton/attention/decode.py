@@ -48,12 +48,16 @@ class _Shape:
         warps: Of a program.
         stages: Tiles in work or on their way. The table's loads count too, for half of them, unless they are `ahead`.
         ahead: Block numbers are loaded a tile before they are needed, apart from the loads of keys and values.
+        later: Positions that a program asks for on behalf of the one that will take its place.
+        resident: Programs that a multiprocessor has room for, which says which one that is.
     """
 
     keys: int
     warps: int
     stages: int
     ahead: bool = False
+    later: int = 0
+    resident: int = 4
 
 
 @functools.cache
@@ -73,8 +77,12 @@ def keys_of_tile(d: int, item: int) -> int:
 
 def spare_pieces(kv_heads: int, device: torch.device) -> int:
     """Pieces beyond one a row that fill the device if there is one row."""
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return -(-_PROGRAMS * multiprocessors // kv_heads)
+    return -(-_PROGRAMS * _multiprocessors(device) // kv_heads)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def cut_contexts(
@@ -179,18 +187,19 @@ def attend_pieces(
     shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
+    next_piece = shape.resident * _multiprocessors(q.device) // kv_heads
     _attend_pieces[(pieces.shape[0] * kv_heads,)](
         q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
-        before, after,
+        next_piece, before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
-        AHEAD=shape.ahead, EARLY=_EARLY, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+        AHEAD=shape.ahead, LATER=shape.later, EARLY=_EARLY, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
-@triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces"])
+@triton.jit(do_not_specialize=["table_line", "next_piece"], do_not_specialize_on_alignment=["pieces"])
 def _attend_pieces(
     q,
     keys,
@@ -202,6 +211,7 @@ def _attend_pieces(
     arrived,
     out,
     table_line,
+    next_piece,
     before,
     after,
     CAPPED: tl.constexpr,
@@ -218,6 +228,7 @@ def _attend_pieces(
     MERGED: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
+    LATER: tl.constexpr,
     EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -238,6 +249,15 @@ def _attend_pieces(
     if AHEAD:
         seen = (count > 0) & (begin + lane >= seen_from) & (begin + lane < end)
         first_block = tl.load(blocks + (begin + lane) // BLOCK_SIZE, seen, 0, cache_modifier=".cg")
+    if LATER > 0 and OVERLAP:
+        of_next = line + next_piece * COLUMNS
+        exists_next = piece + next_piece < tl.num_programs(0) // KV_HEADS
+        their_slot = tl.load(of_next + 1, exists_next, 0, volatile=True).to(tl.int64)
+        their_begin = tl.load(of_next + 2, exists_next, 0, volatile=True)
+        their_end = tl.load(of_next + 3, exists_next, 0, volatile=True)
+        their_end = tl.where(tl.load(of_next + 6, exists_next, 0, volatile=True) > 0, their_end, 0)
+        their_blocks = table + their_slot * table_line
+        _ask_for(keys, values, their_blocks, their_begin, their_end, kv_head, LATER, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
     if EARLY is not None:
         if EARLY > 0 and OVERLAP:
             live = tl.where(count > 0, end, 0)
