@@ -2,7 +2,8 @@
 
 Rows of one token are cut along their contexts, longer rows along their queries, and long prompts have a kernel of their
 own where the card has the means; each is one launch, whatever the mix. A step in which every row has one token asks
-nothing of the host but the number of its rows: it can be recorded as a graph and replayed at any lengths.
+nothing of the host but the number of its rows: it can be recorded as a graph and replayed at any lengths. So can one
+whose columns are padded to the length that its number of rows and tokens asks for at most.
 """
 
 from __future__ import annotations
