@@ -160,9 +160,8 @@ def _counters(device: torch.device) -> Tensor:
 
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """[rows, columns] for the copy engine, which takes so many rows and 64 columns at a time."""
-    block = [rows, 64]
-    layout = gl.NVMMASharedLayout.get_default_for(block, _GL_DTYPES[x.dtype])
-    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], block, layout)
+    block = (rows, 64)
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], list(block), _layout(block))
 
 
 def _weight_described(w: Tensor, rows: int, gate: bool) -> TensorDescriptor:
@@ -170,20 +169,25 @@ def _weight_described(w: Tensor, rows: int, gate: bool) -> TensorDescriptor:
     if not gate:
         return _described(w, rows)
     outputs, columns = w.shape[0] // 2, w.shape[1]
-    block = [rows // 16, 2, 8, 64]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    block = (rows // 16, 2, 8, 64)
     strides = [8 * columns, outputs * columns, columns, 1]
-    return TensorDescriptor(w, [outputs // 8, 2, 8, columns], strides, block, layout)
+    return TensorDescriptor(w, [outputs // 8, 2, 8, columns], strides, list(block), _layout(block))
 
 
 def _written(y: Tensor, cut: Wide, gate: bool) -> TensorDescriptor:
     """[rows, outputs] for the copy engine, which takes what one group has of a tile, at most 16 KB of it at a time."""
     if cut.swapped:
-        block = [cut.block_b, 32] if gate else [128, 64]
+        block = (cut.block_b, 32) if gate else (128, 64)
     else:
-        block = [64, cut.block_b // 2 if gate else 128]
-    layout = gl.NVMMASharedLayout.get_default_for(block, _GL_DTYPES[y.dtype])
-    return TensorDescriptor(y, list(y.shape), [y.stride(0), 1], block, layout)
+        block = (64, cut.block_b // 2 if gate else 128)
+    return TensorDescriptor(y, list(y.shape), [y.stride(0), 1], list(block), _layout(block))
+
+
+@functools.cache
+def _layout(block: tuple[int, ...]) -> gl.NVMMASharedLayout:
+    """Of such a block of 16-bit values in shared memory: rows of 128 bytes, or of what there is."""
+    width = min(128, 2 * block[-1])
+    return gl.NVMMASharedLayout(swizzle_byte_width=width, element_bitwidth=16, rank=len(block))
 
 
 @gluon.jit(
