@@ -1,13 +1,13 @@
 """`LLM`: the offline front door. Prompts in, finished outputs back, on an engine in this process.
 
-Owns the loop over messages and the outputs' assembly; everything else is what the server uses too.
+Owns the outputs' assembly; what turns the engine is `Generation`, and everything else is what the server uses too.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -23,15 +23,16 @@ from quire.engine.assembly import traits_of
 from quire.engine.choices import choose
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
-from quire.errors import ConfigError, GenerationError, RequestError
+from quire.errors import ConfigError, RequestError
 from quire.executor.choice import executor_for
+from quire.generation import Generation
 from quire.logits_processors import import_path
-from quire.messages import Abort, Add, Deltas, Ready, TokenLogprobs
+from quire.messages import Add, Ready, TokenLogprobs
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling import SamplingParams
 from quire.text.bad_words import bad_word_tokens
 from quire.text.choice import Choice
-from quire.text.gathering import GatheredSequence, deliver
+from quire.text.gathering import GatheredSequence
 from quire.text.model_text import load_model_text
 from quire.text.tokenizer import Tokenizer
 
@@ -104,7 +105,7 @@ class LLM:
             priority: One number for each prompt, lower goes first; with scheduling_policy="priority" only.
 
         Raises:
-            RequestError: A prompt or its parameters cannot be served; nothing was generated.
+            RequestError: A prompt or its parameters cannot be served; what was begun for others is dropped.
         """
         singles = _as_prompts(prompts)
         params = self._params_for(len(singles), sampling_params)
@@ -112,7 +113,7 @@ class LLM:
             raise RequestError(
                 f"{len(singles)} prompts need as many priorities, got {len(priority)}.", param="priority"
             )
-        return self._run([self._read(prompt) for prompt in singles], params, use_tqdm, priority)
+        return self._run(map(self._read, singles), params, use_tqdm, priority)
 
     def chat(
         self,
@@ -201,26 +202,36 @@ class LLM:
 
     def _run(
         self,
-        prompts: Sequence[_ReadPrompt],
+        prompts: Iterable[_ReadPrompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Submit all, take messages until each sequence has ended, and put the outputs together."""
-        requests: list[list[GatheredSequence]] = []  # all made before anything is sent: a wrong request starts nothing
-        for prompt, each, rank in zip(prompts, params, priority or [0] * len(prompts), strict=True):
-            bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
-            adds = self._submission.adds(
-                prompt.tokens, each, priority=rank, cache_salt=prompt.cache_salt, bad_words=bad_words
-            )
-            requests.append([self._sequence(add, index) for index, add in enumerate(adds)])
-        self._gather([sequence for request in requests for sequence in request], use_tqdm)
-        return [self._output(prompt.text, request) for prompt, request in zip(prompts, requests, strict=True)]
+        """Submit one after another, wait until each sequence has ended, and put the outputs together."""
+        requests: list[tuple[str | None, list[GatheredSequence]]] = []
+        head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
+        with ExitStack() as stack:
+            total = sum(each.n for each in params)
+            bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
+            generation = stack.enter_context(Generation(self._engine, head_start, bar))
+            for prompt, each, rank in zip(prompts, params, priority or [0] * len(params), strict=True):
+                bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
+                adds = self._submission.adds(
+                    prompt.tokens, each, priority=rank, cache_salt=prompt.cache_salt, bad_words=bad_words
+                )
+                sequences = [self._sequence(add, index) for index, add in enumerate(adds)]
+                generation.submit(sequences)
+                requests.append((prompt.text, sequences))
+            generation.finish()
+        return [self._output(text, sequences) for text, sequences in requests]
 
     def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
         """The likeliest next tokens of each, as one step of beam search wants them."""
         gathered = [self._sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
-        self._gather(gathered, use_tqdm=False)
+        with Generation(self._engine) as generation:
+            for sequence in gathered:
+                generation.submit([sequence])
+            generation.finish()
         return [sequence.whole.logprobs[0] for sequence in gathered]
 
     def _check_beams(self, params: BeamSearchParams) -> None:
@@ -233,38 +244,6 @@ class LLM:
                 f"got {params.beam_width}.",
                 param="beam_width",
             )
-
-    def _gather(self, sequences: Sequence[GatheredSequence], use_tqdm: bool) -> None:
-        """Run sequences until each has ended.
-
-        Raises:
-            GenerationError: The engine could not go on with one.
-        """
-        open_sequences = {sequence.add.id: sequence for sequence in sequences}
-        try:
-            for sequence in open_sequences.values():
-                self._engine.send(sequence.add)
-            self._take_messages(open_sequences, use_tqdm)
-        finally:
-            if open_sequences:  # interrupted: what still runs must not be found by the next call
-                self._engine.send(Abort(list(open_sequences)))
-        for sequence in sequences:
-            if sequence.end is not None and sequence.end.reason == "error":
-                raise GenerationError(sequence.end.message)
-
-    def _take_messages(self, open_sequences: dict[int, GatheredSequence], use_tqdm: bool) -> None:
-        with ExitStack() as stack:
-            bar = stack.enter_context(_bar(len(open_sequences))) if use_tqdm and sys.stderr.isatty() else None
-            while open_sequences:
-                message = self._engine.receive(None)
-                if not isinstance(message, Deltas):
-                    continue
-                for sequence in deliver(message, open_sequences):
-                    if sequence.end is None:
-                        self._engine.send(Abort([sequence.add.id]))
-                    del open_sequences[sequence.add.id]
-                    if bar is not None:
-                        bar.advance(len(sequence.whole.tokens))
 
     def _sequence(self, add: Add, index: int) -> GatheredSequence:
         return GatheredSequence(add, index, Choice(add, self._text.tokenizer))

@@ -75,7 +75,8 @@ class EngineCore:
         self._was_busy = False
 
     def turn(self, wait: float | None) -> None:
-        """One turn of the loop. An idle engine waits up to `wait` seconds for a message, and uses no processor."""
+        """One turn of the loop. An idle engine waits up to `wait` seconds for a message, a busy one for the oldest step
+        (None: as long as it takes, but for the beat), and uses no processor meanwhile."""
         for message in self._port.drain(0.0 if self._scheduler.has_work else wait):
             self._receive(message)
         while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
@@ -84,7 +85,7 @@ class EngineCore:
         self._scheduler.publish()
         self._send_masks()
         if self._scheduler.in_flight:
-            self._settle_oldest()
+            self._settle_oldest(BEAT_S if wait is None else min(wait, BEAT_S))
             self._send_masks()  # the device may be waiting for them already
         for request_id in self._watch.orphans(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
@@ -157,8 +158,8 @@ class EngineCore:
             if self._masks is not None:
                 self._masks.forget(request.id)
 
-    def _settle_oldest(self) -> None:
-        result = self._executor.collect(timeout=BEAT_S)
+    def _settle_oldest(self, wait: float) -> None:
+        result = self._executor.collect(timeout=wait)
         if result is None:
             return
         settled = self._scheduler.settle(result)
