@@ -77,8 +77,7 @@ class Roofline:
         self._windows = Counter(spec.window if local else None for local in spec.local)  # layers by how far they look
         self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(dtype) / spec.layers / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
-        read_ms = self._used.read(_MANY) * self._weight_ms
-        self._least_ms = hardware.overhead_ms + max(read_ms, spec.layers * hardware.launch_ms)
+        self._least_ms = hardware.overhead_ms + self._used.read(_MANY) * self._weight_ms
         self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(dtype, block_size) / hardware.host_bandwidth
         self._step = Correction()  # kept apart: small models are bound by the overhead of a step, not by tokens
         self._chunk = Correction()
@@ -95,7 +94,7 @@ class Roofline:
 
     @property
     def least_ms(self) -> float:
-        """See StepCost. Tokens of a prompt read all weights, and large steps are launched kernel by kernel."""
+        """See StepCost. Tokens of a chunk read all weights, also those of experts that single tokens leave alone."""
         return self._least_ms
 
     def _seen(self, tokens: int, context: int) -> int:
@@ -106,8 +105,8 @@ class Roofline:
         )
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
-        """See StepCost. Short chunks teach nothing: they cost little where the weights are read anyway, or much where
-        launching takes longer, and neither is their tokens' doing."""
+        """See StepCost. Short chunks teach nothing: they cost little where the weights are read anyway, and that is not
+        their tokens' doing."""
         if not chunk_ms:
             self._step.learn(step_ms, measured_ms)
         elif measured_ms > step_ms and chunk_ms > self._least_ms:

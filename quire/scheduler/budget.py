@@ -19,6 +19,8 @@ from quire.scheduler.step import Step
 STALL_FACTOR = 1.5
 """A step with chunks in it may take this many times as long as its streaming rows would alone: tokens cost little where
 the weights are read for these anyway. Or it may take, if that is more, …"""
+SHORTEST_STALL_MS = 7.0
+"""… this long, which nobody notices, so that steps of small models are not all overhead, …"""
 BACKLOG_SHARE = 1 / 8
 """… this share of the time for all prompts that are known, since a queue is worked off sooner in large steps, …"""
 LONGEST_STALL_MS = 140.0
@@ -134,7 +136,7 @@ class Budget:
         if count:
             backlog_ms = (waiting + int(ahead[ahead > 1].sum())) * self._cost.token_ms(0)
             for_queue = min(BACKLOG_SHARE * backlog_ms, LONGEST_STALL_MS)
-            self._limit_ms = max(STALL_FACTOR * self._step_ms, self._cost.least_ms, for_queue)
+            self._limit_ms = max(STALL_FACTOR * self._step_ms, SHORTEST_STALL_MS, self._cost.least_ms, for_queue)
 
     def _chunk(self, request: Request, count: int) -> int:
         """`count`, or less where a limit says so."""
