@@ -286,7 +286,9 @@ class LLM:
         if len(given) != count:
             raise RequestError(f"{count} prompts need one sampling_params or {count}, got {len(given)}.")
         if self._text.tokenizer is None:
-            given = [msgspec.structs.replace(params, detokenize=False) for params in given]
+            given = [
+                msgspec.structs.replace(params, detokenize=False) if params.detokenize else params for params in given
+            ]
         return given
 
 
