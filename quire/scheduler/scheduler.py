@@ -21,9 +21,12 @@ from quire.kvcache.prefix import PrefixHashes
 from quire.kvcache.table import BlockTable
 from quire.messages import Add, EndReason, Plan, Result
 from quire.sampling import SamplingParams
+from quire.scheduler.admission import Admission
 from quire.scheduler.budget import Budget
+from quire.scheduler.key_lengths import KeyLengths
 from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.preempt import Preemption
+from quire.scheduler.publishing import Publisher
 from quire.scheduler.request import Request
 from quire.scheduler.roster import Roster
 from quire.scheduler.settlement import Gains, Settled, fail, find_ends, gains, settle_lengths
@@ -88,16 +91,19 @@ class Scheduler:
         self._groups = groups
         self._windowed = any(group.window is not None for group in groups)
         self._policy: Policy = policy
-        self._prefix_caching = prefix_caching
-        self._keys = keys
         self._host_bound = host_bound
         self._drafts = drafts
         self._masked = masked
         self._lengths = Lengths()
         self._roster = Roster(max_num_seqs)
         self._waiting, self._running = self._roster.waiting, self._roster.running
+        self._publisher = Publisher(prefix_caching)
+        self._key_lengths = KeyLengths(keys, self._lengths, pool.block_size, drafts)
+        self._admission = Admission(
+            pool, len(groups), self._lengths, self._roster, budget, preemption, policy, self._publisher,
+            self._key_lengths,
+        )  # fmt: skip
         self._flights: deque[Step] = deque()
-        self._unpublished: list[Request] = []
         self._next_step = 1
         self.tally = Tally()
 
@@ -166,7 +172,7 @@ class Scheduler:
         if self._host_bound is not None:
             request.host_bound = self._host_bound(message.sampling)
         request.masked = self._masked is not None and self._masked(message)
-        self._limit_drafts(request)
+        self._key_lengths.limit_drafts(request)
         self._roster.join(request)
 
     def abort(self, request_id: int) -> Request | None:
@@ -189,12 +195,14 @@ class Scheduler:
     def plan(self) -> Plan | None:
         """The next step, or None when nobody can move."""
         step = Step(self._next_step, self._lengths, masks=self._masked is not None)
-        if self._keys is not None and self._keys.change == "turn":
-            self._start_turned_over(self._keys, step)
-        self._yield_to_urgent(step)
+        for request in self._key_lengths.turned_over(self._running):
+            self._put_back(request, step, start_over=True)
+        for request in self._admission.outranked(step):
+            self._put_back(request, step)
         self._move_running(step)
         if not step.crowded:
-            self._admit_waiting(step)
+            for request in self._admission.admitted(step):
+                self._admit(request, step)
         if not step.requests and not step.swap_out:
             return None
         self._budget.close(step)
@@ -271,133 +279,18 @@ class Scheduler:
         for request in step.move(requests, rows, counts, drafts):
             if not request.prompt_step and request.planned >= request.add.prompt_len:
                 request.prompt_step = step.number
-            self._unpublished.append(request)
+            self._publisher.note(request)
 
     def publish(self) -> None:
-        """Blocks that planned steps fill are found from now on. Comes before anything is looked up, also by another row
-        of the same step, whose keys are written before any is read; else it can wait until a step is under way.
-        """
-        for request in self._unpublished:
-            if request.slot is not None:  # else this was done when it lost it
-                self._publish(request)
-        self._unpublished.clear()
-
-    def _publish(self, request: Request) -> None:
-        """Its full blocks are found from now on."""
-        if self._prefix_caching:
-            filled = min(request.planned, len(request.tokens))
-            hashes = request.hashes.upto(request.tokens, filled)
-            request.table.publish(hashes, filled)
+        """Blocks that planned steps fill are found from now on; see Publisher."""
+        self._publisher.catch_up()
 
     def _put_back(self, victim: Request, step: Step, start_over: bool = False) -> None:
         """Take the victim's slot and blocks; it waits for its turn again, perhaps computed from the start."""
-        self._publish(victim)
+        self._publisher.publish(victim)
         self._roster.unseat(victim)
         self._preemption.put_back(victim, step, start_over)
         self.tally.preemptions += 1
-
-    # --- keys that depend on the length -----------------------------------------------------------------------------
-
-    def _count_length(self, request: Request, keys: KeysByLength) -> None:
-        """How much is known of it when its keys begin to be computed decides by which length they go, and with whom it
-        shares them."""
-        before, request.counts_as = request.counts_as, keys.counts_as(request.add.prompt_len, len(request.tokens))
-        salt = keys.salt(request.counts_as)
-        if not before or salt != keys.salt(before):
-            request.hashes = PrefixHashes(self.pool.block_size, f"{request.add.cache_salt}\0{salt}")
-        self._limit_drafts(request)
-
-    def _limit_drafts(self, request: Request) -> None:
-        """Set how many guesses it may have. None where its keys will turn, so that it meets that length exactly."""
-        keys, sampling = self._keys, request.add.sampling
-        turns = keys is not None and keys.change == "turn" and request.counts_as <= keys.original
-        request.drafts = 0 if self._drafts is None or request.masked or turns else self._drafts(sampling)
-
-    def _start_turned_over(self, keys: KeysByLength, step: Step) -> None:
-        """Requests that grow beyond the length where all keys turn into others are computed again from the start."""
-        lengths, rows = self._lengths, self._running.rows
-        goes_on = lengths.known[rows] + lengths.drawing[rows] < lengths.limit[rows]
-        for index in np.flatnonzero((lengths.planned[rows] == keys.original) & goes_on)[::-1].tolist():
-            request = self._running[index]
-            if request.counts_as <= keys.original:
-                self._put_back(request, step, start_over=True)
-
-    # --- admission --------------------------------------------------------------------------------------------------
-
-    def _yield_to_urgent(self, step: Step) -> None:
-        """Under `priority`, the first in the queue takes the place of running requests of a higher number."""
-        if self._policy != "priority" or not self._waiting:
-            return
-        urgent = self._waiting[0]
-        if not self._is_ready(urgent, step):
-            return
-        needed = urgent.table.missing(len(urgent.tokens), self._budget.max_tokens)
-        while self._running and (not self._roster.free_slots or needed > self.pool.num_free):
-            victim = self._running[-1]
-            if victim.add.priority <= urgent.add.priority or victim.rank <= urgent.rank:
-                return
-            self._put_back(victim, step)
-
-    def _admit_waiting(self, step: Step) -> None:
-        """Waiting requests get slots while rows, tokens and blocks last; the first that does not fit waits with all."""
-        if not self._waiting or not self._roster.free_slots:
-            return
-        promised = self._promised()
-        for request in list(self._waiting):
-            if not self._roster.free_slots or not self._budget.has_room(step.tokens):
-                return
-            if not self._is_ready(request, step):
-                continue
-            if not self._fits(request, promised, step):
-                return
-            self._admit(request, step)
-            promised += request.table.missing(len(request.tokens), self._budget.max_tokens)
-
-    def _promised(self) -> int:
-        """Blocks that running requests still need for tokens they already have."""
-        lengths, rows = self._lengths, self._running.rows
-        behind = np.flatnonzero(lengths.planned[rows] < lengths.known[rows]).tolist()
-        requests = (self._running[index] for index in behind)
-        return sum(r.table.missing(len(r.tokens), self._budget.max_tokens) for r in requests)
-
-    def _is_ready(self, request: Request, step: Step) -> bool:
-        """Whether what it awaits is there: its own next token (it was put back while a plan in flight draws it), or the
-        prompt of the request it forks from."""
-        parent = request.parent
-        if parent is not None and (parent.ended is not None or parent.preemptions):
-            request.parent = parent = None  # it goes its own way, by the prefix cache
-        forkable = parent is None or 0 < parent.prompt_step < step.number
-        return not request.drawing and forkable
-
-    def _fits(self, request: Request, promised: int, step: Step) -> bool:
-        """Give a waiting request what is there of its tokens, if blocks for the rest of them are free as well."""
-        if request.swapped:
-            needed = request.table.missing(len(request.tokens), self._budget.max_tokens)
-            return needed + promised <= self.pool.num_free and self._preemption.bring_back(request, step)
-        if self._keys is not None:
-            self._count_length(request, self._keys)
-        start, to_copy = self._find_computed(request)
-        needed = request.table.missing(len(request.tokens), self._budget.max_tokens) + to_copy
-        if needed + promised > self.pool.num_free:
-            request.table.release()
-            return False
-        request.start_at(start)
-        return True
-
-    def _find_computed(self, request: Request) -> tuple[int, int]:
-        """Let its table hold what others have computed: how many tokens, at most all but one; and how many blocks of
-        these must be copied before it can write."""
-        parent, prompt_len = request.parent, request.add.prompt_len
-        if parent is not None and parent.table.covers(prompt_len - 1):
-            request.table.fork(parent.table, prompt_len)
-            request.hashes = parent.hashes.branch(prompt_len)
-            self._lengths.room[parent.row] = 0  # its last block is shared now: it asks before it writes
-            return prompt_len - 1, len(self._groups)
-        if not self._prefix_caching or not request.reads_cache:
-            return 0, 0
-        self.publish()
-        most = len(request.tokens) - 1
-        return request.table.adopt(request.hashes.each(request.tokens, most), most), 0
 
     def _admit(self, request: Request, step: Step) -> None:
         self._roster.seat(request)
@@ -454,7 +347,7 @@ class Scheduler:
     def _retire(self, request: Request) -> None:
         """Take back what an ended request holds."""
         if request.slot is not None and request.ended != "error":
-            self._publish(request)
+            self._publisher.publish(request)
         self._roster.leave(request)
         if request.swapped:
             self._preemption.drop(request)
