@@ -14,6 +14,7 @@ class Hardware:
         bandwidth: Bytes a second from its own memory.
         host_bandwidth: Bytes a second to or from host memory, for swapping.
         overhead_ms: Of any step, however small.
+        launch_ms: Of a layer of which each kernel is launched by itself, however little it does.
         slow_float32: How many times as long products of float32 take.
     """
 
@@ -21,6 +22,7 @@ class Hardware:
     bandwidth: float
     host_bandwidth: float
     overhead_ms: float
+    launch_ms: float = 0.0
     slow_float32: float = 1.0
 
     def at(self, dtype: str) -> Hardware:
@@ -32,14 +34,14 @@ CPU_CORE = Hardware(flops=100e9, bandwidth=10e9, host_bandwidth=4e9, overhead_ms
 """One core of a server processor with AVX-512; a step's time is corrected by what is measured."""
 
 GPUS: dict[str, Hardware] = {
-    "H200": Hardware(690e12, 4.25e12, 40e9, 0.2, 15.0),
-    "H100": Hardware(690e12, 3.0e12, 40e9, 0.2, 15.0),
-    "A100": Hardware(260e12, 1.7e12, 20e9, 0.3, 15.0),
-    "L40": Hardware(180e12, 0.75e12, 20e9, 0.3, 4.0),
-    "L4": Hardware(60e12, 0.26e12, 10e9, 0.3, 4.0),
+    "H200": Hardware(690e12, 4.25e12, 40e9, 0.2, 0.25, 15.0),
+    "H100": Hardware(690e12, 3.0e12, 40e9, 0.2, 0.25, 15.0),
+    "A100": Hardware(260e12, 1.7e12, 20e9, 0.3, 0.25, 15.0),
+    "L40": Hardware(180e12, 0.75e12, 20e9, 0.3, 0.25, 4.0),
+    "L4": Hardware(60e12, 0.26e12, 10e9, 0.3, 0.25, 4.0),
 }
 """By a word in the name that a GPU's driver gives it."""
-OTHER_GPU = Hardware(100e12, 0.8e12, 20e9, 0.3, 4.0)
+OTHER_GPU = Hardware(100e12, 0.8e12, 20e9, 0.3, 0.25, 4.0)
 
 
 def cpu(cores: int) -> Hardware:

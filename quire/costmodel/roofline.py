@@ -78,6 +78,7 @@ class Roofline:
         self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(dtype) / spec.layers / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
         self._least_ms = hardware.overhead_ms + self._used.read(_MANY) * self._weight_ms
+        self._telling_ms = max(self._least_ms, spec.layers * hardware.launch_ms)
         self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(dtype, block_size) / hardware.host_bandwidth
         self._step = Correction()  # kept apart: small models are bound by the overhead of a step, not by tokens
         self._chunk = Correction()
@@ -105,11 +106,11 @@ class Roofline:
         )
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
-        """See StepCost. Short chunks teach nothing: they cost little where the weights are read anyway, and that is not
-        their tokens' doing."""
+        """See StepCost. Short chunks teach nothing: they cost little where the weights are read anyway, and much where
+        launching takes longer; neither is their tokens' doing."""
         if not chunk_ms:
             self._step.learn(step_ms, measured_ms)
-        elif measured_ms > step_ms and chunk_ms > self._least_ms:
+        elif measured_ms > step_ms and chunk_ms > self._telling_ms:
             self._chunk.learn(chunk_ms, measured_ms - step_ms)
 
     def recompute_ms(self, tokens: int) -> float:

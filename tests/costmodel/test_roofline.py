@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,14 @@ def test_steps_and_chunks_are_learned_apart(tmp_path: Path) -> None:
     assert 100 * roofline.token_ms(0) == pytest.approx(7.0, rel=0.05)
 
 
-def test_a_short_chunk_teaches_nothing_about_tokens(roofline: Roofline) -> None:
-    token = roofline.token_ms(0)
-    roofline.learn(roofline.step_ms(4, 100), 0.5 * roofline.least_ms, measured_ms=10 * roofline.least_ms)
+def test_a_short_chunk_teaches_nothing_about_tokens(tmp_path: Path) -> None:
+    spec = read_spec(make_llama(tmp_path / "model", tokenizer=False))
+    roofline = Roofline(spec, "float32", replace(HARDWARE, launch_ms=10.0), 16)
+    token, launch = roofline.token_ms(0), 10.0 * spec.layers
+    roofline.learn(roofline.step_ms(4, 100), 0.9 * launch, measured_ms=3 * launch)
     assert roofline.token_ms(0) == token
+    roofline.learn(roofline.step_ms(4, 100), 1.1 * launch, measured_ms=3 * launch)
+    assert roofline.token_ms(0) > token
 
 
 def test_a_stall_of_the_machine_teaches_nothing() -> None:
