@@ -23,8 +23,8 @@ Dtype = Literal["bfloat16", "float32"]
 
 DEFAULT_SEQS = 256
 DEFAULT_SEQS_LARGE_GPU = 512
-"""Where keys and values of so many sequences have room beside a model of usual size. More at once would bring no more
-tokens a second, since a step takes longer in proportion, and each sequence would wait longer for its next token."""
+"""Where keys and values of so many sequences have room beside a model of usual size. More at once would bring a dense
+model no more tokens a second, since a step takes longer in proportion, and each would wait longer for its next one."""
 LARGE_GPU_BYTES = 60 * GIB
 DEFAULT_TOKENS_CPU = 512
 DEFAULT_TOKENS_GPU = 8192
