@@ -11,7 +11,7 @@ class SchedulerConfig:
     """Continuous batching."""
 
     max_num_seqs: int | None = None
-    """Most sequences in one step. Default: 256, and 1,024 on a GPU of 60 GiB or more."""
+    """Most sequences in one step. Default: 256, and 512 on a GPU of 60 GiB or more."""
     max_num_batched_tokens: int | None = None
     """Most tokens in one step; longer prompts are read in chunks. Default: 512, and 8,192 on a GPU."""
     long_prefill_token_threshold: int = 0
