@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -26,6 +27,12 @@ class CudaFetches:
             self._pinned.add(buffer.data_ptr())
         else:
             _log.info("weights     a buffer could not be pinned (CUDA error %d): reading is slower", int(code))
+            self._hear_of_it()
+
+    def _hear_of_it(self) -> None:
+        """A call that failed is told to whoever launches a kernel next, as the error of that kernel."""
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
 
     def unpin(self, buffer: Tensor) -> None:
         """Give the pages back."""
