@@ -25,6 +25,8 @@ from triton.backends.nvidia.driver import CudaUtils
 from triton.runtime import cache
 from triton.runtime.jit import JITFunction
 
+from quire.kernels.triton.launching.keys import settle_key
+
 Compile = Callable[[JITFunction[Any], str], Any]
 """A function and one of its specialisations, as Triton writes it down → the compiled kernel."""
 _log = logging.getLogger(__name__)
@@ -110,6 +112,7 @@ class Precompiler:
     def _compile_prepared(self, function: JITFunction[Any], specialization: str) -> Any:
         self._prepared.result()
         self._undisturbed.wait()
+        settle_key(function)
         return self._compile(function, specialization)
 
 
