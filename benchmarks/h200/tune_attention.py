@@ -5,9 +5,9 @@
 Every candidate is compared with the reference on a small step, then timed in graphs. Single tokens are timed as a
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
-of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_EARLY` (and
-with it `_LATE` in rotary.py), `_PROGRAMS` and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in
-long.py; and to `_LONG_FROM` and `_LONG_OF_MANY` in quire/attention/triton.py.
+of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
+and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to `_LONG_FROM` in
+quire/attention/triton.py.
 """
 
 from __future__ import annotations
@@ -35,20 +35,14 @@ HANG_S = 120
 """Barriers that wait for each other wait for ever; so long is compiling everything given, and timing one case."""
 
 Shape = tuple[Any, ...]
-DECODE: tuple[Shape, ...] = (  # keys, warps, stages, looked up ahead, asked for early[, and for the next, programs]
-    (64, 2, 3, False, None), (64, 2, 3, False, 0), (64, 2, 3, False, 64), (64, 2, 3, False, 32, 32, 4),
-    (32, 1, 3, True, 32), (32, 2, 3, True, None), (32, 2, 3, True, 0), (32, 2, 3, True, 32), (32, 2, 3, True, 64),
-    (32, 2, 3, True, None, 32, 6), (32, 2, 3, True, 32, 32, 6), (32, 2, 3, True, 64, 64, 6), (32, 2, 4, True, None),
-    (32, 2, 4, True, 32), (32, 2, 4, True, 32, 32, 4), (32, 4, 3, True, 32), (32, 4, 4, True, 32, 32, 4),
-    (64, 2, 2, True, 64), (64, 2, 2, True, 32, 64, 4), (64, 4, 2, True, 64), (64, 4, 3, True, None),
-    (64, 4, 3, True, 64), (64, 4, 3, True, 32, 64, 3), (128, 4, 2, True, None), (128, 4, 2, True, 128),
+DECODE: tuple[Shape, ...] = (  # keys, warps, stages
+    (32, 1, 3), (32, 2, 3), (32, 2, 4), (32, 4, 3), (64, 2, 2), (64, 2, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2),
 )  # fmt: skip
 PROGRAMS = (2, 4, 5, 6)
 SPLITS = (64, 96, 128, 192, 256)
 """Positions of a piece where a context has more: `FEWEST` tiles."""
-CHUNK: tuple[Shape, ...] = (  # rows, keys, warps, stages, one pass
-    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (64, 32, 4, 2, True), (64, 32, 4, 3, True), (64, 64, 4, 2, True),
-    (64, 64, 4, 3, True), (64, 128, 4, 2, True), (128, 64, 8, 2, True), (128, 64, 8, 3, True), (128, 128, 8, 2, True),
+CHUNK: tuple[Shape, ...] = (  # rows, keys, warps, stages
+    (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3),
 )  # fmt: skip
 LONG: tuple[Shape, ...] = ((64, 2), (128, 2), (128, 3))  # keys, stages
 DECODE_CASES = (  # rows, tokens of a context in the mean
@@ -111,19 +105,16 @@ def _patched(op: str, shape: Shape) -> Iterator[None]:
     """The op's kernel cut in another way than the file says."""
     module: ModuleType
     module, name, value = {
-        "decode": lambda: (decode, "_shape", decode._Shape(*shape[:4], *shape[5:])),
+        "decode": lambda: (decode, "_shape", decode._Shape(*shape)),
         "chunk": lambda: (chunk, "tile_shape", chunk.TileShape(*shape)),
         "long": lambda: (long, "_shape", shape),
     }[op]()
-    before = getattr(module, name), decode._EARLY, rotary._LATE
+    before = getattr(module, name)
     setattr(module, name, lambda *_: value)
-    if op == "decode":
-        decode._EARLY, rotary._LATE = shape[4], shape[4] is not None
     try:
         yield
     finally:
-        setattr(module, name, before[0])
-        decode._EARLY, rotary._LATE = before[1:]
+        setattr(module, name, before)
 
 
 def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
@@ -134,9 +125,7 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
             figures[shape].append(layers.seconds(shape))
     names = [f"{rows} x {length:,}" for rows, length in DECODE_CASES]
     rates = [_Layers.bytes_of(rows, length, heads) for rows, length in DECODE_CASES]
-    _print_layers(
-        "rotate_and_store and attend_pieces by keys, warps, stages, ahead, early, next", names, rates, figures
-    )
+    _print_layers("rotate_and_store and attend_pieces by keys, warps, stages", names, rates, figures)
     for shape in _best(figures, 2):
         by_split: dict[Shape, list[float]] = {}
         before = decode._PROGRAMS, decode.FEWEST

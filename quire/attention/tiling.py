@@ -22,8 +22,6 @@ class TileSizes:
         tile: Query tokens of a tile.
         long_tile: Of a tile of a long row.
         long_from: Query tokens from which on a row is long; None: no row is.
-        long_of_many: The same in a step with `many` query tokens in such rows: one in which the host has the time that
-            their launches take; None: as in others.
         pack: Contexts are packed in pieces of so many tokens.
         room: Tokens of all packed contexts; rows that find no room are not long.
     """
@@ -33,8 +31,6 @@ class TileSizes:
     long_from: int | None = None
     pack: int = 1
     room: int = 0
-    long_of_many: int | None = None
-    many: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,6 @@ class Kinds:
         if sizes.long_from is None:
             return cls(single, several, several[:0])
         long = counts[several] >= sizes.long_from
-        if sizes.long_of_many is not None:
-            of_many = counts[several] >= sizes.long_of_many
-            if counts[several][of_many].sum() >= sizes.many:
-                long = of_many
         packed = -(-(counts[several] + bounds[several]) // sizes.pack) * sizes.pack
         long &= np.cumsum(packed * long) <= sizes.room
         return cls(single, several[~long], several[long])

@@ -26,9 +26,6 @@ from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pi
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640
 """Query tokens from which on it pays to bring a context into one piece."""
-_LONG_OF_MANY: int | None = None
-_MANY = 1_500
-"""The same in steps with so many tokens in such rows, where the host's launches are not what takes long."""
 _PACK = 128
 _PACKED_BYTES = 2**29
 """Of the longest contexts' keys and values in one piece: 131,072 tokens of 8 KV heads 128 wide in bfloat16."""
@@ -109,11 +106,9 @@ class TritonAttention:
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
         self._sizes = TileSizes(queries_of_tile(d, item, group))
         if None in kv.windows and attention_long.serves_long(device, cache.dtype, d):
-            fewest = min(_LONG_FROM, _LONG_OF_MANY or _LONG_FROM)
-            most = max(max_tokens, max_length) // _PACK + max_tokens // fewest + 1
+            most = max(max_tokens, max_length) // _PACK + max_tokens // _LONG_FROM + 1
             room = min(most, _PACKED_BYTES // (2 * _PACK * kv_heads * d * item)) * _PACK
-            long = (attention_long.QUERIES, _LONG_FROM, _PACK, room, _LONG_OF_MANY, _MANY)
-            self._sizes = TileSizes(self._sizes.tile, *long)
+            self._sizes = TileSizes(self._sizes.tile, attention_long.QUERIES, _LONG_FROM, _PACK, room)
         self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
         self._steps: list[_GroupStep] = []
         self._rotate_and_store = kernel("rotate_and_store", "cuda")

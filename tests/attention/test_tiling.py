@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import numpy as np
@@ -30,29 +29,13 @@ def test_long_rows_without_room_are_short() -> None:
     assert [kinds.short.tolist(), kinds.long.tolist()] == [[2, 3], [0, 1]]
 
 
-def test_shorter_rows_are_long_where_they_are_many() -> None:
-    sizes = dataclasses.replace(SIZES, long_of_many=128, many=600)
-    bounds = np.zeros(6, dtype=np.int64)
-    enough = np.array([128, 1, 127, 129, 300, 43])
-    assert Kinds.of(enough, bounds, sizes).long.tolist() == [4]  # 557 tokens
-    enough[1] = 128
-    kinds = Kinds.of(enough, bounds, sizes)
-    assert [kinds.single.tolist(), kinds.short.tolist(), kinds.long.tolist()] == [[], [2, 5], [0, 1, 3, 4]]
-    enough[1] = 43
-    assert Kinds.of(enough, bounds, dataclasses.replace(sizes, many=557)).long.tolist() == [0, 3, 4]
-    assert Kinds.of(enough, bounds, dataclasses.replace(sizes, many=558)).long.tolist() == [4]
-    bounds[0] = 3600  # no room beside it
-    assert Kinds.of(enough, bounds, dataclasses.replace(sizes, many=557)).long.tolist() == [0, 3]
-
-
 def test_tiles_cover_every_token_once_and_the_longest_stand_first() -> None:
     rng = random.Random(0)
     for _ in range(50):
         number = rng.randint(1, 9)
         counts = np.array([rng.choice([1, 2, 31, 32, 33, 400]) for _ in range(number)])
         bounds = np.array([rng.randint(0, 900) for _ in range(number)])
-        many = rng.choice([None, 32])
-        kinds = Kinds.of(counts, bounds, dataclasses.replace(SIZES, long_of_many=many, many=65))
+        kinds = Kinds.of(counts, bounds, SIZES)
         rows, offsets = tiling.tiles(counts, bounds, kinds.short, SIZES.tile)
         assert len(rows) == tiling.number_of_tiles(counts, kinds.short, SIZES.tile)
         covered = sorted((row, at + i) for row, at in zip(rows, offsets, strict=True) for i in range(SIZES.tile))

@@ -29,15 +29,13 @@ class TileShape:
         rows: Of products.
         keys: Of a tile.
         warps: Of a program.
-        stages: Tiles in work or on their way. The table's loads count too, for half of them, unless it is `once`.
-        once: One pass over all keys, whose mask is a branch, with block numbers loaded a tile before they are needed.
+        stages: Tiles in work or on their way. The table's loads count too, for half of them.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
-    once: bool = False
 
 
 @functools.cache
@@ -87,7 +85,7 @@ def attend_tiles(
         table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
-        STAGES=shape.stages, ONCE=shape.once, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+        STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -124,7 +122,6 @@ def _attend_tiles(
     M: tl.constexpr,
     N: tl.constexpr,
     STAGES: tl.constexpr,
-    ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Row m of the products is query m // GROUP of the tile, head m % GROUP of the KV head's."""
@@ -149,44 +146,23 @@ def _attend_tiles(
     highest = tl.full((M,), float("-inf"), tl.float32)
     weights = tl.zeros((M,), tl.float32)
     total = tl.zeros((M, D_BLOCK), tl.float32)
-    begin = 0
-    if WINDOWED:
-        begin = whole_end
-    if ONCE:
-        here = begin + lane
-        block = tl.load(blocks + here // BLOCK_SIZE, (here >= seen_from) & (here < end), 0)
-        for at in tl.range(begin, end, N, num_stages=STAGES):
-            other = at + lane
-            read = ((other >= seen_from) & (other < end))[:, None] & (column < D)[None, :]
-            place = ((block * BLOCK_SIZE + other % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D)[:, None]
-            block = tl.load(blocks + (other + N) // BLOCK_SIZE, other + N < end, 0)
-            k = tl.load(keys + place + column[None, :], read, 0.0)
-            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            if at + N > whole_end:
-                seen = other[None, :] <= position[:, None]
-                if WINDOWED:
-                    seen &= other[None, :] > position[:, None] - window
-                score = tl.where(seen, score, float("-inf"))
-            v = tl.load(values + place + column[None, :], read, 0.0)
-            highest, weights, total = _add(score, v, highest, weights, total, WINDOWED)
-    else:
-        if not WINDOWED:
-            for at in tl.range(0, whole_end, N, num_stages=STAGES):
-                k, v = _tile_of_keys(
-                    keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
-                )
-                score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-                highest, weights, total = _add(score, v, highest, weights, total, False)
-        for at in tl.range(whole_end, end, N, num_stages=STAGES):
-            other = at + lane
+    if not WINDOWED:
+        for at in tl.range(0, whole_end, N, num_stages=STAGES):
             k, v = _tile_of_keys(
-                keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
+                keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
             )
             score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            seen = other[None, :] <= position[:, None]
-            if WINDOWED:
-                seen &= other[None, :] > position[:, None] - window
-            highest, weights, total = _add(tl.where(seen, score, float("-inf")), v, highest, weights, total, WINDOWED)
+            highest, weights, total = _add(score, v, highest, weights, total, False)
+    for at in tl.range(whole_end, end, N, num_stages=STAGES):
+        other = at + lane
+        k, v = _tile_of_keys(
+            keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
+        )
+        score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+        seen = other[None, :] <= position[:, None]
+        if WINDOWED:
+            seen &= other[None, :] > position[:, None] - window
+        highest, weights, total = _add(tl.where(seen, score, float("-inf")), v, highest, weights, total, WINDOWED)
     tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
 
 

@@ -31,11 +31,6 @@ _PROGRAMS = 4
 """Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
 FEWEST = 2
 """Tiles of a piece where a context has more: shorter ones take longer to merge than they save."""
-_EARLY: int | None = None
-"""None: a program reads nothing before it has waited for its inputs. Else it reads its piece and the table before, and
-asks for so many positions' keys and values, so that they are in the second cache when it has waited. Pieces and table
-must then be older than the kernel before, which must have waited itself before it lets this one start, as
-`rotate_and_store` does if `_LATE` is set in rotary.py."""
 _LONGEST = 2**31 - 1
 
 
@@ -46,18 +41,12 @@ class _Shape:
     Attributes:
         keys: Of a tile.
         warps: Of a program.
-        stages: Tiles in work or on their way. The table's loads count too, for half of them, unless they are `ahead`.
-        ahead: Block numbers are loaded a tile before they are needed, apart from the loads of keys and values.
-        later: Positions that a program asks for on behalf of the one that will take its place.
-        resident: Programs that a multiprocessor has room for, which says which one that is.
+        stages: Tiles in work or on their way. The table's loads count too, for half of them.
     """
 
     keys: int
     warps: int
     stages: int
-    ahead: bool = False
-    later: int = 0
-    resident: int = 4
 
 
 @functools.cache
@@ -187,19 +176,18 @@ def attend_pieces(
     shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
-    next_piece = shape.resident * _multiprocessors(q.device) // kv_heads
     _attend_pieces[(pieces.shape[0] * kv_heads,)](
         q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
-        next_piece, before, after,
+        before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
-        AHEAD=shape.ahead, LATER=shape.later, EARLY=_EARLY, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+        OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
-@triton.jit(do_not_specialize=["table_line", "next_piece"], do_not_specialize_on_alignment=["pieces"])
+@triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces"])
 def _attend_pieces(
     q,
     keys,
@@ -211,7 +199,6 @@ def _attend_pieces(
     arrived,
     out,
     table_line,
-    next_piece,
     before,
     after,
     CAPPED: tl.constexpr,
@@ -227,9 +214,6 @@ def _attend_pieces(
     TILE: tl.constexpr,
     MERGED: tl.constexpr,
     STAGES: tl.constexpr,
-    AHEAD: tl.constexpr,
-    LATER: tl.constexpr,
-    EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """One piece and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
@@ -237,47 +221,24 @@ def _attend_pieces(
     piece, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     own, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, TILE)
     exists = (own < GROUP)[:, None] & (column < D)[None, :]
-    if EARLY is None:
-        wait_for_inputs(OVERLAP)
+    wait_for_inputs(OVERLAP)
     line = pieces + piece * COLUMNS  # all of it is asked for at once: volatile loads stay before the branch
     token, slot = tl.load(line, volatile=True).to(tl.int64), tl.load(line + 1, volatile=True).to(tl.int64)
     begin, end = tl.load(line + 2, volatile=True), tl.load(line + 3, volatile=True)
     seen_from = tl.load(line + 4, volatile=True)
     first, count = tl.load(line + 5, volatile=True), tl.load(line + 6, volatile=True)
     blocks = table + slot * table_line
-    first_block = tl.zeros((TILE,), tl.int64)
-    if AHEAD:
-        seen = (count > 0) & (begin + lane >= seen_from) & (begin + lane < end)
-        first_block = tl.load(blocks + (begin + lane) // BLOCK_SIZE, seen, 0, cache_modifier=".cg")
-    if LATER > 0 and OVERLAP:
-        of_next = line + next_piece * COLUMNS
-        exists_next = piece + next_piece < tl.num_programs(0) // KV_HEADS
-        their_slot = tl.load(of_next + 1, exists_next, 0, volatile=True).to(tl.int64)
-        their_begin = tl.load(of_next + 2, exists_next, 0, volatile=True)
-        their_end = tl.load(of_next + 3, exists_next, 0, volatile=True)
-        their_end = tl.where(tl.load(of_next + 6, exists_next, 0, volatile=True) > 0, their_end, 0)
-        their_blocks = table + their_slot * table_line
-        _ask_for(keys, values, their_blocks, their_begin, their_end, kv_head, LATER, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
-    if EARLY is not None:
-        if EARLY > 0 and OVERLAP:
-            live = tl.where(count > 0, end, 0)
-            _ask_for(keys, values, blocks, begin, live, kv_head, EARLY, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
-        wait_for_inputs(OVERLAP)
     if count > 0:
         head = kv_head * GROUP + own
         x = tl.load(q + ((token * HEADS + head) * D)[:, None] + column[None, :], exists, 0.0)
         highest = tl.full((M,), float("-inf"), tl.float32)
         weights = tl.zeros((M, TILE), tl.float32)  # summed over lanes at the end only
         total = tl.zeros((M, D_BLOCK), tl.float32)
-        block = first_block
         for at in tl.range(begin, end, TILE, num_stages=STAGES):
             position = at + lane
             seen = (position >= seen_from) & (position < end)
-            if not AHEAD:
-                block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
+            block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
             place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
-            if AHEAD:
-                block = tl.load(blocks + (position + TILE) // BLOCK_SIZE, position + TILE < end, 0)
             where = place[:, None] + column[None, :]
             read = seen[:, None] & (column < D)[None, :]
             k = tl.load(keys + where, read, 0.0)
@@ -309,37 +270,6 @@ def _attend_pieces(
                 of_group = tl.arange(0, GROUP_BLOCK)
                 of_out = out + ((token * HEADS + kv_head * GROUP + of_group) * D)[:, None] + column[None, :]
                 tl.store(of_out, merged.to(out.dtype.element_ty), (of_group < GROUP)[:, None] & (column < D)[None, :])
-
-
-@triton.jit
-def _ask_for(
-    keys,
-    values,
-    blocks,
-    begin,
-    end,
-    kv_head,
-    POSITIONS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
-    """Have the second cache fetch the first positions' keys and values, 128 bytes at a time. What others write to them
-    meanwhile is written to that cache, so nothing read from it later is old.
-    """
-    EACH: tl.constexpr = 1024 // keys.dtype.element_ty.primitive_bitwidth  # elements
-    LINES: tl.constexpr = (D_BLOCK + EACH - 1) // EACH
-    number = tl.arange(0, POSITIONS * LINES)
-    position = begin + number // LINES
-    seen = (position < end) & (number % LINES * EACH < D)
-    block = tl.load(blocks + position // BLOCK_SIZE, seen, 0, cache_modifier=".cg")
-    where = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D + number % LINES * EACH
-    for cache in tl.static_range(2):
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r",
-            [(keys if cache == 0 else values) + where, seen.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 @triton.jit

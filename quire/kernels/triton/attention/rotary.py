@@ -17,8 +17,6 @@ from quire.kernels.triton.launching.launch import launched
 _TILE = 8
 """Heads of a program: with one token, several programs share its work; with many, there are enough of them."""
 _WARPS = 2
-_LATE = False
-"""The next kernel is let start only when this one's inputs are there: so it finds all that is older, from its start."""
 
 
 def rotate_and_store(
@@ -46,7 +44,7 @@ def rotate_and_store(
         qkv, norm, cos, sin, keys, values, places, q, qkv.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
         HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
-        TILE=_TILE, LATE=_LATE, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+        TILE=_TILE, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -75,12 +73,10 @@ def _rotate_and_store(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     TILE: tl.constexpr,
-    LATE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """A head is three parts: HALF dimensions, the HALF that turn with them, and the rest, which is normed only."""
-    if not LATE:
-        release_dependents(OVERLAP)
+    release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = head < HEADS + 2 * KV_HEADS
@@ -90,8 +86,6 @@ def _rotate_and_store(
     rests = inside[:, None] & (resting < D - 2 * HALF)[None, :]
     own = (head * D)[:, None]
     wait_for_inputs(OVERLAP)
-    if LATE:
-        release_dependents(OVERLAP)
     row = qkv + token * qkv_token + own
     total = tl.zeros((TILE,), tl.float32)
     if HALF > 0:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from quire.kernels.reference import paged_rows as reference
-from quire.kernels.triton.attention import chunk
 from quire.kernels.triton.attention.chunk import attend_tiles, queries_of_tile
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
@@ -76,12 +73,6 @@ def test_block_sizes_and_windows(block_size: int, window: int, device: str) -> N
 @pytest.mark.parametrize("window", [None, 20])
 def test_scores_are_bounded(window: int | None, device: str) -> None:
     check([(70, 20), (0, 5)], heads=4, kv_heads=2, d=16, device=device, window=window, cap=0.5)
-
-
-@pytest.mark.parametrize("window", [None, 1, 40])
-def test_one_pass_over_all_keys(window: int | None, device: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(chunk, "tile_shape", lambda *_: chunk.TileShape(rows=32, keys=32, warps=4, stages=3, once=True))
-    check([(0, 70), (33, 41), (64, 2), (31, 1)], heads=6, kv_heads=2, d=48, device=device, window=window)
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -96,7 +95,7 @@ def check(
     slots = torch.tensor([0, *range(len(lengths))], device=device)
     singles = torch.arange(1, tokens, device=device)
     tile = ours.keys_of_tile(d, q.element_size())
-    pieces = torch.empty((room or len(lengths) + 6, 8), dtype=torch.int32, device=device)
+    pieces = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
     ours.cut_contexts(starts, slots, singles, singles, window, tile, pieces)
     partials = reference.new_partials(len(pieces), heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
@@ -142,14 +141,6 @@ def test_merging(room: int, device: str) -> None:
 @pytest.mark.parametrize("rows", [17, 127])
 def test_many_rows(rows: int, device: str) -> None:
     check([1 + 7 * row % 40 for row in range(rows)], heads=1, kv_heads=1, d=16, device=device)
-
-
-@pytest.mark.parametrize("early", [None, 0, 64])
-@pytest.mark.parametrize("window", [None, 50])
-def test_blocks_looked_up_ahead(early: int | None, window: int | None, device: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(ours, "_shape", lambda *_: ours._Shape(32, 4, 3, ahead=True, later=32, resident=1))
-    monkeypatch.setattr(ours, "_EARLY", early)
-    check([1, 31, 32, 33, 150, 300], heads=4, kv_heads=2, d=48, device=device, window=window, room=9)
 
 
 def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
