@@ -146,7 +146,7 @@ class Worker:
                 storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
                 model = sketch_of(spec, Place(self._device, dtype))
                 rehearse(self._build_runner(spec, model, self._slot_table(spec), storage), self._largest_step())
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryBudgetError):
             _log.info("kernels     no room to rehearse: they are compiled as they are launched")
 
     def _try_largest_step(self, spec: ModelSpec, model: Model, slots: SlotTable) -> int:

@@ -11,6 +11,8 @@ import torch
 
 from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
+from quire.models.spec import read_spec
+from quire.worker import worker
 from quire.worker.runner import Runner
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
@@ -71,6 +73,18 @@ def test_what_else_does_not_fit_on_a_card_is_refused_by_flag(
     monkeypatch.setattr(owner, call.__name__, _run_out)
     with pytest.raises(MemoryBudgetError, match=flag):
         Worker(config_for(tiny, max_cudagraph_capture_size=2), SystemClock()).load()
+
+
+@pytest.mark.parametrize("error", [MemoryBudgetError("Even one block"), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_a_rehearsal_without_room_is_left_out(tiny: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*_: object) -> None:
+        asked.append(error)
+        raise error
+
+    asked: list[Exception] = []
+    monkeypatch.setattr(worker, "allocate_storage", run_out)
+    Worker(config_for(tiny), SystemClock())._rehearse(read_spec(tiny))
+    assert asked == [error]
 
 
 def _run_out(*_: object) -> None:
