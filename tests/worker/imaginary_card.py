@@ -24,7 +24,10 @@ from quire.attention import triton as attention
 from quire.kernels import table
 from quire.kernels.triton.attention import long as attention_long
 from quire.kernels.triton.launching import dependent_launch, precompiler
+from quire.layers.factory import LayerFactory
+from quire.layers.layer import Place
 from quire.messages import ScoredRow
+from quire.models.model import build_model
 from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.run_again import RunAgain
 
@@ -46,6 +49,7 @@ def imagine() -> None:
     from quire.kernels.triton.linear import linear
 
     linear._is_sm_90 = lambda device: True  # type: ignore[assignment]
+    linear.LARGE_WEIGHT = (16, 16)
     table.KERNELS.update({(op, "cpu"): where for (op, device), where in table.KERNELS.items() if device == "cuda"})
 
 
@@ -92,7 +96,9 @@ class Card:
         found, worker = len(self.precompiler.names), self.worker
         storage = allocate_storage(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
         slots = worker._slot_table(self.spec)
-        model = worker._read_model(self.spec)
+        factory = LayerFactory(Place(torch.device("cpu"), worker_dtype(self.config.model.dtype)))
+        model = build_model(self.spec, factory)
+        worker._read_weights(self.spec, factory)
         runner = worker._build_runner(self.spec, model, slots, storage)
         runner._graphs = graphs = RunAgain()  # type: ignore[assignment]
         with self.precompiler.rehearsal():

@@ -1,8 +1,8 @@
-"""Matrix products on a card: own kernels for few rows on sm_90, cuBLAS for all else.
+"""Matrix products on a card: own kernels for few rows and for large gated products on sm_90, cuBLAS for all else.
 
 With few rows a product is bound by reading its weight; cuBLAS reads at half to nine tenths of the memory's speed there.
 What serves which shape is a table of measured choices, `table`; a shape that was not measured is served like the
-measured one nearest to it.
+measured one nearest to it. With many rows cuBLAS is as fast as products can be, but knows nothing of gates.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from torch import Tensor
 
 from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap
+from quire.kernels.triton.linear.gated import can_gate, gated_product
 from quire.kernels.triton.linear.rows import Rows, row_linear
 from quire.kernels.triton.linear.table import GATED, OVERLAP, PLAIN, UP_TO
 from quire.kernels.triton.linear.tiles import Tiles, tile_linear
 
 Cut = Rows | Tiles | None
 """How a product is cut into programs; None is cuBLAS."""
+MANY_ROWS = 1024
+"""From here on a gated product of a large weight is one kernel, 5 to 9 % faster than cuBLAS and a kernel for the gate;
+with fewer rows it is not, and launching it, with three descriptors for the copy engine, takes the host 70 µs. Measured
+by benchmarks/h200/tune_gated.py.
+"""
+LARGE_WEIGHT = (28_672, 4_096)
+"""Outputs and columns of the smallest weight of which that was measured."""
 
 
 def pack_linear(weight: Tensor) -> Tensor:
@@ -40,12 +48,19 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """See the reference. With few rows all of it is one kernel, and the gate is applied to sums in fp32."""
-    cut = _cut_for(x, packed, gate=True)
-    if cut is None:
-        silu_and_mul(linear(x, packed, bias), out)
+    """See the reference. With few rows, and with many, all of it is one kernel; its gate is applied to sums in fp32."""
+    overlap = OVERLAP and can_overlap(x.device)
+    if bias is None and gates_many(x.shape[0], *packed.shape) and _is_sm_90(x.device) and can_gate(x, packed, out):
+        gated_product(x, packed, out, overlap)
+    elif (cut := _cut_for(x, packed, gate=True)) is not None:
+        multiply(x, packed, bias, out, cut, gate=True, overlap=overlap)
     else:
-        multiply(x, packed, bias, out, cut, gate=True, overlap=OVERLAP and can_overlap(x.device))
+        silu_and_mul(linear(x, packed, bias), out)
+
+
+def gates_many(rows: int, outputs: int, columns: int) -> bool:
+    """Whether the kernel for gated products of many rows is the fastest, for a weight [outputs, columns]."""
+    return rows >= MANY_ROWS and outputs >= LARGE_WEIGHT[0] and columns >= LARGE_WEIGHT[1]
 
 
 def multiply(

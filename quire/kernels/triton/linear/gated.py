@@ -1,0 +1,239 @@
+"""silu(x Gᵀ) · (x Uᵀ) for many rows of x on Hopper, where the weight has the gates G above the ups U: one kernel.
+
+It is bound by its operations, 4 · rows · outputs · columns. It moves x, the weight and what it makes, once each where
+the cache keeps what tiles share; a product and a kernel for the gate write 2 · outputs values a row, and read them.
+
+A program is two kinds of warps (the scheme that CUTLASS 3 calls warp-specialized, persistent and cooperative). One warp
+asks the copy engine for tiles of x and the weight, some steps ahead. Two groups of four warps each own 64 rows of x;
+both multiply the same 256 rows of the weight, so a step of 64 columns brings 48 KB for 2 · 128 · 256 · 64 operations.
+Programs stay on the card and take one tile after the other; what the next one needs is read while the last one is
+written.
+
+The copy engine takes eight rows of gates, the same eight of ups, and so on: both of an output meet in one thread's
+registers, as sums in fp32.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import cdiv
+
+ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
+send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+_GROUPS = gl.constexpr(2)
+_ROWS = gl.constexpr(64)
+"""Of x, of a group."""
+_BLOCK = gl.constexpr(256)
+"""Rows of the weight of a tile: half of them gates."""
+_COLUMNS = gl.constexpr(64)
+"""Of a step: 128 bytes of a row, as the copy engine lays them out for the matrix units."""
+_STAGES = gl.constexpr(4)
+"""Steps under way at the same time."""
+_BAND = gl.constexpr(16)
+"""Tiles of rows that run side by side, so that they find each other's rows in the card's cache."""
+_MOST = gl.constexpr(240)
+"""Registers of a thread that multiplies, which takes them from the copying ones."""
+_REGISTERS = 168
+"""Of a thread at the start, 384 of which fill a multiprocessor."""
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def can_gate(x: Tensor, w: Tensor, y: Tensor) -> bool:
+    """Whether the kernel exists for such operands on sm_90: what the copy engine takes begins at 16-byte addresses."""
+    outputs, columns = w.shape[0] // 2, w.shape[1]
+    return (
+        x.dtype in _DTYPES
+        and x.dtype == w.dtype == y.dtype
+        and x.stride(1) == y.stride(1) == 1
+        and w.is_contiguous()
+        and outputs % 8 == columns % 8 == x.stride(0) % 8 == y.stride(0) % 8 == 0
+        and x.data_ptr() % 16 == w.data_ptr() % 16 == y.data_ptr() % 16 == 0
+    )
+
+
+def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
+    """y = silu of the first half of x Wᵀ times the second. Rows of x and y may lie apart.
+
+    Args:
+        x: [rows, columns].
+        w: [2 · outputs, columns].
+        y: [rows, outputs].
+        overlap: See dependent_launch.
+    """
+    rows, outputs = y.shape
+    down, across = cdiv(rows, 128), cdiv(outputs, 128)
+    _gated_kernel[(min(down * across, _multiprocessors(x.device)),)](
+        _described(x, 64),
+        _weight_described(w),
+        _described(y, 64, 128),
+        cdiv(x.shape[1], 64),
+        down,
+        across,
+        OVERLAP=overlap,
+        num_warps=4,
+        maxnreg=_REGISTERS,
+        launch_pdl=overlap,
+    )
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _described(x: Tensor, rows: int, columns: int = 64) -> TensorDescriptor:
+    """[rows, columns] for the copy engine, which takes so many of both at a time."""
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [rows, columns], _layout(2))
+
+
+def _weight_described(w: Tensor) -> TensorDescriptor:
+    """Eight rows of gates come before the same eight of ups: [eights, gate or up, 8, columns]."""
+    outputs, columns = w.shape[0] // 2, w.shape[1]
+    strides = [8 * columns, outputs * columns, columns, 1]
+    return TensorDescriptor(w, [outputs // 8, 2, 8, columns], strides, [16, 2, 8, 64], _layout(4))
+
+
+@functools.cache
+def _layout(rank: int) -> gl.NVMMASharedLayout:
+    """Of a block of 16-bit values in shared memory: rows of 128 bytes, as the matrix units read them."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+
+
+@gluon.jit(do_not_specialize=["steps", "down", "across"])
+def _gated_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: gl.constexpr):
+    """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""
+    release_dependents(OVERLAP)
+    dtype: gl.constexpr = y_tiles.dtype
+    layout: gl.constexpr = y_tiles.layout
+    a = gl.allocate_shared_memory(dtype, [_STAGES * _GROUPS, _ROWS, _COLUMNS], layout)
+    b = gl.allocate_shared_memory(dtype, [_STAGES, _BLOCK, _COLUMNS], layout)
+    c = gl.allocate_shared_memory(dtype, [_GROUPS, _ROWS, _BLOCK // 2], layout)
+    ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(_STAGES):
+        mbarrier.init(ready.index(stage), count=1)
+        mbarrier.init(free.index(stage), count=_GROUPS)
+    fence_async_shared()
+    memory = (a, b, c, ready, free)
+    work = (steps, down, across)
+    gl.warp_specialize(
+        [
+            (_compute, (memory, work, y_tiles, 0)),
+            (_compute, (memory, work, y_tiles, 1)),
+            (_copy, (memory, work, x_tiles, w_tiles, OVERLAP)),
+        ],
+        [4, 1],
+        [_MOST, 24],
+    )
+
+
+@gluon.jit
+def _copy(memory, work, x_tiles, w_tiles, OVERLAP: gl.constexpr):
+    """One warp: asks for what the groups will need, as soon as they leave room for it; for W even before x is there."""
+    steps, down, across = work
+    a, _, _, ready, free = memory
+    ahead = 0
+    if OVERLAP:
+        ahead = gl.minimum(_STAGES, steps)
+        _, n = _place(gl.program_id(0), work)
+        for stage in gl.static_range(_STAGES):
+            _ask_for_w(w_tiles, n, stage, stage, memory, stage < ahead)
+    wait_for_inputs(OVERLAP)
+    stage, phase = 0, 1
+    for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
+        m, n = _place(tile, work)
+        for step in range(steps):
+            mbarrier.wait(free.index(stage), phase)
+            _ask_for_w(w_tiles, n, step, stage, memory, ahead <= 0)
+            for group in gl.static_range(_GROUPS):
+                at = [(m * _GROUPS + group) * _ROWS, step * _COLUMNS]
+                ask_for_tile(x_tiles, at, ready.index(stage), a.index(stage * _GROUPS + group))
+            ahead -= 1
+            stage, phase = _next(stage, phase)
+
+
+@gluon.jit
+def _ask_for_w(w_tiles, n, step, stage, memory, pred):
+    """And say how much is asked for at this step."""
+    _, b, _, ready, _ = memory
+    mbarrier.expect(ready.index(stage), (_GROUPS * _ROWS + _BLOCK) * _COLUMNS * 2, pred=pred)
+    into = b.index(stage).reshape([_BLOCK // 16, 2, 8, _COLUMNS])
+    ask_for_tile(w_tiles, [n * (_BLOCK // 16), 0, 0, step * _COLUMNS], ready.index(stage), into, pred=pred)
+
+
+@gluon.jit
+def _compute(memory, work, y_tiles, NUMBER: gl.constexpr):
+    """Four warps: 64 rows of each tile. One step's products run while the next one is waited for."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, 16])
+    steps, down, across = work
+    a, b, c, ready, free = memory
+    stage, phase = 0, 0
+    for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
+        m, n = _place(tile, work)
+        nothing = gl.zeros([_ROWS, _BLOCK], gl.float32, layout)
+        mbarrier.wait(ready.index(stage), phase)
+        under_way = warpgroup_mma(
+            a.index(stage * _GROUPS + NUMBER), b.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
+        )
+        values = warpgroup_mma_wait(1, (under_way,))
+        before = stage
+        stage, phase = _next(stage, phase)
+        for _ in range(1, steps):
+            mbarrier.wait(ready.index(stage), phase)
+            under_way = warpgroup_mma(
+                a.index(stage * _GROUPS + NUMBER), b.index(stage).permute((1, 0)), values, is_async=True
+            )
+            values = warpgroup_mma_wait(1, (under_way,))
+            mbarrier.arrive(free.index(before))
+            before = stage
+            stage, phase = _next(stage, phase)
+        values = warpgroup_mma_wait(0, (values,))
+        mbarrier.arrive(free.index(before))
+        own = c.index(NUMBER)
+        made = _gated(values).to(own.dtype)
+        tma.store_wait(0)  # the copy engine may still read what was written of the tile before
+        own.store(made)
+        fence_async_shared()
+        send_tile(y_tiles, [(m * _GROUPS + NUMBER) * _ROWS, n * (_BLOCK // 2)], own)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _gated(values):
+    """silu(gate) · up of sums, eight gates before eight ups: [64, 256] → [64, 128]."""
+    pairs = gl.permute(gl.reshape(values, [_ROWS, _BLOCK // 16, 2, 8]), (0, 1, 3, 2))
+    gate, up = gl.split(pairs)
+    return gl.reshape(gate * up / (1.0 + gl.exp2(gate * -1.4426950408889634)), [_ROWS, _BLOCK // 2])
+
+
+@gluon.jit
+def _place(tile, work):
+    """Which tile of rows and which of outputs: down a band of rows first, then across."""
+    _, down, across = work
+    band = tile // (_BAND * across)
+    rest = tile - band * (_BAND * across)
+    height = gl.minimum(_BAND, down - band * _BAND)
+    return band * _BAND + rest % height, rest // height
+
+
+@gluon.jit
+def _next(stage, phase):
+    stage += 1
+    wraps = stage == _STAGES
+    return gl.where(wraps, 0, stage), gl.where(wraps, phase ^ 1, phase)
