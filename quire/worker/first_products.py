@@ -2,69 +2,105 @@
 
 cuBLAS loads a kernel when it first chooses it, which takes the host some 2 ms, and a first token waits for up to four.
 It chooses by the weight's shape and the number of rows, so that tiles fill the card: a few dozen kernels serve all
-steps. Here every distinct product of a model runs once at a list of row counts which is dense enough to meet them.
-Knows nothing about which kernels there are.
+steps. Here every distinct product of a model runs once at the numbers of rows that recorded steps have, and at a list
+which is dense enough to meet what others need. A thread does so while others import, compile and read: what is
+multiplied is memory that nobody wrote. Knows nothing about which kernels there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from quire.layers.layer import Layer, Place
 from quire.layers.linear import Linear
-from quire.models.model import Model
 from quire.worker.runner import LargestStep
+from quire.worker.shapes import StepShape
 
 _FEW = 128
-"""Rows up to which a model's products are not those used here: kernels of our own serve most, and a rehearsal has met
-the others.
-"""
+"""Rows up to which kernels of our own serve most products, so that a power of two is as near as the list must be."""
 _STEP = 16
-"""Rows between two counts, where there are few rows."""
+"""Rows between two counts, where they are not few."""
 _PART = 12
 """A count is at most this part of it larger than the one before, where there are many."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Product:
+    """x Wᵀ, or x Wᵀ + b.
+
+    Attributes:
+        outputs, columns: Of W.
+        has_bias: Whether there is b.
+        rows: Numbers of rows of x, the most first: what it needs of memory serves the others.
+    """
+
+    outputs: int
+    columns: int
+    has_bias: bool
+    rows: tuple[int, ...]
 
 
 def row_counts(most: int) -> list[int]:
-    """Numbers of rows, more than few, up to `most`; descending: what the first needs of memory serves the others."""
-    counts, rows = [], _FEW + _STEP
+    """Numbers of rows up to `most`, ascending."""
+    counts, rows = [], 1
     while rows < most:
         counts.append(rows)
-        rows += max(_STEP, rows // _PART)
-    return [*([most] if most > _FEW else []), *reversed(counts)]
+        rows = 2 * rows if rows < _FEW else rows + max(_STEP, rows // _PART)
+    return [*counts, most]
 
 
-def distinct_products(layers: Iterable[Layer], vocab_size: int) -> list[Linear]:
-    """One of each shape among the products that all tokens of a step go through, that is, without the head."""
-    found: dict[tuple[int, int, bool], Linear] = {}
-    for layer in layers:
-        if isinstance(layer, Linear) and layer.outputs != vocab_size:
-            found.setdefault((layer.outputs, layer.columns, layer.has_bias), layer)
-    return list(found.values())
-
-
-def use_once(products: Iterable[Linear], model: Model, width: int, largest: LargestStep, place: Place) -> None:
-    """Launch the products, on values that nobody wrote.
+def products_of(
+    layers: Iterable[Layer], vocab_size: int, width: int, largest: LargestStep, recorded: Sequence[StepShape]
+) -> list[Product]:
+    """What steps multiply, each shape once.
 
     Args:
-        products: Those of all tokens.
-        model: Its head takes the rows that are read.
-        width: Of the head's input.
+        layers: A model's; all tokens of a step go through their products, but only its reads through the head.
+        vocab_size, width: Of the head.
         largest: As many tokens, and reads, as a step may have.
-        place: Where they are, and as what.
+        recorded: Steps whose every product must have run.
     """
-    with torch.inference_mode():
-        for product in products:
-            x = _unwritten(largest.tokens, product.columns, place)
-            for rows in row_counts(largest.tokens):
-                product(x[:rows])
-        x = _unwritten(largest.rows, width, place)
-        for rows in row_counts(largest.rows):
-            model.logits(x[:rows])
+    tokens = _descending([*row_counts(largest.tokens), *(shape.tokens for shape in recorded)])
+    reads = _descending([*row_counts(largest.rows), *(shape.reads for shape in recorded)])
+    linears = [layer for layer in layers if isinstance(layer, Linear) and layer.outputs != vocab_size]
+    shapes = dict.fromkeys((layer.outputs, layer.columns, layer.has_bias) for layer in linears)
+    return [*(Product(*shape, tokens) for shape in shapes), Product(vocab_size, width, False, reads)]
 
 
-def _unwritten(rows: int, columns: int, place: Place) -> Tensor:
-    return torch.empty((rows, columns), dtype=place.dtype, device=place.device)
+def begin_use(products: Sequence[Product], place: Place) -> Future[None]:
+    """Use them in a thread of their own; done when all are launched, and torch has the memory back."""
+    pool = ThreadPoolExecutor(1, "products")
+    used = pool.submit(use_once, products, place)
+    pool.shutdown(wait=False)
+    return used
+
+
+def use_once(products: Sequence[Product], place: Place) -> None:
+    """Launch the products. Where there is no room for that, steps will load kernels as they need them."""
+    try:
+        with torch.inference_mode():
+            weights = _unwritten(max(product.outputs * product.columns for product in products), place)
+            inputs = _unwritten(max(product.rows[0] * product.columns for product in products), place)
+            for product in products:
+                outputs, columns = product.outputs, product.columns
+                weight = weights[: outputs * columns].view(outputs, columns)
+                bias = weights[:outputs] if product.has_bias else None
+                for rows in product.rows:
+                    F.linear(inputs[: rows * columns].view(rows, columns), weight, bias)
+    except torch.OutOfMemoryError:
+        _log.info("kernels     no room to use products before they are needed")
+
+
+def _descending(counts: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(counts), reverse=True))
+
+
+def _unwritten(size: int, place: Place) -> torch.Tensor:
+    return torch.empty(size, dtype=place.dtype, device=place.device)

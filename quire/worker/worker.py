@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,6 @@ from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
-from quire.layers.linear import Linear
 from quire.logits_processors import load_processors
 from quire.messages import Plan, Result, Sizing
 from quire.models.model import Model, build_model
@@ -31,7 +31,7 @@ from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker import device_memory
-from quire.worker.first_products import distinct_products, use_once
+from quire.worker.first_products import begin_use, products_of
 from quire.worker.flight import Flight
 from quire.worker.host_memory import give_back_freed
 from quire.worker.kv_tensors import (
@@ -42,6 +42,7 @@ from quire.worker.kv_tensors import (
     number_of_host_blocks,
 )
 from quire.worker.runner import LargestStep, Runner
+from quire.worker.shapes import Shapes
 from quire.worker.slots import SlotTable
 from quire.worker.threads import usable_cores
 from quire.worker.transfer import BlockTransfer
@@ -70,7 +71,6 @@ class Worker:
         self._precompiler = precompiler
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
-        self._products: list[Linear] = []
         self._runner: Runner
 
     def load(self) -> Sizing:
@@ -90,19 +90,23 @@ class Worker:
         if on_gpu:
             device_memory.begin(self._device)
         spec, dtype = read_spec(config.model.model), _dtype(config)
+        factory = LayerFactory(Place(self._device, dtype))
+        model = build_model(spec, factory)
+        in_use = self._begin_use(spec, factory) if on_gpu else None
         if self._precompiler is not None:
             with self._stage("rehearsal"):
                 self._rehearse(spec)
         with self._stage("weights"):
-            model = self._read_model(spec)
+            self._read_weights(spec, factory)
             give_back_freed()
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
             slots = self._slot_table(spec)
         host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
         left = None
-        if on_gpu:
+        if in_use is not None:
             smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
             with self._stage("profile"), _room_for("the largest step", smaller):
+                in_use.result()
                 left = self._try_largest_step(spec, model, slots)
         with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             blocks = number_of_blocks(config.cache, spec, config.model.dtype, left)
@@ -152,21 +156,21 @@ class Worker:
     def _try_largest_step(self, spec: ModelSpec, model: Model, slots: SlotTable) -> int:
         """Bytes of the device that are left for the KV cache, once the largest step has run on a cache of one block.
 
-        What products load at their first use counts as taken.
+        What products have loaded by then counts as taken.
         """
         config = self._config
+        torch.cuda.empty_cache()  # what the start needed, in pieces of its own
         storage = allocate_storage(spec, 0, config.cache.block_size, _dtype(config), self._device)
         runner = self._build_runner(spec, model, slots, storage)
-        use_once(self._products, model, spec.hidden, self._largest_step(), Place(self._device, _dtype(config)))
         runner.run_largest()
         return device_memory.left(self._device, config.cache.memory_share)
 
-    def _read_model(self, spec: ModelSpec) -> Model:
-        factory = LayerFactory(Place(self._device, _dtype(self._config)))
-        model = build_model(spec, factory)
-        self._read_weights(spec, factory)
-        self._products = distinct_products(factory.layers, spec.vocab_size)
-        return model
+    def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[None]:
+        """Let products of the layers' shapes be used, while others compile and read."""
+        largest = self._largest_step()
+        most = self._config.device.max_cudagraph_capture_size or 0
+        recorded = Shapes(most, largest.rows, largest.tokens, largest.length).all()
+        return begin_use(products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.place)
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
         load, name = self._config.load, self._config.model.dtype

@@ -1,9 +1,10 @@
 """Compiles kernels side by side before they are needed; Triton alone compiles one after another, at each first launch.
 
 In a rehearsal, all that will be launched later is launched on tensors of the same shapes, but nothing runs: Triton only
-looks up what serves each launch. What it has not compiled yet is compiled by other threads, which spend most of their
-time in LLVM, in ptxas and in a C compiler, without the interpreter's lock; what stands in its cache on disk is read by
-them. Outputs are left as they are found, so nothing in a rehearsal may depend on them.
+looks up what serves each launch, and cuBLAS is not asked. What Triton has not compiled yet is compiled by other
+threads, which spend most of their time in LLVM, in ptxas and in a C compiler, without the interpreter's lock; what
+stands in its cache on disk is read by them. Outputs are left as they are found, so nothing in a rehearsal may depend on
+them.
 
 Triton makes all keys itself, so a rehearsal can do no harm: a kernel that it misses is compiled when it is launched.
 Imports no torch, so that work can begin while torch is imported.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triton import knobs
 from triton.backends.nvidia.driver import CudaUtils
@@ -26,6 +27,9 @@ from triton.runtime import cache
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton.launching.keys import settle_key
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Compile = Callable[[JITFunction[Any], str], Any]
 """A function and one of its specialisations, as Triton writes it down → the compiled kernel."""
@@ -70,7 +74,9 @@ class Precompiler:
         """What this thread launches inside does not run; what is not compiled yet, is from the end on. Sooner it would
         only take the interpreter's lock from the rehearsal, which is over before the first compilation would be.
         """
-        from quire.kernels.triton.launching.launch import Kernel  # imports torch, which is there now
+        import torch.nn.functional as F  # torch is there now
+
+        from quire.kernels.triton.launching.launch import Kernel
 
         rehearsing, hook = threading.get_ident(), knobs.runtime.jit_cache_hook
 
@@ -89,14 +95,21 @@ class Precompiler:
 
             return at
 
-        usual = JITFunction.__getitem__, Kernel.__getitem__
+        def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            if threading.get_ident() != rehearsing:
+                return linear(x, weight, bias)
+            return x.new_empty((*x.shape[:-1], len(weight)))
+
+        usual, linear = (JITFunction.__getitem__, Kernel.__getitem__), F.linear
         self._undisturbed.clear()
         knobs.runtime.jit_cache_hook = miss
         JITFunction.__getitem__ = look_up(usual[0], lambda kernel: kernel)
         Kernel.__getitem__ = look_up(usual[1], lambda kernel: kernel.function)  # type: ignore[method-assign]
+        F.linear = multiply  # type: ignore[assignment]
         try:
             yield
         finally:
+            F.linear = linear
             knobs.runtime.jit_cache_hook = hook
             JITFunction.__getitem__, Kernel.__getitem__ = usual  # type: ignore[method-assign]
             self._undisturbed.set()

@@ -6,10 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.triton.launching.precompiler import Precompiler
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +46,16 @@ def test_later_launches_compile_only_what_failed(found: dict[str, Any]) -> None:
 
 def test_triton_cache_on_disk_has_it_under_its_own_key(found: dict[str, Any]) -> None:
     assert found["afresh"] == [[name, True, "MainThread"] for name in ("_embed", "_embed", "_place_tokens")]
+
+
+def test_products_wait_for_the_run_but_for_those_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would load cuBLAS's kernels one after another."""
+    run: list[str] = []
+    monkeypatch.setattr(F, "linear", lambda x, weight, bias=None: run.append(threading.current_thread().name))
+    x, weight = torch.zeros(2, 3), torch.zeros(5, 3)
+    with Precompiler(1, lambda *_: None, lambda: None) as precompiler, ThreadPoolExecutor(1, "other") as other:
+        with precompiler.rehearsal():
+            assert F.linear(x, weight).shape == (2, 5)
+            other.submit(lambda: F.linear(x, weight, None)).result()
+        F.linear(x, weight)
+    assert run == ["other_0", "MainThread"]
