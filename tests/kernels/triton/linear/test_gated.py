@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.triton.linear import linear
@@ -49,17 +50,18 @@ def test_each_waits_for_what_the_one_before_wrote() -> None:
     gated_product(x, up[0], y, True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(4):
+        for _ in range(3):
             gated_product(x, up[0], y, True)
             gated_product(y, up[1], z, True)
-            x.copy_(z).mul_(8)
+            x.copy_(F.rms_norm(z, (2048,)))
     for _ in range(10):
         x.normal_()
         expected = x.clone()
-        for _ in range(4):
-            expected = exact(exact(expected, up[0], None, True).to(x.dtype), up[1], None, True).to(x.dtype) * 8
+        for _ in range(3):
+            expected = exact(exact(expected, up[0], None, True).to(x.dtype), up[1], None, True).to(x.dtype)
+            expected = F.rms_norm(expected, (2048,))
         graph.replay()
-        assert (x.double() - expected.double()).norm() / expected.double().norm() < 0.05
+        assert (x.double() - expected.double()).norm() / expected.double().norm() < 0.1
 
 
 @pytest.mark.gpu
