@@ -18,6 +18,7 @@ _SHOWN_PREFIXES = (
     "NVIDIA_VISIBLE",
     "NCCL_",
     "TORCH_",
+    "PYTORCH_",
     "TRITON_",
     "OMP_",
     "MKL_",
@@ -73,6 +74,11 @@ def let_waiting_threads_sleep() -> None:
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "5000"
+
+
+def allocator_is_set() -> bool:
+    """Whether the user chose how torch takes a GPU's memory."""
+    return bool(os.environ.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 
 
 @contextmanager

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+from quire.config import environment
 
 
 def begin(device: torch.device) -> None:
     """Before the first tensor: what is freed can be put together again, so that a large step fits after small ones."""
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    _take_by_pieces(True)
     torch.cuda.set_device(device)
+
+
+@contextmanager
+def whole(device: torch.device) -> Iterator[None]:
+    """What stays to the end is taken at once inside, which is sooner done: a piece has 20 MiB, a KV cache thousands."""
+    if device.type == "cpu":
+        yield
+        return
+    _take_by_pieces(False)
+    try:
+        yield
+    finally:
+        _take_by_pieces(True)
 
 
 def left(device: torch.device, utilization: float) -> int:
@@ -25,3 +42,9 @@ def give_back() -> None:
     gc.collect()  # a runner's parts know each other
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+
+
+def _take_by_pieces(pieces: bool) -> None:
+    """Unless the user chose: torch has no public way to say so but a variable that it reads as it is imported."""
+    if not environment.allocator_is_set():
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{pieces}")

@@ -110,7 +110,8 @@ class Worker:
                 left = self._try_largest_step(spec, model, slots)
         with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             blocks = number_of_blocks(config.cache, spec, config.model.dtype, left)
-            storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
+            with device_memory.whole(self._device):
+                storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
             with self._rehearsal():
                 transfer = block_transfer(storage, host_blocks)
             self._runner = self._build_runner(spec, model, slots, storage, transfer)
