@@ -112,6 +112,7 @@ class StreamExecutor:
         if self._worker is not None:
             from quire.worker.device_memory import give_back
 
+            self._worker.close()
             self._worker = None
             with nullcontext() if self._failure is None else suppress(Exception):
                 give_back()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -27,7 +28,7 @@ from quire.worker.flight import Flight, Watch, Watches
 from quire.worker.graphs import StepGraphs
 from quire.worker.logprobs import LogprobsMode
 from quire.worker.prompt_logprobs import PromptLogprobs, PromptScores
-from quire.worker.sampler import Ints, rehearse
+from quire.worker.sampler import Aside, Ints, rehearse
 from quire.worker.shapes import MOST_ROWS, Shapes, StepShape
 from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer
@@ -102,13 +103,13 @@ class Runner:
 
     # --- start ------------------------------------------------------------------------------------------------------
 
-    def run_largest(self) -> None:
+    def run_largest(self, aside: Aside = nullcontext) -> None:
         """What takes most memory, on rows of the dummy: the most tokens, as many reads as there are rows; and steps of
-        a token a row, which may run kernels of their own.
+        a token a row, which may run kernels of their own. `aside`: see `rehearse`.
         """
-        self.run_dummies(self._largest.rows_of(self._largest.tokens))
+        self.run_dummies(self._largest.rows_of(self._largest.tokens), aside)
         for size in {1, self._largest.rows}:
-            self.run_dummies([1] * size)
+            self.run_dummies([1] * size, aside)
 
     def record(self, most: int) -> None:
         """Record graphs of small steps, of `most` tokens."""
@@ -131,9 +132,9 @@ class Runner:
         self._draws.plainly(logits, laid.reads[0])
         return logits
 
-    def run_dummies(self, counts: Sequence[int], *, draw: bool = True) -> None:
+    def run_dummies(self, counts: Sequence[int], aside: Aside = nullcontext, *, draw: bool = True) -> None:
         """A step of rows of the dummy with so many tokens each, logits for the most reads and positions of prompts that
-        it could have, and all that may be drawn and reported for them.
+        it could have, and all that may be drawn and reported for them. `aside`: see `rehearse`.
         """
         rows, positions = self._largest.rows, self._prompt_logprobs.positions
         with torch.inference_mode():
@@ -141,7 +142,7 @@ class Runner:
             _, hidden = self._forward(host, self._lay(_NOTHING, host, ()))
             logits = self._model.logits(hidden[: max(rows, positions)].clone())  # reads are gathered from the tokens
             if draw:
-                rehearse(logits[:rows], self._slots, self._logprobs_mode)
+                rehearse(logits[:rows], self._slots, self._logprobs_mode, aside)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ their tokens on the host. Knows nothing about rows, plans or models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ from quire.worker.slots import SlotTable
 from quire.worker.upload import upload
 
 Ints = npt.NDArray[np.int64]
+Aside = Callable[[], AbstractContextManager[None]]
 
 _RULED_UNSOUND = NOTHING_LEFT + 1
 """A fault that rules made; the op knows nothing of them."""
@@ -133,7 +135,7 @@ def sample(
     return Drawn(tokens, faults, {read_of[at]: text for at, text in ruled.broken.items()}, scores, set(read_of))
 
 
-def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode) -> None:
+def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode, aside: Aside = nullcontext) -> None:
     """Run all that draws from such logits may ever run, with the memory it takes, so that no kernel is compiled and no
     memory is missed in the middle of serving.
 
@@ -141,19 +143,27 @@ def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode) -> None:
         logits: [reads, vocab], any.
         slots: Their table; its dummy slot is drawn for.
         mode: What will be reported.
+        aside: Within it is run what only rules, and scores that are kept, need. Kernels may do nothing there.
     """
     reads = torch.arange(len(logits), device=logits.device)
     where = torch.full_like(reads, slots.dummy)
-    chosen = logits.index_select(0, reads)
-    held = []  # at once, as in a step in which nearly all reads have rules
-    for rows in (logits, chosen.float()):
-        for keep_scores in {False, mode.startswith("processed")}:
-            tokens, faults, _, scores = _draw(rows, where, slots, keep_scores=keep_scores)
-            held.append(scores)
-        for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
-            score(rows, reads, tokens, 1, normalise=normalise)
+    tokens, faults = torch.empty_like(reads), torch.empty_like(reads, dtype=torch.int8)
     draw_and_advance(logits, where, slots, tokens, faults)
-    slots.rules.rehearse(rows)
+    _rehearse_scores(logits, reads, tokens, mode)
+    with aside():
+        chosen = logits.index_select(0, reads)
+        held = []  # at once, as in a step in which nearly all reads have rules
+        for rows in (logits, chosen.float()):
+            for keep_scores in {False, mode.startswith("processed")}:
+                tokens, _, _, scores = _draw(rows, where, slots, keep_scores=keep_scores)
+                held.append(scores)
+            _rehearse_scores(rows, reads, tokens, mode)
+        slots.rules.rehearse(rows)
+
+
+def _rehearse_scores(logits: Tensor, reads: Tensor, tokens: Tensor, mode: LogprobsMode) -> None:
+    for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
+        score(logits, reads, tokens, 1, normalise=normalise)
 
 
 def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: Asking, *, keep_scores: bool) -> Drawn:

@@ -7,6 +7,7 @@ two, and on whether it has rows of one token, of several, or of both. Here are s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -18,13 +19,16 @@ from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Stored
 from quire.worker.runner import LargestStep, Runner
+from quire.worker.sampler import Aside
 
 
-def rehearse(runner: Runner, largest: LargestStep) -> None:
-    """Launch whatever any step may launch, on rows of the dummy; to be run within `Precompiler.rehearsal`."""
+def rehearse(runner: Runner, largest: LargestStep, aside: Aside = nullcontext) -> None:
+    """Launch whatever any step may launch, on rows of the dummy; to be run within `Precompiler.rehearsal`. What only
+    some requests need is launched within `aside`.
+    """
     draw = True  # once: draws are the same in every step
     for counts in rehearsed_steps(largest):
-        runner.run_dummies(counts, draw=draw)
+        runner.run_dummies(counts, aside, draw=draw)
         draw = False
 
 

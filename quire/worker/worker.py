@@ -124,6 +124,11 @@ class Worker:
                 self._precompiler.finish()
         return Sizing(blocks, spec.vocab_size, host_blocks, self._startup)
 
+    def close(self) -> None:
+        """After the last step: nobody compiles any more."""
+        if self._precompiler is not None:
+            self._precompiler.close()
+
     def launch(self, plan: Plan) -> Flight:
         """Begin one step; on a CPU it is over then."""
         return self._runner.launch(plan)
@@ -143,6 +148,10 @@ class Worker:
         """What is launched inside is compiled, and does not run, where there is somebody to compile it."""
         return nullcontext() if self._precompiler is None else self._precompiler.rehearsal()
 
+    def _aside(self) -> AbstractContextManager[None]:
+        """The same of what only some requests need: the start does not wait for it."""
+        return nullcontext() if self._precompiler is None else self._precompiler.rehearsal(later=True)
+
     def _rehearse(self, spec: ModelSpec) -> None:
         """Let kernels be compiled, or loaded from Triton's cache, while weights are read."""
         dtype = _dtype(self._config)
@@ -150,7 +159,8 @@ class Worker:
             with self._rehearsal():
                 storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
                 model = sketch_of(spec, Place(self._device, dtype))
-                rehearse(self._build_runner(spec, model, self._slot_table(spec), storage), self._largest_step())
+                runner = self._build_runner(spec, model, self._slot_table(spec), storage)
+                rehearse(runner, self._largest_step(), self._aside)
         except (torch.OutOfMemoryError, MemoryBudgetError):
             _log.info("kernels     no room to rehearse: they are compiled as they are launched")
 
@@ -163,7 +173,7 @@ class Worker:
         torch.cuda.empty_cache()  # what the start needed, in pieces of its own
         storage = allocate_storage(spec, 0, config.cache.block_size, _dtype(config), self._device)
         runner = self._build_runner(spec, model, slots, storage)
-        runner.run_largest()
+        runner.run_largest(self._aside)
         return device_memory.left(self._device, config.cache.memory_share)
 
     def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[None]:

@@ -72,7 +72,7 @@ def test_nothing_submitted_nothing_collected(started: StreamExecutor) -> None:
 def test_collecting_gives_up_in_time_and_goes_on_later(started: StreamExecutor) -> None:
     looks = iter([False] * 3 + [True] * 2)
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
-    started._worker = SimpleNamespace(launch=lambda plan: flight)  # type: ignore[assignment]
+    started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
     started.submit(first())
     assert started.collect(-1.0) is None
     result = started.collect(10)
@@ -124,7 +124,7 @@ def test_what_the_device_did_not_finish_ends_the_stream(started: StreamExecutor,
         looked = (lambda: lost(plan.step)) if fails_when == "looked at" else (lambda: True)
         return SimpleNamespace(done=looked, wait=lambda: lost(plan.step), result=lambda: lost(plan.step))
 
-    started._worker = SimpleNamespace(launch=flight)  # type: ignore[assignment]
+    started._worker = SimpleNamespace(launch=flight, close=lambda: None)  # type: ignore[assignment]
     started.submit(first())
     started.submit(next_(2))
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_what_the_device_did_not_finish_ends_the_stream(started: StreamExecutor,
 def test_an_interrupted_wait_can_be_taken_up_again(started: StreamExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([False, True])
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
-    started._worker = SimpleNamespace(launch=lambda plan: flight)  # type: ignore[assignment]
+    started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
     started.submit(first())
     with monkeypatch.context() as patch:
         patch.setattr("quire.executor.stream.time.sleep", interrupt)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from quire.messages import TokenLogprobs
 from quire.worker.logprobs import LogprobsMode
-from quire.worker.sampler import draw_and_advance, rehearse, sample
+from quire.worker.sampler import Aside, draw_and_advance, rehearse, sample
 from quire.worker.slots import SlotTable
 from tests.worker.driver import admitted
 
@@ -116,6 +117,27 @@ def test_rules_are_admitted_without_waiting() -> None:
     with no_waiting():
         for i, owner in enumerate(OWNERS):
             slots.rules.admit(admitted(i, **{"seed": 0, "drawn": 0} | owner))
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_what_is_compiled_later_takes_its_memory_now(mode: Any) -> None:
+    """The KV cache is sized by the memory of draws, also of those that only rules ask for and that do not run yet."""
+    from quire.kernels.triton.launching.precompiler import Precompiler
+
+    logits = torch.zeros(64, 50_000, dtype=torch.bfloat16, device="cuda")
+    slots = SlotTable(64, 1, 1, 50_000, torch.device("cuda"))
+    with Precompiler(1, lambda *_: None, lambda: None) as precompiler:
+        asides: list[Aside] = [nullcontext, nullcontext, lambda: precompiler.rehearsal(later=True)]
+        _, now, later = [_peak(partial(rehearse, logits, slots, mode, aside)) for aside in asides]
+    assert now == later > logits.numel() * 4
+
+
+def _peak(run: Callable[[], None]) -> int:
+    """Bytes that were held beyond those held before."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def test_recorded_draws_are_those_of_sample() -> None:

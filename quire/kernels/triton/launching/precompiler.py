@@ -16,8 +16,8 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class Precompiler:
-    """Threads that compile what rehearsals miss. At the end of `with` all is compiled, or given up if that is an error.
+    """Threads that compile what rehearsals miss. At the end of `with` all is compiled that the start needs, or given up
+    if that is an error; the rest is, some time before `close`.
 
     Args:
         threads: How many compile at the same time.
@@ -51,29 +52,55 @@ class Precompiler:
     def __init__(self, threads: int, compile: Compile | None = None, prepare: Callable[[], None] | None = None) -> None:
         self.names: list[str] = []
         self._compile = compile or _compile_and_load
-        self._pool = ThreadPoolExecutor(threads, "compile")
-        self._prepared = self._pool.submit(prepare or _prepare)
+        self._now, self._later = (ThreadPoolExecutor(threads, f"compile {when}") for when in ("now", "later"))
+        self._prepared = self._now.submit(prepare or _prepare)
         self._undisturbed = threading.Event()  # set while nobody rehearses
+        self._needed = threading.Event()  # what was to be compiled later is waited for, or all else is done
+        self._rehearsing = self._has_time = self._closed = False
         self._begun: list[_Compilation] = []
 
     def __enter__(self) -> Precompiler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._pool.shutdown(cancel_futures=error is not None)
+        if error is not None:
+            self.close()
         self.finish()
+        self._now.shutdown()
 
     def finish(self) -> None:
-        """Wait until all is compiled that was begun."""
+        """Wait until all is compiled that the start needs, and begin with the rest."""
         for compilation in self._begun:
             compilation.end()
         self._begun.clear()
+        self._needed.set()
+
+    def close(self) -> None:
+        """Compile nothing more, and wait for what is being compiled: the device's context must be there till then."""
+        self._closed = True
+        self._needed.set()
+        for pool in (self._now, self._later):
+            pool.shutdown(cancel_futures=True)
 
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def rehearsal(self, *, later: bool = False) -> Iterator[None]:
         """What this thread launches inside does not run; what is not compiled yet, is from the end on. Sooner it would
         only take the interpreter's lock from the rehearsal, which is over before the first compilation would be.
+
+        May stand within another.
+
+        Args:
+            later: Whether the start does without what is launched inside, so that `finish` need not wait for it.
         """
+        before, self._has_time = self._has_time, later
+        try:
+            with nullcontext() if self._rehearsing else self._launching_nothing():
+                yield
+        finally:
+            self._has_time = before
+
+    @contextmanager
+    def _launching_nothing(self) -> Iterator[None]:
         import torch.nn.functional as F  # torch is there now
 
         from quire.kernels.triton.launching.launch import Kernel
@@ -102,6 +129,7 @@ class Precompiler:
 
         usual, linear = (JITFunction.__getitem__, Kernel.__getitem__), F.linear
         self._undisturbed.clear()
+        self._rehearsing = True
         knobs.runtime.jit_cache_hook = miss
         JITFunction.__getitem__ = look_up(usual[0], lambda kernel: kernel)
         Kernel.__getitem__ = look_up(usual[1], lambda kernel: kernel.function)  # type: ignore[method-assign]
@@ -112,19 +140,26 @@ class Precompiler:
             F.linear = linear
             knobs.runtime.jit_cache_hook = hook
             JITFunction.__getitem__, Kernel.__getitem__ = usual  # type: ignore[method-assign]
+            self._rehearsing = False
             self._undisturbed.set()
 
     def _begin(self, function: JITFunction[Any], missed: dict[str, Any]) -> None:
         """Compile what a launch missed, and say so where Triton looks for it."""
         kernels, key = function.device_caches[missed["device"]][0], missed["key"]
         self.names.append(function.fn.__name__)
-        done = self._pool.submit(self._compile_prepared, function, missed["specialization_data"])
-        kernels[key] = _Compilation(kernels, key, done)
-        self._begun.append(kernels[key])
+        pool, begins = (self._later, self._needed) if self._has_time else (self._now, self._undisturbed)
+        done = pool.submit(self._compile_prepared, begins, function, missed["specialization_data"])
+        kernels[key] = compilation = _Compilation(kernels, key, done, self._needed if self._has_time else None)
+        if self._has_time:
+            done.add_done_callback(lambda _: compilation.end())
+        else:
+            self._begun.append(compilation)
 
-    def _compile_prepared(self, function: JITFunction[Any], specialization: str) -> Any:
+    def _compile_prepared(self, begins: threading.Event, function: JITFunction[Any], specialization: str) -> Any:
+        begins.wait()
+        if self._closed:
+            raise CancelledError
         self._prepared.result()
-        self._undisturbed.wait()
         settle_key(function)
         return self._compile(function, specialization)
 
@@ -136,15 +171,21 @@ class _Compilation:
         kernels: Triton's, by key.
         key: Of the kernel.
         done: The compiled kernel, some time.
+        needed: What to set if somebody waits for it.
     """
 
-    def __init__(self, kernels: dict[str, Any], key: str, done: Future[Any]) -> None:
+    def __init__(
+        self, kernels: dict[str, Any], key: str, done: Future[Any], needed: threading.Event | None = None
+    ) -> None:
         self._kernels = kernels
         self._key = key
         self._done = done
+        self._needed = needed
 
     def result(self) -> Any:
         """Triton asks for it at a launch."""
+        if self._needed is not None:
+            self._needed.set()
         return self._done.result()
 
     def end(self) -> None:
@@ -152,7 +193,8 @@ class _Compilation:
         try:
             self._done.result()
         except Exception as error:
-            _log.info("kernels     one was not compiled ahead: %r", error)
+            if not isinstance(error, CancelledError):
+                _log.info("kernels     one was not compiled ahead: %r", error)
             if self._kernels.get(self._key) is self:
                 del self._kernels[self._key]
 
