@@ -74,16 +74,16 @@ def products_of(
     return [*(Product(*shape, tokens) for shape in shapes), Product(vocab_size, width, False, reads)]
 
 
-def begin_use(products: Sequence[Product], place: Place) -> Future[None]:
-    """Use them in a thread of their own; done when all are launched, and torch has the memory back."""
+def begin_use(products: Sequence[Product], place: Place) -> Future[bool]:
+    """Use them in a thread of their own; done when all are launched, and torch has the memory back. See `use_once`."""
     pool = ThreadPoolExecutor(1, "products")
     used = pool.submit(use_once, products, place)
     pool.shutdown(wait=False)
     return used
 
 
-def use_once(products: Sequence[Product], place: Place) -> None:
-    """Launch the products. Where there is no room for that, steps will load kernels as they need them."""
+def use_once(products: Sequence[Product], place: Place) -> bool:
+    """Launch the products. Whether there was room for that; if not, steps load kernels as they need them."""
     try:
         with torch.inference_mode():
             weights = _unwritten(max(product.outputs * product.columns for product in products), place)
@@ -96,6 +96,8 @@ def use_once(products: Sequence[Product], place: Place) -> None:
                     F.linear(inputs[: rows * columns].view(rows, columns), weight, bias)
     except torch.OutOfMemoryError:
         _log.info("kernels     no room to use products before they are needed")
+        return False
+    return True
 
 
 def _descending(counts: Iterable[int]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ class StepGraphs:
         self._logits: dict[StepShape, Tensor] = {}
 
     def record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
-        """Record what `forward` launches. It must have run before, so that no kernel is compiled meanwhile.
+        """Record what `forward` launches. No kernel may be compiled or loaded by this thread meanwhile.
 
         All graphs share their memory, also that of their logits: no two replays are under way at a time. The largest
         should be recorded first.

@@ -111,18 +111,27 @@ class Runner:
         for size in {1, self._largest.rows}:
             self.run_dummies([1] * size, aside)
 
-    def record(self, most: int) -> None:
-        """Record graphs of small steps, of `most` tokens."""
+    def record(self, most: int, *, rehearsed: bool = False) -> None:
+        """Record graphs of small steps, of `most` tokens.
+
+        Args:
+            most: See above.
+            rehearsed: Whether all that these steps launch is compiled, or will be by others, and loaded. Then only the
+                largest step of each kind runs before it is recorded, for what Triton and torch make at a first launch.
+        """
         largest = self._largest
         shapes = Shapes(most, largest.rows, largest.tokens, largest.length)
         dummy = self._slots.dummy
+        ran: set[tuple[bool, bool]] = set()
         with torch.inference_mode():
             for shape in shapes.all():
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded(shape, dummy)
                 laid = self._lay(_NOTHING, host, _of_reads(host, host.read_slots), shape.room)
                 assert all(map(self._columns.holds, laid.rows + laid.attention + laid.reads))
                 step = partial(self._draw_all, host, laid)
-                step()  # compiles what is not compiled yet
+                if not rehearsed or shape.kind not in ran:
+                    step()
+                ran.add(shape.kind)
                 self._graphs.record(shape, step)
         self._shapes = shapes
 

@@ -54,6 +54,11 @@ class StepShape:
         return self.rows == self.tokens
 
     @property
+    def kind(self) -> tuple[bool, bool]:
+        """Steps of one kind launch the same, but for sizes."""
+        return self.is_decode, self.singles > 0
+
+    @property
     def room(self) -> Room | None:
         """What attention needs room for. A last token of padding is a row of one token where there may be such."""
         return None if self.is_decode else Room(self.tokens, self.rows, self.singles and self.singles + 1)

@@ -93,9 +93,10 @@ class Worker:
         factory = LayerFactory(Place(self._device, dtype))
         model = build_model(spec, factory)
         in_use = self._begin_use(spec, factory) if on_gpu else None
+        rehearsed = False
         if self._precompiler is not None:
             with self._stage("rehearsal"):
-                self._rehearse(spec)
+                rehearsed = self._rehearse(spec)
         with self._stage("weights"):
             self._read_weights(spec, factory)
             give_back_freed()
@@ -106,7 +107,7 @@ class Worker:
         if in_use is not None:
             smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
             with self._stage("profile"), _room_for("the largest step", smaller):
-                in_use.result()
+                rehearsed = in_use.result() and rehearsed
                 left = self._try_largest_step(spec, model, slots)
         with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             blocks = number_of_blocks(config.cache, spec, config.model.dtype, left)
@@ -118,7 +119,7 @@ class Worker:
         if largest := config.device.max_cudagraph_capture_size:
             fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
             with self._stage("graphs"), _room_for("recorded steps", fewer):
-                self._runner.record(largest)
+                self._runner.record(largest, rehearsed=rehearsed)
         if self._precompiler is not None:
             with self._stage("compile"):
                 self._precompiler.finish()
@@ -152,8 +153,8 @@ class Worker:
         """The same of what only some requests need: the start does not wait for it."""
         return nullcontext() if self._precompiler is None else self._precompiler.rehearsal(later=True)
 
-    def _rehearse(self, spec: ModelSpec) -> None:
-        """Let kernels be compiled, or loaded from Triton's cache, while weights are read."""
+    def _rehearse(self, spec: ModelSpec) -> bool:
+        """Let kernels be compiled, or loaded from Triton's cache, while weights are read. Whether there was room."""
         dtype = _dtype(self._config)
         try:
             with self._rehearsal():
@@ -163,6 +164,8 @@ class Worker:
                 rehearse(runner, self._largest_step(), self._aside)
         except (torch.OutOfMemoryError, MemoryBudgetError):
             _log.info("kernels     no room to rehearse: they are compiled as they are launched")
+            return False
+        return True
 
     def _try_largest_step(self, spec: ModelSpec, model: Model, slots: SlotTable) -> int:
         """Bytes of the device that are left for the KV cache, once the largest step has run on a cache of one block.
@@ -176,7 +179,7 @@ class Worker:
         runner.run_largest(self._aside)
         return device_memory.left(self._device, config.cache.memory_share)
 
-    def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[None]:
+    def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let products of the layers' shapes be used, while others compile and read."""
         largest = self._largest_step()
         most = self._config.device.max_cudagraph_capture_size or 0

@@ -82,7 +82,7 @@ def test_use_goes_on_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     in_use = begin_use([Product(6, 4, True, (7, 3))], PLACE)
     assert not in_use.done()
     may_begin.set()
-    in_use.result(9)
+    assert in_use.result(9)
     assert [name.startswith("products") for *_, name in used] == [True, True]
 
 
@@ -91,7 +91,7 @@ def test_where_there_is_no_room_nothing_is_used(monkeypatch: pytest.MonkeyPatch)
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(torch, "empty", run_out)
-    begin_use([Product(6, 4, True, (7, 3))], PLACE).result(9)
+    assert not begin_use([Product(6, 4, True, (7, 3))], PLACE).result(9)
 
 
 def _record_use(patch: pytest.MonkeyPatch) -> list[tuple[int, Shape, str]]:

@@ -83,11 +83,11 @@ def test_a_rehearsal_without_room_is_left_out(tiny: Path, error: Exception, monk
 
     asked: list[Exception] = []
     monkeypatch.setattr(worker, "allocate_storage", run_out)
-    Worker(config_for(tiny), SystemClock())._rehearse(read_spec(tiny))
+    assert not Worker(config_for(tiny), SystemClock())._rehearse(read_spec(tiny))
     assert asked == [error]
 
 
-def _run_out(*_: object) -> None:
+def _run_out(*_: object, **__: object) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 

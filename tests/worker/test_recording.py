@@ -1,0 +1,41 @@
+"""Which steps run before they are recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.worker.batch import HostBatch
+from quire.worker.runner import Runner, _Laid
+from quire.worker.shapes import Shapes, StepShape
+from tests.checkpoints import make_llama
+from tests.worker.driver import Driver, config_for
+from tests.worker.run_again import RunAgain
+
+MOST = 128
+
+
+@pytest.mark.parametrize("rehearsed", [False, True])
+def test_of_what_is_rehearsed_the_largest_of_each_kind(
+    rehearsed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[int, int]] = []
+
+    def run(self: Runner, host: HostBatch, laid: _Laid) -> None:
+        ran.append((len(host.ids), len(host.slots)))
+
+    monkeypatch.setattr(Runner, "_draw_all", run)
+    monkeypatch.setattr(Runner, "_lay", lambda *_: _Laid())
+    runner = Driver(config_for(make_llama(tmp_path, tokenizer=False))).worker._runner
+    runner._graphs = graphs = RunAgain()  # type: ignore[assignment]
+    runner.record(MOST, rehearsed=rehearsed)
+    largest = runner._largest
+    shapes = Shapes(MOST, largest.rows, largest.tokens, largest.length).all()
+    assert list(graphs._steps) == shapes
+    expected: dict[object, StepShape] = {}
+    for shape in shapes:
+        expected.setdefault(shape.kind if rehearsed else shape, shape)
+    assert ran == [(shape.tokens, shape.rows) for shape in expected.values()]
+    assert (len(ran) == 3) == rehearsed
+    assert {shape.tokens for shape in expected.values()} >= {max(shape.tokens for shape in shapes)}
