@@ -9,6 +9,10 @@ work after the other, the longest first; what the next one needs is read while t
 
 The programs' own warps, barriers and copies are written down in Gluon, which is Triton's lower half: Triton itself
 would put none of this in parallel.
+
+compute-sanitizer's racecheck says that the byte by which `warp_specialize` hands its groups their work is written and
+read at the same time, although a barrier of all warps stands between. It says so of any kernel whose groups have a
+barrier of their own, and of the same kernel without that barrier it does not: this report is the tool's error.
 """
 
 from __future__ import annotations
