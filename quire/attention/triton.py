@@ -29,6 +29,8 @@ _LONG_FROM = 640
 """Query tokens from which on it pays to bring a context into one piece."""
 _COLUMNS = 8
 """Of every step that has not only rows of one token."""
+_IN_ONE = False
+"""Steps of single tokens norm, rotate, store and attend in one kernel, layer by layer."""
 _PACK = 128
 _PACKED_BYTES = 2**29
 """Of the longest contexts' keys and values in one piece: 131,072 tokens of 8 KV heads 128 wide in bfloat16."""
@@ -75,6 +77,7 @@ class _GroupStep:
     window: int | None
     places: Tensor
     pieces: Tensor | None
+    only_singles: bool
     tiles: _Tiles | None
     long: _Long | None
 
@@ -120,6 +123,7 @@ class TritonAttention:
         self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
         self._steps: list[_GroupStep] = []
         self._rotate_and_store = kernel("rotate_and_store", "cuda")
+        self._rotate_and_attend = kernel("rotate_and_attend", "cuda")
         self._place_tokens = kernel("place_tokens", "cuda")
         self._cut_contexts = kernel("cut_contexts", "cuda")
         self._attend_pieces = kernel("attend_pieces", "cuda")
@@ -158,6 +162,10 @@ class TritonAttention:
         """See AttentionBackend."""
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
+        if step.only_singles and _IN_ONE:
+            whole = (step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
+            self._rotate_and_attend(qkv, *rule, keys, values, *whole)
+            return
         q = torch.empty_like(out)
         self._rotate_and_store(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
         if step.pieces is not None:
@@ -172,14 +180,15 @@ class TritonAttention:
     def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
         table, window = rows.tables[group], self._kv.windows[group]
         singles, tiles, long = self._take_apart(rows, window)
-        places = self._places[group, : len(rows.positions)]
-        self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
+        places, only_singles = self._places[group, : len(rows.positions)], not rows.columns
+        if not (only_singles and _IN_ONE):
+            self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
         pieces = None
         if singles.number:
             pieces = self._pieces[group, : singles.number + self._spare]
             cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, FEWEST)
             self._cut_contexts(rows.starts, rows.slots, *cut)
-        return _GroupStep(table, window, places, pieces, tiles, long)
+        return _GroupStep(table, window, places, pieces, only_singles, tiles, long)
 
     def _take_apart(self, rows: Rows, window: int | None) -> tuple[_Singles, _Tiles | None, _Long | None]:
         """The step's columns, by what they are for. Long rows are served by tiles where there is a window."""
