@@ -94,10 +94,10 @@ def parts(counts: Ints, bounds: Ints, rows: Ints, sizes: TileSizes) -> tuple[Int
     if 0 < len(of_tile) < sizes.parts:
         ends = bounds[of_tile] + np.minimum(offsets + sizes.tile, counts[of_tile])
         seen = (-(-ends // sizes.keys)).tolist()  # so few that lists are faster
-        longest = range(max(*seen, sizes.fewest))
-        of_part = bisect_left(longest, True, sizes.fewest, key=lambda n: sum(-(-s // n) for s in seen) <= sizes.parts)
+        each = range(max(*seen, sizes.fewest))
+        of_part = bisect_left(each, True, sizes.fewest, key=lambda n: sum(_ceil(s, n) for s in seen) <= sizes.parts)
         if of_part < max(seen):
-            number = np.array([-(-s // -(-s // -(-s // of_part))) for s in seen])
+            number = np.array([_ceil(s, _ceil(s, _ceil(s, of_part))) for s in seen])  # none of them empty
             of_tile, offsets = np.repeat(of_tile, number), np.repeat(offsets, number)
             firsts = np.repeat(_firsts(number), number)
             return of_tile, offsets, np.arange(len(of_tile)) - firsts, np.repeat(number, number)
@@ -144,6 +144,10 @@ def _padded(column: Ints, length: int, entry: int) -> Ints:
     padded = np.full(length, entry, dtype=np.int64)
     padded[: len(column)] = column
     return padded
+
+
+def _ceil(whole: int, part: int) -> int:
+    return -(-whole // part)
 
 
 def _firsts(counts: Ints) -> Ints:
