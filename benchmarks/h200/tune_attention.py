@@ -5,8 +5,8 @@
 Every candidate is compared with the reference on a small step, then timed in graphs. Single tokens are timed as a
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
-of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `piece_shape`,
-`_PROGRAMS` and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to `_LONG_FROM` in
+of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
+and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to `_LONG_FROM` in
 quire/attention/triton.py.
 """
 
@@ -105,7 +105,7 @@ def _patched(op: str, shape: Shape) -> Iterator[None]:
     """The op's kernel cut in another way than the file says."""
     module: ModuleType
     module, name, value = {
-        "decode": lambda: (decode, "piece_shape", decode.PieceShape(*shape)),
+        "decode": lambda: (decode, "_shape", decode._Shape(*shape)),
         "chunk": lambda: (chunk, "tile_shape", chunk.TileShape(*shape)),
         "long": lambda: (long, "_shape", shape),
     }[op]()

@@ -113,9 +113,7 @@ class Room:
 
 
 class AttentionBackend(Protocol):
-    """Computes a step's attention, layer by layer. A row may see what a longer row of the same step stores, if they
-    share blocks, but not what a row of one token stores.
-    """
+    """Computes a step's attention, layer by layer."""
 
     def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
         """What `prepare` wants to find on the device, made from the host's part of Rows; each is [n] int64. With

@@ -1,13 +1,11 @@
 """How a step's rows are cut for a GPU, as far as the host knows them: into columns of integers that travel in its copy.
 
 Rows of one token are only listed, since their lengths are known on the device. Longer rows are cut along their queries.
-Where these tiles are too few to fill the device, they are also cut along what they see. Long rows among them are read
-from memory in which their contexts lie in one piece, packed one behind another.
+Of these, the long ones are read from memory in which their contexts lie in one piece, packed one behind another.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,9 +20,6 @@ class TileSizes:
 
     Attributes:
         tile: Query tokens of a tile.
-        parts: Tiles are cut along what they see, into so many parts at most together, where they are fewer themselves.
-        keys: Parts begin at multiples of so many positions.
-        fewest: They have so many times as many positions, unless their tile sees less.
         long_tile: Of a tile of a long row.
         long_from: Query tokens from which on a row is long; None: no row is.
         pack: Contexts are packed in pieces of so many tokens.
@@ -36,9 +31,6 @@ class TileSizes:
     long_from: int | None = None
     pack: int = 1
     room: int = 0
-    parts: int = 0
-    keys: int = 1
-    fewest: int = 1
 
 
 @dataclass(frozen=True)
@@ -66,42 +58,22 @@ def singles(counts: Ints, kinds: Kinds) -> tuple[Ints, Ints]:
     return kinds.single, _firsts(counts)[kinds.single]
 
 
-def singles_and_parts_within(
-    room: Room, counts: Ints, bounds: Ints, sizes: TileSizes
-) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
-    """`singles` and `parts` of a step without long rows, each as long as such steps need them at most.
+def singles_and_tiles_within(
+    room: Room, counts: Ints, bounds: Ints, size: int
+) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """`singles` and `tiles` of a step without long rows, each as long as such steps need them at most.
 
     What pads them is skipped by kernels: a single below 0, and tiles of the last row, which has no token.
     """
     assert len(counts) == room.rows and not counts[-1]
     fewest = 2 if room.singles else 1  # tokens of a row that is cut into tiles
     single = np.flatnonzero(counts == 1) if room.singles else counts[:0]
-    columns = parts(counts, bounds, np.flatnonzero(counts >= fewest), sizes)
-    tiles = min(room.tokens // fewest, room.tokens // sizes.tile + room.rows - 1)
-    most, padding = max(tiles, sizes.parts), (room.rows - 1, 0, 0, 1)
+    of_tile, offsets = tiles(counts, bounds, np.flatnonzero(counts >= fewest), size)
+    most = room.tokens // size + room.rows
     return (
         (_padded(single, room.singles, -1), _padded(_firsts(counts)[single], room.singles, 0)),
-        tuple(_padded(column, most, entry) for column, entry in zip(columns, padding, strict=True)),
+        (_padded(of_tile, most, room.rows - 1), _padded(offsets, most, 0)),
     )
-
-
-def parts(counts: Ints, bounds: Ints, rows: Ints, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
-    """`tiles`, each as often as it has parts; their numbers and how many they are. They are as few as fill the device
-    and about equally long.
-    """
-    of_tile, offsets = tiles(counts, bounds, rows, sizes.tile)
-    number = np.ones_like(of_tile)
-    if 0 < len(of_tile) < sizes.parts:
-        ends = bounds[of_tile] + np.minimum(offsets + sizes.tile, counts[of_tile])
-        seen = (-(-ends // sizes.keys)).tolist()  # so few that lists are faster
-        each = range(max(*seen, sizes.fewest))
-        of_part = bisect_left(each, True, sizes.fewest, key=lambda n: sum(_ceil(s, n) for s in seen) <= sizes.parts)
-        if of_part < max(seen):
-            number = np.array([_ceil(s, _ceil(s, _ceil(s, of_part))) for s in seen])  # none of them empty
-            of_tile, offsets = np.repeat(of_tile, number), np.repeat(offsets, number)
-            firsts = np.repeat(_firsts(number), number)
-            return of_tile, offsets, np.arange(len(of_tile)) - firsts, np.repeat(number, number)
-    return of_tile, offsets, np.zeros_like(of_tile), number
 
 
 def tiles(counts: Ints, bounds: Ints, rows: Ints, size: int) -> tuple[Ints, Ints]:
@@ -144,10 +116,6 @@ def _padded(column: Ints, length: int, entry: int) -> Ints:
     padded = np.full(length, entry, dtype=np.int64)
     padded[: len(column)] = column
     return padded
-
-
-def _ceil(whole: int, part: int) -> int:
-    return -(-whole // part)
 
 
 def _firsts(counts: Ints) -> Ints:

@@ -8,7 +8,6 @@ whose columns are padded to the length that its number of rows and tokens asks f
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -20,17 +19,13 @@ from quire.attention.tiling import Kinds, TileSizes
 from quire.errors import ConfigError
 from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
 from quire.kernels.table import kernel
-from quire.kernels.triton.attention import chunk as attention_chunk
 from quire.kernels.triton.attention import long as attention_long
+from quire.kernels.triton.attention.chunk import queries_of_tile
 from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pieces
 
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640
 """Query tokens from which on it pays to bring a context into one piece."""
-_COLUMNS = 8
-"""Of every step that has not only rows of one token."""
-_IN_ONE = False
-"""Steps of single tokens norm, rotate, store and attend in one kernel, layer by layer."""
 _PACK = 128
 _PACKED_BYTES = 2**29
 """Of the longest contexts' keys and values in one piece: 131,072 tokens of 8 KV heads 128 wide in bfloat16."""
@@ -47,15 +42,14 @@ class _Singles:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Longer rows, cut into tiles; see the kernel attend_tiles.
+    """Longer rows, cut into tiles; see the kernel attend_tiles."""
 
-    Attributes:
-        of_part: Rows, offsets, numbers and how many there are of a tile.
-        of_row: Starts, counts, firsts and slots.
-    """
-
-    of_part: tuple[Tensor, ...]
-    of_row: tuple[Tensor, ...]
+    rows: Tensor
+    offsets: Tensor
+    starts: Tensor
+    counts: Tensor
+    firsts: Tensor
+    slots: Tensor
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,6 @@ class _GroupStep:
     window: int | None
     places: Tensor
     pieces: Tensor | None
-    only_singles: bool
     tiles: _Tiles | None
     long: _Long | None
 
@@ -108,22 +101,17 @@ class TritonAttention:
         self._keys_of_tile = keys_of_tile(d, item)
         self._spare = spare_pieces(kv_heads, device)
         pieces = max_rows + 1 + self._spare  # one for a step's padding
-        queries = attention_chunk.queries_of_tile(d, item, group)
-        parts = attention_chunk.parts_of_tiles(d, item, kv_heads, device)
-        self._partials = new_partials(max(pieces, parts * queries), heads, kv_heads, d, device)
+        self._partials = new_partials(pieces, heads, kv_heads, d, device)
         self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
-        keys, fewest = attention_chunk.keys_of_tile(d, item), attention_chunk.FEWEST
-        self._sizes = TileSizes(queries, parts=parts, keys=keys, fewest=fewest)
+        self._sizes = TileSizes(queries_of_tile(d, item, group))
         if None in kv.windows and attention_long.serves_long(device, cache.dtype, d):
             most = max(max_tokens, max_length) // _PACK + max_tokens // _LONG_FROM + 1
             room = min(most, _PACKED_BYTES // (2 * _PACK * kv_heads * d * item)) * _PACK
-            long = (attention_long.QUERIES, _LONG_FROM, _PACK, room)
-            self._sizes = TileSizes(queries, *long, parts, keys, fewest)
+            self._sizes = TileSizes(self._sizes.tile, attention_long.QUERIES, _LONG_FROM, _PACK, room)
         self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
         self._steps: list[_GroupStep] = []
         self._rotate_and_store = kernel("rotate_and_store", "cuda")
-        self._rotate_and_attend = kernel("rotate_and_attend", "cuda")
         self._place_tokens = kernel("place_tokens", "cuda")
         self._cut_contexts = kernel("cut_contexts", "cuda")
         self._attend_pieces = kernel("attend_pieces", "cuda")
@@ -132,21 +120,20 @@ class TritonAttention:
         self._attend_long = kernel("attend_long", "cuda")
 
     def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
-        """Rows of one token; parts of tiles, of long rows and then of short ones; counts and first tokens; long rows'
-        tiles and packs. Nothing if all rows have one token. Where there is room for no row of one token, it is a tile.
+        """Rows of one token; tiles, of long rows and then of short ones; counts and first tokens; long rows' tiles and
+        packs. Nothing if all rows have one token. Where there is room for no row of one token, it is a tile.
         """
         if room is not None:
-            single, parts = tiling.singles_and_parts_within(room, counts, bounds, self._sizes)
-            return *single, *parts, counts, counts.cumsum() - counts
+            single, rows = tiling.singles_and_tiles_within(room, counts, bounds, self._sizes.tile)
+            return *single, *rows, counts, counts.cumsum() - counts
         if (counts == 1).all():
             return ()
         kinds, sizes = Kinds.of(counts, bounds, self._sizes), self._sizes
-        behind = (counts, counts.cumsum() - counts)
+        of_long, of_short = (tiling.tiles(counts, bounds, rows, sizes.tile) for rows in (kinds.long, kinds.short))
+        columns = (*tiling.singles(counts, kinds), *tiling.concatenated((of_long, of_short)), counts)
+        columns = (*columns, counts.cumsum() - counts)
         if not len(kinds.long):
-            return *tiling.singles(counts, kinds), *tiling.parts(counts, bounds, kinds.short, sizes), *behind
-        whole = dataclasses.replace(sizes, parts=0)  # long rows fill the device
-        of_long, of_short = (tiling.parts(counts, bounds, rows, whole) for rows in (kinds.long, kinds.short))
-        columns = (*tiling.singles(counts, kinds), *tiling.concatenated((of_long, of_short)), *behind)
+            return columns
         of_long_rows = tiling.long_tiles(counts, bounds, kinds, sizes), tiling.packs(counts, bounds, kinds, sizes)
         return columns + of_long_rows[0] + of_long_rows[1]
 
@@ -162,17 +149,14 @@ class TritonAttention:
         """See AttentionBackend."""
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
-        if step.only_singles and _IN_ONE:
-            whole = (step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
-            self._rotate_and_attend(qkv, *rule, keys, values, *whole)
-            return
         q = torch.empty_like(out)
         self._rotate_and_store(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
         if step.pieces is not None:
             self._attend_pieces(q, keys, values, step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
         if (tiles := step.tiles) is not None:
-            rest = (step.window, self._sizes.tile, self._partials, out, layer.scale, layer.cap)
-            self._attend_tiles(q, keys, values, step.table, *tiles.of_part, *tiles.of_row, *rest)
+            columns = (tiles.rows, tiles.offsets, tiles.starts, tiles.counts, tiles.firsts, tiles.slots)
+            rest = (step.window, self._sizes.tile, out, layer.scale, layer.cap)
+            self._attend_tiles(q, keys, values, step.table, *columns, *rest)
         if (long := step.long) is not None:
             self._gather_contexts(keys, values, step.table, long.slots, *long.packs, long.k, long.v)
             self._attend_long(q, long.k, long.v, *long.tiles, out, layer.scale, layer.cap)
@@ -180,30 +164,27 @@ class TritonAttention:
     def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
         table, window = rows.tables[group], self._kv.windows[group]
         singles, tiles, long = self._take_apart(rows, window)
-        places, only_singles = self._places[group, : len(rows.positions)], not rows.columns
-        if not (only_singles and _IN_ONE):
-            self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
+        places = self._places[group, : len(rows.positions)]
+        self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
         pieces = None
         if singles.number:
             pieces = self._pieces[group, : singles.number + self._spare]
             cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, FEWEST)
             self._cut_contexts(rows.starts, rows.slots, *cut)
-        return _GroupStep(table, window, places, pieces, only_singles, tiles, long)
+        return _GroupStep(table, window, places, pieces, tiles, long)
 
     def _take_apart(self, rows: Rows, window: int | None) -> tuple[_Singles, _Tiles | None, _Long | None]:
         """The step's columns, by what they are for. Long rows are served by tiles where there is a window."""
         if not rows.columns:
             return _Singles(None, None, len(rows.counts)), None, None
-        single_rows, tokens, *of_part, counts, firsts = rows.columns[:_COLUMNS]
-        of_long = rows.columns[_COLUMNS:]
+        single_rows, tokens, tile_rows, tile_offsets, counts, firsts, *of_long = rows.columns
         tiles: _Tiles | None = None
         long: _Long | None = None
         kinds, skipped = Kinds.of(rows.counts, rows.bounds, self._sizes), 0
         if window is None and of_long:
             skipped = tiling.number_of_tiles(rows.counts, kinds.long, self._sizes.tile)
             k, v = self._packed[:, : len(of_long[4]) * _PACK].unbind()
-            long = _Long(rows.slots, of_long[4:], of_long[:4], k, v)
-        if len(of_part[0]) > skipped:
-            of_row = (rows.starts, counts, firsts, rows.slots)
-            tiles = _Tiles(tuple(column[skipped:] for column in of_part), of_row)
+            long = _Long(rows.slots, tuple(of_long[4:]), tuple(of_long[:4]), k, v)
+        if len(tile_rows) > skipped:
+            tiles = _Tiles(tile_rows[skipped:], tile_offsets[skipped:], rows.starts, counts, firsts, rows.slots)
         return _Singles(single_rows, tokens, len(single_rows)), tiles, long

@@ -85,7 +85,6 @@ class FakeExecutor:
         self._host: dict[int, list[int | None]] = {}
         self._plans: deque[Plan] = deque()
         self._masks: dict[int, Masks] = {}  # by step
-        self._stored: dict[tuple[int, int], _Slot] | None = None  # by block and offset: whose token of this step
 
     @property
     def max_in_flight(self) -> int:
@@ -146,7 +145,6 @@ class FakeExecutor:
         assert len(set(plan.slots)) == len(plan.slots), "a slot stands in two rows"
         drafts = dict(zip(plan.reads, plan.drafts, strict=True)) if plan.drafts else {}
         given, position = set(plan.given), 0
-        self._stored = {} if all(count == 1 for count in plan.counts) else None
         for row, (number, count) in enumerate(zip(plan.slots, plan.counts, strict=True)):
             slot, count = self._slots[number], count - drafts.get(row, 0)
             if row in given:
@@ -166,12 +164,9 @@ class FakeExecutor:
         index, offset = divmod(position, self._block_size)
         for group in range(len(self._groups)):
             block = slot.tables[group, index]
-            was_there = block in self._blocks and self._blocks[block][offset] == token  # by a step that gained nothing
             if offset == 0:
                 self._blocks[block] = [None] * self._block_size
             self._blocks[block][offset] = token
-            if self._stored is not None and not was_there:
-                self._stored[block, offset] = slot
 
     def _read(self, slot: _Slot) -> list[int]:
         """The history as the layers see it: of the group that looks back farthest; the others must agree."""
@@ -179,9 +174,7 @@ class FakeExecutor:
         for group, reach in enumerate(self._groups):
             start = reach.first_needed(slot.length - 1)
             places = (divmod(position, self._block_size) for position in range(start, slot.length))
-            found, stored = [(slot.tables[group, index], offset) for index, offset in places], self._stored or {}
-            assert all(stored.get(place, slot) is slot for place in found), "read from a row of one token, in its step"
-            views.append([self._blocks[block][offset] for block, offset in found])
+            views.append([self._blocks[slot.tables[group, index]][offset] for index, offset in places])
         longest = max(views, key=len)
         for view in views:
             assert view == longest[len(longest) - len(view) :], "KV groups hold different histories"

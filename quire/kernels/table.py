@@ -40,7 +40,6 @@ KERNELS: dict[tuple[str, str], str] = {
     ("experts", "cuda"): "quire.kernels.triton.experts.experts:experts",
     ("rotate_and_store", "cpu"): "quire.kernels.reference.paged:rotate_and_store",
     ("rotate_and_store", "cuda"): "quire.kernels.triton.attention.rotary:rotate_and_store",
-    ("rotate_and_attend", "cuda"): "quire.kernels.triton.attention.decode_step:rotate_and_attend",
     ("place_tokens", "cuda"): "quire.kernels.triton.attention.places:place_tokens",
     ("cut_contexts", "cuda"): "quire.kernels.triton.attention.decode:cut_contexts",
     ("attend_pieces", "cuda"): "quire.kernels.triton.attention.decode:attend_pieces",

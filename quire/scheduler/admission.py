@@ -130,6 +130,6 @@ class Admission:
             return prompt_len - 1, self._num_groups
         if not self._publisher.enabled or not request.reads_cache:
             return 0, 0
-        self._publisher.catch_up(planning=True)
+        self._publisher.catch_up()
         most = len(request.tokens) - 1
         return request.table.adopt(request.hashes.each(request.tokens, most), most), 0

@@ -276,10 +276,10 @@ class Scheduler:
     def _move(
         self, requests: Sequence[Request], rows: Column, counts: Column, step: Step, drafts: Column | None = None
     ) -> None:
-        for request, count in step.move(requests, rows, counts, drafts):
+        for request in step.move(requests, rows, counts, drafts):
             if not request.prompt_step and request.planned >= request.add.prompt_len:
                 request.prompt_step = step.number
-            self._publisher.note(request, count)
+            self._publisher.note(request)
 
     def publish(self) -> None:
         """Blocks that planned steps fill are found from now on; see Publisher."""

@@ -97,7 +97,7 @@ class Step:
 
     def move(
         self, requests: Sequence[Request], rows: Column, counts: Column, drafts: Column | None = None
-    ) -> list[tuple[Request, int]]:
+    ) -> list[Request]:
         """Requests move forward by so many tokens each; those that reach their end draw one, and may gain their drafts.
 
         Args:
@@ -107,11 +107,10 @@ class Step:
             drafts: How many guesses come on top of the counts, of those that reach their end; None for none at all.
 
         Returns:
-            Those whose input tokens the host knows, and how many: prompts and chunks, and single tokens that were
-            settled before.
+            Those whose input tokens the host knows: prompts and chunks, and single tokens that were settled before.
         """
         lengths, base = self._lengths, len(self.requests)
-        starts, known, moved = lengths.planned[rows], lengths.known[rows], counts
+        starts, known = lengths.planned[rows], lengths.known[rows]
         given = np.flatnonzero(starts < known).tolist()
         for index in given:
             # Rows whose input the host does not know begin with a token just drawn: the device has it in the slot.
@@ -133,7 +132,7 @@ class Step:
         self._rows.append(rows)
         self._counts.append(counts)
         self._bounds.append(bounds)
-        return [(requests[index], int(moved[index])) for index in given]
+        return [requests[index] for index in given]
 
     def plan(self) -> Plan:
         """The step as the workers get it; nothing moves any more."""

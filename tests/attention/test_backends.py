@@ -198,22 +198,6 @@ def test_with_room_columns_are_equally_long_whatever_the_rows(
     assert len(shapes) == 1
 
 
-@pytest.mark.parametrize("room", [None, Room(16, 5, 0), Room(16, 5, 3)])
-def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are so few tiles that they are cut along what they see; where they may be cut is made smaller here."""
-    from quire.kernels.triton.attention import chunk
-
-    monkeypatch.setattr(chunk, "tile_shape", lambda *_: chunk.TileShape(rows=16, keys=16, warps=4, stages=2))
-    monkeypatch.setattr(chunk, "FEWEST", 1)
-    scene = Scene(triton_backend, device, 16, 3, groups=(0, 1), windows=(None, 30))
-    scene.step({0: 70, 1: 35})
-    assert scene.backend.columns(np.array([7]), np.array([70]))[5].tolist() == [3] * 3
-    for moves in ({0: 7}, {1: 9, 0: 2}, {0: 1, 1: 5, 2: 3}, {1: 2}):
-        rest = 16 - sum(moves.values())
-        dummies = () if room is None else (rest, *[0] * (5 - len(moves) - 1))
-        scene.step(moves, dummies, room=room)
-
-
 def test_any_steps(new_scene: SceneOf) -> None:
     rng = random.Random(1)
     scene = new_scene(8, 5, groups=(0, 1), windows=(None, 19))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import numpy as np
-import pytest
 
 from quire.attention import tiling
 from quire.attention.tiling import Kinds, TileSizes
@@ -46,34 +44,6 @@ def test_tiles_cover_every_token_once_and_the_longest_stand_first() -> None:
         last = bounds[rows] + offsets
         assert (last[:-1] >= last[1:]).all()
         check_long(counts, bounds, kinds)
-
-
-@pytest.mark.parametrize("most", [1, 5, 12, 33])
-def test_few_tiles_are_cut_along_what_they_see(most: int) -> None:
-    """Into as many parts as there shall be at most, none of which is empty or shorter than it may be for nothing."""
-    rng = random.Random(most)
-    sizes = TileSizes(tile=32, parts=most, keys=16, fewest=2)
-    cut = 0
-    for _ in range(50):
-        number = rng.randint(1, 6)
-        counts = np.array([rng.choice([2, 31, 32, 33, 64]) for _ in range(number)])
-        bounds = np.array([int(10 ** rng.uniform(0, 4)) for _ in range(number)])
-        rows = np.arange(number)
-        whole = list(zip(*tiling.tiles(counts, bounds, rows, 32), strict=True))
-        parts = list(zip(*tiling.parts(counts, bounds, rows, sizes), strict=True))
-        assert len(parts) <= max(most, len(whole))
-        assert parts == [(*tile, i, n) for tile, n in Counter(part[:2] for part in parts).items() for i in range(n)]
-        assert list(dict.fromkeys(part[:2] for part in parts)) == whole
-        ends = np.array([bounds[row] + min(offset + 32, counts[row]) for row, offset, *_ in parts])
-        seen, of_tile = np.ceil(ends / 16), np.array([n for *_, n in parts])
-        each = np.ceil(seen / of_tile)
-        assert (each * (of_tile - 1) < seen).all()
-        assert (each[of_tile > 1] >= 2).all()
-        longest = max(2, each.max())
-        if longest > 2:  # shorter ones would be too many
-            assert np.ceil(seen / (longest - 1))[[i == 0 for *_, i, _ in parts]].sum() > most
-        cut += len(parts) > len(whole)
-    assert (cut > 0) == (most > 1)
 
 
 def check_long(counts: np.ndarray, bounds: np.ndarray, kinds: Kinds) -> None:

@@ -46,23 +46,6 @@ def test_preemption_changes_no_token(max_in_flight: int) -> None:
     engine.assert_all_free()
 
 
-@pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_what_one_token_fills_is_found_from_the_next_step_on(max_in_flight: int) -> None:
-    """A row of one token is served with others of one token by a kernel that writes and reads at once: the fake
-    executor insists that none of them reads what another one writes."""
-    executor = FakeExecutor(num_blocks=64, block_size=4, max_in_flight=max_in_flight)
-    engine = Engine(executor, block_size=4, max_num_seqs=4, max_num_batched_tokens=7)
-    first = list(range(1, 9))  # its last token is left for a step of its own
-    for _ in range(3):
-        engine.client.send(add(1, first, 3))
-        engine.client.send(add(2, [*first, 9], 3))
-        outcome = engine.run([add(3, [*first, 10], 3)])
-        assert outcome.tokens == {1: alone(first, 3), 2: alone([*first, 9], 3), 3: alone([*first, 10], 3)}
-        outcome.tokens.clear()
-        outcome.ends.clear()
-        first = [token + 20 for token in first]
-
-
 def test_stop_token_ends_after_min_tokens_and_wastes_no_token() -> None:
     engine = Engine()
     prompt = [5, 6, 7]

@@ -37,7 +37,6 @@ def attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBac
         for op in ("place_tokens", "cut_contexts", "attend_pieces", "attend_tiles", "gather_contexts", "attend_long"):
             patch.setitem(KERNELS, (op, "cuda"), f"quire.kernels.reference.paged_rows:{op}")
         patch.setitem(KERNELS, ("rotate_and_store", "cuda"), "quire.kernels.reference.paged:rotate_and_store")
-        patch.setitem(KERNELS, ("rotate_and_attend", "cuda"), "quire.kernels.reference.decode_step:rotate_and_attend")
         return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)
 
 

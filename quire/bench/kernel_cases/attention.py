@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention import tiling
-from quire.attention.tiling import TileSizes
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.kernels.reference import paged_rows
 
@@ -62,20 +59,16 @@ def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     """Each row has `tokens` in the step and so many `before` it."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention import chunk
+        from quire.kernels.triton.attention.chunk import queries_of_tile
 
         caches = _caches(rows, before + tokens, heads, device)
         q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        queries = chunk.queries_of_tile(heads.width, _ITEM, heads.query // heads.kv)
-        most, keys = chunk.parts_of_tiles(heads.width, _ITEM, heads.kv, device), chunk.keys_of_tile(heads.width, _ITEM)
-        sizes = TileSizes(queries, parts=most, keys=keys, fewest=chunk.FEWEST)
-        counts, bounds = np.full(rows, tokens), np.full(rows, before)
-        of_part = map(torch.from_numpy, tiling.parts(counts, bounds, np.arange(rows), sizes))
-        starts = torch.full((rows,), before)
-        of_row = (starts, torch.full((rows,), tokens), tokens * torch.arange(rows), torch.arange(rows))
-        columns = (column.to(device) for column in (*of_part, *of_row))
-        partials = paged_rows.new_partials(most * queries, heads.query, heads.kv, heads.width, device)
-        rest = (*columns, None, queries, partials)
+        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv)
+        offsets = torch.arange(0, tokens, queries).flip(0)
+        tiles = (torch.arange(rows).repeat(len(offsets)), offsets.repeat_interleave(rows))
+        starts, counts = torch.full((rows,), before), torch.full((rows,), tokens)
+        columns = (*tiles, starts, counts, tokens * torch.arange(rows), torch.arange(rows))
+        rest = (*(column.to(device) for column in columns), None, queries)
         return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
 
     moved = 2 * rows * ((before + tokens) * heads.kv + tokens * heads.query) * heads.width * _ITEM

@@ -135,15 +135,12 @@ def attend_tiles(
     table: Tensor,
     tile_rows: Tensor,
     tile_offsets: Tensor,
-    tile_numbers: Tensor,
-    tile_parts: Tensor,
     starts: Tensor,
     counts: Tensor,
     firsts: Tensor,
     slots: Tensor,
     window: int | None,
     queries: int,
-    partials: Partials,
     out: Tensor,
     scale: float,
     cap: float | None = None,
@@ -155,19 +152,14 @@ def attend_tiles(
         keys, values, table: See attend_pieces. The step's own keys and values are among them.
         tile_rows, tile_offsets: [n] int64: a row, and which of its tokens in this step is the tile's first. A tile of
             a row without tokens, from 0, is padding.
-        tile_numbers, tile_parts: [n] int64: the number of a part among those that a tile is cut into along its keys,
-            and how many these are at most. A tile's parts stand together, in order.
         starts, counts, firsts, slots: [rows] int64: tokens before the step and in it, the place of the row's first
             token in the batch, and its line in the table.
         window: How many tokens a token sees, itself included; None: all before it.
         queries: Tokens a tile; a row's last tile may have fewer.
-        partials: Room for `queries` pieces a part, up to the last part of a tile that has several.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
         scale, cap: See attend_pieces.
     """
-    for row, offset, number in zip(tile_rows.tolist(), tile_offsets.tolist(), tile_numbers.tolist(), strict=True):
-        if number:
-            continue
+    for row, offset in zip(tile_rows.tolist(), tile_offsets.tolist(), strict=True):
         start, begin = int(starts[row]), int(firsts[row]) + offset
         n = min(queries, int(counts[row]) - offset)
         position = start + offset + torch.arange(n, device=q.device)

@@ -5,10 +5,6 @@ products, so that a short chunk fills them too. It reads the row's context throu
 and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that where
 the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Only the last tiles of keys,
 which not all queries see, are masked.
-
-Where there are few tiles, that would leave most of the card idle: a chunk behind a long context is such a step. There
-tiles are also cut along their keys, as a single token's context is (see decode.py), and the last part of a tile to end
-merges all of them, in their order. Tiles and parts are columns from the host, so the grid is as large as they are long.
 """
 
 from __future__ import annotations
@@ -16,22 +12,13 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.paged_rows import Partials
 from quire.kernels.triton.attention.scores import factors, padded, scores
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
-
-FEWEST = 4
-"""Tiles of keys of a part: shorter ones take longer to merge than they save."""
-_MOST_PARTS = 64
-"""Of all tiles together."""
-_MERGED, _MERGED_ROWS = 8, 32
-"""Parts whose sums are read at a time, and rows of products: four parts of so many need no more memory than keys."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +30,12 @@ class TileShape:
         keys: Of a tile.
         warps: Of a program.
         stages: Tiles in work or on their way. The table's loads count too, for half of them.
-        resident: Programs that a multiprocessor has room for.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
-    resident: int = 2
 
 
 @functools.cache
@@ -59,28 +44,13 @@ def tile_shape(d: int, item: int) -> TileShape:
     if item == 4:
         return TileShape(rows=16, keys=32, warps=8, stages=2)
     if d > 128:
-        return TileShape(rows=128, keys=32, warps=8, stages=3, resident=1)
+        return TileShape(rows=128, keys=32, warps=8, stages=3)
     return TileShape(rows=64, keys=64, warps=4, stages=3)
 
 
 def queries_of_tile(d: int, item: int, group: int) -> int:
     """Query tokens of a tile, where `group` query heads share a KV head."""
     return tile_shape(d, item).rows // group
-
-
-def keys_of_tile(d: int, item: int) -> int:
-    """Parts of a tile begin at multiples of this."""
-    return tile_shape(d, item).keys
-
-
-def parts_of_tiles(d: int, item: int, kv_heads: int, device: torch.device) -> int:
-    """Parts of all tiles together that fill the device."""
-    return min(max(1, tile_shape(d, item).resident * _multiprocessors(device) // kv_heads), _MOST_PARTS)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def attend_tiles(
@@ -90,15 +60,12 @@ def attend_tiles(
     table: Tensor,
     tile_rows: Tensor,
     tile_offsets: Tensor,
-    tile_numbers: Tensor,
-    tile_parts: Tensor,
     starts: Tensor,
     counts: Tensor,
     firsts: Tensor,
     slots: Tensor,
     window: int | None,
     queries: int,
-    partials: Partials,
     out: Tensor,
     scale: float,
     cap: float | None = None,
@@ -108,33 +75,24 @@ def attend_tiles(
     heads = q.shape[1]
     shape = tile_shape(d, q.element_size())
     assert queries == shape.rows // (heads // kv_heads)
-    of_tile, of_row = (tile_rows, tile_offsets, tile_numbers, tile_parts), (starts, counts, firsts, slots)
-    assert all(map(Tensor.is_contiguous, (q, keys, values, *of_tile, *of_row, out)))
+    assert all(
+        map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, firsts, slots, out))
+    )
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
     _attend_tiles[(tile_rows.shape[0], kv_heads)](
-        q, keys, values, table, *of_tile, *of_row, partials.outputs, partials.sums, partials.arrived, out,
+        q, keys, values, table, tile_rows, tile_offsets, starts, counts, firsts, slots, out,
         table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
-        STAGES=shape.stages, FEWEST=FEWEST, ROWS=min(shape.rows, _MERGED_ROWS), MERGED=_MERGED, OVERLAP=overlap,
-        num_warps=shape.warps, launch_pdl=overlap,
+        STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
 @triton.jit(
     do_not_specialize=["table_line", "window"],
-    do_not_specialize_on_alignment=[
-        "tile_rows",
-        "tile_offsets",
-        "tile_numbers",
-        "tile_parts",
-        "starts",
-        "counts",
-        "firsts",
-        "slots",
-    ],
+    do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "firsts", "slots"],
 )
 def _attend_tiles(
     q,
@@ -143,15 +101,10 @@ def _attend_tiles(
     table,
     tile_rows,
     tile_offsets,
-    tile_numbers,
-    tile_parts,
     starts,
     counts,
     firsts,
     slots,
-    outputs,
-    sums,
-    arrived,
     out,
     table_line,
     window,
@@ -169,77 +122,48 @@ def _attend_tiles(
     M: tl.constexpr,
     N: tl.constexpr,
     STAGES: tl.constexpr,
-    FEWEST: tl.constexpr,
-    ROWS: tl.constexpr,
-    MERGED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A part of a tile, and a KV head; row m of the products is query m // GROUP of the tile, head m % GROUP of the KV
-    head's.
-    """
+    """Row m of the products is query m // GROUP of the tile, head m % GROUP of the KV head's."""
     release_dependents(OVERLAP)
-    item, kv_head = tl.program_id(0), tl.program_id(1)
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
     m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
     wait_for_inputs(OVERLAP)
-    row, offset = tl.load(tile_rows + item), tl.load(tile_offsets + item).to(tl.int32)
-    number, parts = tl.load(tile_numbers + item).to(tl.int32), tl.load(tile_parts + item).to(tl.int32)
+    row, offset = tl.load(tile_rows + tile), tl.load(tile_offsets + tile).to(tl.int32)
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     first, slot = tl.load(firsts + row), tl.load(slots + row)
+    query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
+    exists = ((m // GROUP < QUERIES) & (query < count))[:, None] & (column < D)[None, :]
+    where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
+    x = tl.load(q + where, exists, 0.0)
+    blocks = table + slot * table_line
+    position = start + query
     end = start + tl.minimum(offset + QUERIES, count)
-    base, seen_from, whole_end = 0, 0, (start + offset + 1) // N * N  # what is before whole_end, all queries see
+    seen_from, whole_end = 0, (start + offset + 1) // N * N  # what is before whole_end, all queries see
     if WINDOWED:
         seen_from = tl.maximum(start + offset + 1 - window, 0)
         whole_end = seen_from // N * N
-        base = whole_end
-    tiles = tl.where(offset < count, (end - base + N - 1) // N, 0)
-    each = tl.maximum((tiles + parts - 1) // parts, FEWEST)
-    parts = (tiles + each - 1) // each  # as many as are not empty: all programs of the tile find the same
-    if number < parts:
-        begin = base + number * each * N
-        stop = tl.minimum(begin + each * N, end)
-        query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
-        exists = (m // GROUP < QUERIES) & (query < count)
-        inside = exists[:, None] & (column < D)[None, :]
-        where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
-        x = tl.load(q + where, inside, 0.0)
-        blocks = table + slot * table_line
-        position = start + query
-        highest = tl.full((M,), float("-inf"), tl.float32)
-        weights = tl.zeros((M,), tl.float32)
-        total = tl.zeros((M, D_BLOCK), tl.float32)
-        if not WINDOWED:
-            for at in tl.range(begin, tl.minimum(stop, whole_end), N, num_stages=STAGES):
-                k, v = _tile_of_keys(
-                    keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
-                )
-                score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-                highest, weights, total = _add(score, v, highest, weights, total, False)
-        for at in tl.range(tl.maximum(begin, whole_end), stop, N, num_stages=STAGES):
-            other = at + lane
+    highest = tl.full((M,), float("-inf"), tl.float32)
+    weights = tl.zeros((M,), tl.float32)
+    total = tl.zeros((M, D_BLOCK), tl.float32)
+    if not WINDOWED:
+        for at in tl.range(0, whole_end, N, num_stages=STAGES):
             k, v = _tile_of_keys(
-                keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
+                keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
             )
             score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            seen = other[None, :] <= position[:, None]
-            if WINDOWED:
-                seen &= other[None, :] > position[:, None] - window
-            highest, weights, total = _add(tl.where(seen, score, float("-inf")), v, highest, weights, total, True)
-        if parts == 1:
-            tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), inside)
-        else:
-            left = (item * QUERIES + m // GROUP) * HEADS + head
-            tl.store(outputs + (left * D)[:, None] + column[None, :], total, inside)
-            tl.store(sums + left * 2, highest, exists)
-            tl.store(sums + left * 2 + 1, weights, exists)
-            tl.debug_barrier()  # all threads have stored before one of them says so
-            counter = arrived + (item - number) * KV_HEADS + kv_head
-            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == parts - 1:
-                tl.store(counter, 0)
-                for at in range(0, GROUP * tl.minimum(count - offset, QUERIES), ROWS):
-                    _merge(
-                        outputs, sums, out, at, item - number, parts, first + offset, count - offset, kv_head,
-                        HEADS, GROUP, QUERIES, D, D_BLOCK, ROWS, MERGED,
-                    )  # fmt: skip
+            highest, weights, total = _add(score, v, highest, weights, total, False)
+    for at in tl.range(whole_end, end, N, num_stages=STAGES):
+        other = at + lane
+        k, v = _tile_of_keys(
+            keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
+        )
+        score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+        seen = other[None, :] <= position[:, None]
+        if WINDOWED:
+            seen &= other[None, :] > position[:, None] - window
+        highest, weights, total = _add(tl.where(seen, score, float("-inf")), v, highest, weights, total, WINDOWED)
+    tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
 
 
 @triton.jit
@@ -284,54 +208,3 @@ def _add(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
     weight = tl.exp2(score - basis[:, None])
     total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
     return new_highest, weights * shrink + tl.sum(weight, 1), total
-
-
-@triton.jit
-def _merge(
-    outputs,
-    sums,
-    out,
-    at,
-    item,
-    parts,
-    token,
-    count,
-    kv_head,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    MERGED: tl.constexpr,
-):
-    """Merge ROWS of a tile's rows, from number `at` on: the highest of MERGED parts' scores at a time, then one part
-    after the other. What others wrote is read past the nearest cache.
-
-    Args:
-        item: The tile's first part.
-        token: The place of the tile's first query in the batch.
-        count: Queries from there on.
-    """
-    m, column, number = at + tl.arange(0, ROWS), tl.arange(0, D_BLOCK), tl.arange(0, MERGED)
-    query, head = m // GROUP, kv_head * GROUP + m % GROUP
-    exists = (query < QUERIES) & (query < count)
-    inside = exists[:, None] & (column < D)[None, :]
-    left = (item * QUERIES + query) * HEADS + head  # the next part's is EACH behind
-    EACH: tl.constexpr = QUERIES * HEADS
-    highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    for part in range(0, parts, MERGED):
-        theirs = left[:, None] + (part + number)[None, :] * EACH
-        read = exists[:, None] & (part + number < parts)[None, :]
-        highest = tl.maximum(highest, tl.max(tl.load(sums + theirs * 2, read, float("-inf"), cache_modifier=".cg"), 1))
-    highest = tl.where(exists, highest, 0.0)
-    weights = tl.zeros((ROWS,), tl.float32)
-    total = tl.zeros((ROWS, D_BLOCK), tl.float32)
-    for part in tl.range(0, parts, num_stages=4):
-        theirs = left + part * EACH
-        share = tl.exp2(tl.load(sums + theirs * 2, exists, 0.0, cache_modifier=".cg") - highest)
-        weights += tl.load(sums + theirs * 2 + 1, exists, 1.0, cache_modifier=".cg") * share
-        own = tl.load(outputs + (theirs * D)[:, None] + column[None, :], inside, 0.0, cache_modifier=".cg")
-        total += own * share[:, None]
-    where = (((token + query) * HEADS + head) * D)[:, None] + column[None, :]
-    tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), inside)

@@ -25,7 +25,7 @@ from quire.kernels.triton.attention.scores import factors, padded, scores
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched, next_power_of_2
 
-MERGED = 8
+_MERGED = 8
 """Pieces that the last program reads at a time."""
 _PROGRAMS = 4
 """Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
@@ -35,7 +35,7 @@ _LONGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class PieceShape:
+class _Shape:
     """How a program is cut.
 
     Attributes:
@@ -50,18 +50,18 @@ class PieceShape:
 
 
 @functools.cache
-def piece_shape(d: int, item: int) -> PieceShape:
+def _shape(d: int, item: int) -> _Shape:
     """By the width of a head and the bytes of an element."""
     if item == 4:
-        return PieceShape(keys=32, warps=8, stages=3)
+        return _Shape(keys=32, warps=8, stages=3)
     if d > 128:
-        return PieceShape(keys=32, warps=4, stages=3)
-    return PieceShape(keys=64, warps=2, stages=3)
+        return _Shape(keys=32, warps=4, stages=3)
+    return _Shape(keys=64, warps=2, stages=3)
 
 
 def keys_of_tile(d: int, item: int) -> int:
     """Where pieces may begin: at multiples of this."""
-    return piece_shape(d, item).keys
+    return _shape(d, item).keys
 
 
 def spare_pieces(kv_heads: int, device: torch.device) -> int:
@@ -173,7 +173,7 @@ def attend_pieces(
     group, d_block = heads // kv_heads, padded(d)
     assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
     assert pieces.shape[0] <= partials.outputs.shape[0]
-    shape = piece_shape(d, q.element_size())
+    shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
     _attend_pieces[(pieces.shape[0] * kv_heads,)](
@@ -181,7 +181,7 @@ def attend_pieces(
         before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded(group), D=d, D_BLOCK=d_block,
-        BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=MERGED, STAGES=shape.stages,
+        BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
         OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -219,7 +219,7 @@ def _attend_pieces(
     """One piece and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
     release_dependents(OVERLAP)
     piece, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
-    own, column = tl.arange(0, M), tl.arange(0, D_BLOCK)
+    own, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, TILE)
     exists = (own < GROUP)[:, None] & (column < D)[None, :]
     wait_for_inputs(OVERLAP)
     line = pieces + piece * COLUMNS  # all of it is asked for at once: volatile loads stay before the branch
@@ -234,107 +234,42 @@ def _attend_pieces(
         highest = tl.full((M,), float("-inf"), tl.float32)
         weights = tl.zeros((M, TILE), tl.float32)  # summed over lanes at the end only
         total = tl.zeros((M, D_BLOCK), tl.float32)
-        highest, weights, total = see_piece(
-            x, highest, weights, total, keys, values, blocks, begin, end, seen_from, kv_head, before, after,
-            CAPPED, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, TILE, STAGES,
-        )  # fmt: skip
-        leave_piece(
-            highest, weights, total, piece, first, count, token, kv_head, outputs, sums, arrived, out,
-            HEADS, KV_HEADS, GROUP, GROUP_BLOCK, M, D, D_BLOCK, MERGED,
-        )  # fmt: skip
-
-
-@triton.jit
-def see_piece(
-    x,
-    highest,
-    weights,
-    total,
-    keys,
-    values,
-    blocks,
-    begin,
-    end,
-    seen_from,
-    kv_head,
-    before,
-    after,
-    CAPPED: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The running softmax of queries x [M, D_BLOCK], taken on over the positions of one piece: the highest score [M],
-    the weights [M, TILE] by lane, and the weighted sum of values [M, D_BLOCK].
-    """
-    column, lane = tl.arange(0, D_BLOCK), tl.arange(0, TILE)
-    for at in tl.range(begin, end, TILE, num_stages=STAGES):
-        position = at + lane
-        seen = (position >= seen_from) & (position < end)
-        block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
-        place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
-        where = place[:, None] + column[None, :]
-        read = seen[:, None] & (column < D)[None, :]
-        k = tl.load(keys + where, read, 0.0)
-        score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-        score = tl.where(seen[None, :], score, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(score, 1))
-        shrink = tl.exp2(highest - new_highest)
-        weight = tl.exp2(score - new_highest[:, None])
-        v = tl.load(values + where, read, 0.0)
-        total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
-        weights = weights * shrink[:, None] + weight
-        highest = new_highest
-    return highest, weights, total
-
-
-@triton.jit
-def leave_piece(
-    highest,
-    weights,
-    total,
-    piece,
-    first,
-    count,
-    token,
-    kv_head,
-    outputs,
-    sums,
-    arrived,
-    out,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
-    M: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    MERGED: tl.constexpr,
-):
-    """A row's only piece is its output; of several, each is left for the last to end, which merges them."""
-    own, column = tl.arange(0, M), tl.arange(0, D_BLOCK)
-    head = kv_head * GROUP + own
-    exists = (own < GROUP)[:, None] & (column < D)[None, :]
-    sum_of_weights = tl.sum(weights, 1)
-    result = out + ((token * HEADS + head) * D)[:, None] + column[None, :]
-    if count == 1:
-        tl.store(result, (total / sum_of_weights[:, None]).to(out.dtype.element_ty), exists)
-    else:
-        part = piece * HEADS + head
-        tl.store(outputs + (part * D)[:, None] + column[None, :], total, exists)
-        tl.store(sums + part * 2, highest, own < GROUP)
-        tl.store(sums + part * 2 + 1, sum_of_weights, own < GROUP)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        counter = arrived + first * KV_HEADS + kv_head
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
-            tl.store(counter, 0)
-            merged = _merge(outputs, sums, first, count, kv_head * GROUP, HEADS, GROUP, GROUP_BLOCK, D, D_BLOCK, MERGED)
-            of_group = tl.arange(0, GROUP_BLOCK)
-            of_out = out + ((token * HEADS + kv_head * GROUP + of_group) * D)[:, None] + column[None, :]
-            tl.store(of_out, merged.to(out.dtype.element_ty), (of_group < GROUP)[:, None] & (column < D)[None, :])
+        for at in tl.range(begin, end, TILE, num_stages=STAGES):
+            position = at + lane
+            seen = (position >= seen_from) & (position < end)
+            block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
+            place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
+            where = place[:, None] + column[None, :]
+            read = seen[:, None] & (column < D)[None, :]
+            k = tl.load(keys + where, read, 0.0)
+            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+            score = tl.where(seen[None, :], score, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(score, 1))
+            shrink = tl.exp2(highest - new_highest)
+            weight = tl.exp2(score - new_highest[:, None])
+            v = tl.load(values + where, read, 0.0)
+            total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+            weights = weights * shrink[:, None] + weight
+            highest = new_highest
+        sum_of_weights = tl.sum(weights, 1)
+        result = out + ((token * HEADS + head) * D)[:, None] + column[None, :]
+        if count == 1:
+            tl.store(result, (total / sum_of_weights[:, None]).to(out.dtype.element_ty), exists)
+        else:
+            part = piece * HEADS + head
+            tl.store(outputs + (part * D)[:, None] + column[None, :], total, exists)
+            tl.store(sums + part * 2, highest, own < GROUP)
+            tl.store(sums + part * 2 + 1, sum_of_weights, own < GROUP)
+            tl.debug_barrier()  # all threads have stored before one of them says so
+            counter = arrived + first * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
+                tl.store(counter, 0)
+                merged = _merge(
+                    outputs, sums, first, count, kv_head * GROUP, HEADS, GROUP, GROUP_BLOCK, D, D_BLOCK, MERGED
+                )
+                of_group = tl.arange(0, GROUP_BLOCK)
+                of_out = out + ((token * HEADS + kv_head * GROUP + of_group) * D)[:, None] + column[None, :]
+                tl.store(of_out, merged.to(out.dtype.element_ty), (of_group < GROUP)[:, None] & (column < D)[None, :])
 
 
 @triton.jit

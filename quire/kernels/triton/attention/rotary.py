@@ -102,10 +102,10 @@ def _rotate_and_store(
             total += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
         scale = tl.rsqrt(total / D + eps)[:, None]
         if HALF > 0:
-            first = normed(first, scale, norm + own + turning[None, :], turns & changes[:, None], changes)
-            second = normed(second, scale, norm + own + HALF + turning[None, :], turns & changes[:, None], changes)
+            first = _normed(first, scale, norm + own + turning[None, :], turns & changes[:, None], changes)
+            second = _normed(second, scale, norm + own + HALF + turning[None, :], turns & changes[:, None], changes)
         if D > 2 * HALF:
-            rest = normed(rest, scale, norm + own + 2 * HALF + resting[None, :], rests & changes[:, None], changes)
+            rest = _normed(rest, scale, norm + own + 2 * HALF + resting[None, :], rests & changes[:, None], changes)
     if HALF > 0:
         angle = token * HALF + turning[None, :] + tl.zeros((TILE, 1), tl.int32)  # every head's own load: no exchange
         c = tl.load(cos + angle, turns, 0.0).to(tl.float32)
@@ -120,7 +120,7 @@ def _rotate_and_store(
 
 
 @triton.jit
-def normed(x, scale, weights, mask, changes):
+def _normed(x, scale, weights, mask, changes):
     """x · scale · weight, rounded before the weight where that has x's dtype; values stay as they are."""
     weight = tl.load(weights, mask, 0.0)
     normed = x.to(tl.float32) * scale

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from quire.kernels.reference import paged_rows as reference
-from quire.kernels.triton.attention import chunk
 from quire.kernels.triton.attention.chunk import attend_tiles, queries_of_tile
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
@@ -24,12 +23,8 @@ def check(
     block_size: int = 16,
     window: int | None = None,
     cap: float | None = None,
-    parts: int = 1,
-    padding: int = 0,
 ) -> None:
-    """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody; nor do tiles
-    of a row without tokens that stand behind the others.
-    """
+    """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody."""
     farthest = None if window is None else window + max(n for _, n in rows) - 1  # what the row's first query sees
     cache = paged([start + n for start, n in rows], block_size, kv_heads, d, dtype, device, farthest)
     counts = torch.tensor([n for _, n in rows])
@@ -38,21 +33,14 @@ def check(
     q[0] = q[-1] = NAN
     queries = queries_of_tile(d, q.element_size(), heads // kv_heads)
     tiles = [(row, at) for row, (_, n) in enumerate(rows) for at in range(0, n, queries)]
-    cut = [(*tile, number, parts) for tile in tiles for number in range(parts)]
-    cut += [(len(rows) - 1, 0, 0, 1)] * padding
-    of_part = torch.tensor(cut, device=device).T.contiguous()
-    partials = reference.new_partials(len(cut) * queries, heads, kv_heads, d, torch.device(device))
-    partials.outputs.fill_(NAN)
-    partials.sums.fill_(NAN)
+    tile_rows, tile_offsets = torch.tensor(tiles, device=device).T.contiguous()
     starts = torch.tensor([start for start, _ in rows], device=device)
     slots = torch.arange(len(rows), device=device)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
-    rest = (*vars(cache).values(), *of_part, starts)
-    rest = (*rest, counts.to(device), firsts.to(device), slots, window, queries, partials)
-    for _ in range(min(parts, 2)):  # counters are ready again
-        attend_tiles(q, *rest, found, d**-0.5, cap)
+    rest = (*vars(cache).values(), tile_rows, tile_offsets, starts)
+    rest = (*rest, counts.to(device), firsts.to(device), slots, window, queries)
+    attend_tiles(q, *rest, found, d**-0.5, cap)
     reference.attend_tiles(q, *rest, expected, d**-0.5, cap)
-    assert not partials.arrived.any()
     assert found[0].isnan().all()
     assert found[-1].isnan().all()
     assert_near(found[1:-1], expected[1:-1])
@@ -87,46 +75,9 @@ def test_scores_are_bounded(window: int | None, device: str) -> None:
     check([(70, 20), (0, 5)], heads=4, kv_heads=2, d=16, device=device, window=window, cap=0.5)
 
 
-@pytest.mark.parametrize("parts", [2, 9])
-@pytest.mark.parametrize("window", [None, 1, 140, 600])
-@pytest.mark.parametrize("before", [127, 383])
-def test_parts(before: int, window: int | None, parts: int, device: str) -> None:
-    """Some are empty, some are all that there is, and some see nothing of what others do."""
-    rows = [(before, 7), (0, 5), (before - 1, 1)]
-    check(rows, heads=3, kv_heads=1, d=16, device=device, dtype=torch.float32, window=window, parts=parts)
-
-
-def test_more_parts_than_are_looked_at_together(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "FEWEST", 1)
-    check([(400, 3)], heads=3, kv_heads=1, d=16, device=device, dtype=torch.float32, parts=13)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(7, 1, 48), (4, 2, 128), (2, 1, 256)])
-def test_parts_of_wide_heads(heads: int, kv_heads: int, d: int, dtype: torch.dtype, device: str) -> None:
-    check([(400, 9)], heads=heads, kv_heads=kv_heads, d=d, device=device, dtype=dtype, parts=3, cap=0.5)
-
-
-@pytest.mark.parametrize("parts", [1, 3])
-def test_tiles_of_rows_without_tokens_are_padding(parts: int, device: str) -> None:
-    rows = [(300, 9), (0, 0)]
-    check(rows, heads=2, kv_heads=1, d=16, device=device, dtype=torch.float32, parts=parts, padding=3)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [[(0, 8192)], [(30_000, 2000)], [(0, 512)] * 16, [(5000, 3), (0, 1500), (129, 2049)]])
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(32, 8, 128), (14, 2, 64), (8, 4, 256), (32, 32, 80)])
 @pytest.mark.parametrize("window", [None, 1024])
 def test_real_sizes(rows: list[tuple[int, int]], heads: int, kv_heads: int, d: int, window: int | None) -> None:
     check(rows, heads=heads, kv_heads=kv_heads, d=d, device="cuda", window=window)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", [[(2_000, 50)], [(20_000, 16)], [(2_000, 20)] * 4, [(9_000, 3), (0, 40), (129, 30)]])
-@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(32, 8, 128), (14, 2, 64), (8, 4, 256), (32, 32, 80)])
-@pytest.mark.parametrize("window", [None, 1024])
-@pytest.mark.parametrize("parts", [2, 33])
-def test_parts_of_real_sizes(
-    rows: list[tuple[int, int]], heads: int, kv_heads: int, d: int, window: int | None, parts: int
-) -> None:
-    check(rows, heads=heads, kv_heads=kv_heads, d=d, device="cuda", window=window, parts=parts)
