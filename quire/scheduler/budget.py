@@ -19,8 +19,9 @@ from quire.scheduler.step import Step
 STALL_FACTOR = 1.5
 """A step with chunks in it may take this many times as long as its streaming rows would alone: tokens cost little where
 the weights are read for these anyway. Or it may take, if that is more, …"""
-SHORTEST_STALL_MS = 7.0
-"""… this long, which nobody notices, so that steps of small models are not all overhead, …"""
+SHORTEST_STALL_MS = 25.0
+"""… this long, which no reader notices: chunks of a few hundred tokens, where products are fast and what a step costs
+beside them counts little, …"""
 BACKLOG_SHARE = 1 / 8
 """… this share of the time for all prompts that are known, since a queue is worked off sooner in large steps, …"""
 LONGEST_STALL_MS = 140.0

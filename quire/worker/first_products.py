@@ -84,6 +84,8 @@ def begin_use(products: Sequence[Product], place: Place) -> Future[bool]:
 
 def use_once(products: Sequence[Product], place: Place) -> bool:
     """Launch the products. Whether there was room for that; if not, steps load kernels as they need them."""
+    if place.device.type == "cuda":
+        torch.cuda.synchronize(place.device)  # a new thread has no context before it asks for something: cuBLAS warns
     try:
         with torch.inference_mode():
             weights = _unwritten(max(product.outputs * product.columns for product in products), place)

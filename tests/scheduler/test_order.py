@@ -10,7 +10,14 @@ import pytest
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
-from quire.scheduler.budget import BACKLOG_SHARE, LONGEST_STALL_MS, SMALLEST_CHUNK, STALL_FACTOR, Budget
+from quire.scheduler.budget import (
+    BACKLOG_SHARE,
+    LONGEST_STALL_MS,
+    SHORTEST_STALL_MS,
+    SMALLEST_CHUNK,
+    STALL_FACTOR,
+    Budget,
+)
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.waiting import PRIORITY_S, Policy
@@ -148,7 +155,7 @@ def test_a_queue_of_prompts_is_worth_a_share_of_its_time_in_each_step_and_one_pr
     (first, *_) = beside_a_stream(Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost()), *[60] * 10)
     assert 0 <= first - (600 * BACKLOG_SHARE - 5) <= SMALLEST_CHUNK
     (first, *_) = beside_a_stream(Stage(tokens=512, cost=LinearCost()), 60)
-    assert first == SMALLEST_CHUNK > 5 * (STALL_FACTOR - 1)
+    assert first == SHORTEST_STALL_MS - 5 > 5 * (STALL_FACTOR - 1)
 
 
 def test_a_chunk_fills_the_time_that_it_takes_anyway() -> None:
