@@ -1,10 +1,13 @@
 """What a request costs the host before its first step is launched and after its last one is done, through `LLM`.
 
-    python benchmarks/host_request.py [--tokens 50,512,2048,8192,32000] [--runs 21]
+    python benchmarks/host_request.py [--tokens 50,512,2048,8192,32000] [--runs 21] [--cold]
 
 The device is a stub that draws token 7. Prompts are token ids, all different but for the last row's, which begin with
 the same 2,000 tokens. Prints medians in milliseconds: from `generate` to the first plan handed over, and from the last
 result to the output returned. Then the time between two steps of sequences that all draw a token a step.
+
+With --cold, what a request costs an engine that has slept: caches are swept before each, and the worker's host side
+launches each plan as a recorded step whose graph does nothing. Between "before" and "after" stands that launch.
 """
 
 from __future__ import annotations
@@ -19,9 +22,19 @@ import time
 from collections import deque
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 import quire.llm
 from quire import LLM, SamplingParams
+from quire.attention import tiling
+from quire.attention.backend import Ints, Room
 from quire.messages import Plan, Result, Sizing
+from quire.worker.runner import LargestStep, Runner
+from quire.worker.shapes import Shapes, StepShape
+from quire.worker.slots import SlotTable
+from quire.worker.transfer import DirectTransfer
 
 LONGEST = 40_000
 VOCABULARY = 32_000
@@ -42,6 +55,47 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 SHARED, OWN = 2_000, 50
+ROWS, STEP, RECORDED = 256, 8_192, 512
+SWEPT_BYTES = 64 * 2**20
+SLEEP_S = 0.02
+
+
+class StubModel:
+    """Has no layers."""
+
+
+class StubAttention:
+    """The columns of attention on a GPU."""
+
+    _sizes = tiling.TileSizes(64, 128, 640, 64, 2**20)
+
+    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
+        assert room is not None, "only prompts in a recorded step"
+        single, rows = tiling.singles_and_tiles_within(room, counts, bounds, self._sizes.tile)
+        return *single, *rows, counts, counts.cumsum() - counts
+
+    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
+        return not len(tiling.Kinds.of(counts, bounds, self._sizes).long)
+
+
+class StubGraphs:
+    """Graphs that do nothing."""
+
+    def replay(self, shape: StepShape) -> Tensor:
+        return torch.empty(0)
+
+
+class ReplayingRunner(Runner):
+    """A worker's host side, whose small steps count as recorded."""
+
+    def __init__(self) -> None:
+        cpu = torch.device("cpu")
+        blocks = torch.zeros(1)
+        slots = SlotTable(ROWS, LONGEST // 16, 1, VOCABULARY, cpu)
+        largest = LargestStep(ROWS, STEP, LONGEST)
+        super().__init__(StubModel(), StubAttention(), DirectTransfer(blocks, blocks), slots, largest)  # type: ignore[arg-type]
+        self._shapes = Shapes(RECORDED, ROWS, STEP, LONGEST)
+        self._graphs = StubGraphs()  # type: ignore[assignment]
 
 
 class StubExecutor:
@@ -49,9 +103,11 @@ class StubExecutor:
 
     max_in_flight = 2
 
-    def __init__(self) -> None:
+    def __init__(self, runner: Runner | None) -> None:
         self._plans: deque[Plan] = deque()
+        self._runner = runner
         self.submitted: list[float] = []
+        self.launches: list[float] = []
         self.collected = 0.0
 
     def start(self) -> Sizing:
@@ -59,6 +115,9 @@ class StubExecutor:
 
     def submit(self, plan: Plan) -> None:
         self.submitted.append(time.perf_counter())
+        if self._runner is not None and sum(plan.counts) <= RECORDED:
+            self._runner.launch(plan)
+            self.launches.append(time.perf_counter() - self.submitted[-1])
         self._plans.append(plan)
 
     def collect(self, timeout: float | None) -> Result:
@@ -73,27 +132,33 @@ class StubExecutor:
 class Bench:
     """An LLM on a stub."""
 
-    def __init__(self) -> None:
-        self._stub, self._random = StubExecutor(), random.Random(0)
+    def __init__(self, cold: bool) -> None:
+        self._stub, self._random = StubExecutor(ReplayingRunner() if cold else None), random.Random(0)
+        self._swept = np.zeros(SWEPT_BYTES if cold else 0, dtype=np.uint8)
         quire.llm.executor_for = lambda config, clock: self._stub  # type: ignore[assignment]
         directory = Path(tempfile.mkdtemp())
         (directory / "config.json").write_text(json.dumps(MODEL))
         self._llm = LLM(
-            str(directory), device="cpu", load_format="dummy", skip_tokenizer_init=True, max_num_seqs=256,
-            max_num_batched_tokens=8_192, num_gpu_blocks_override=LONGEST,
+            str(directory), device="cpu", load_format="dummy", skip_tokenizer_init=True, max_num_seqs=ROWS,
+            max_num_batched_tokens=STEP, num_gpu_blocks_override=LONGEST,
         )  # fmt: skip
 
-    def request(self, prompts: list[list[int]]) -> tuple[float, float]:
-        """Milliseconds before the first step and after the last, for one prompt after another."""
+    def request(self, prompts: list[list[int]]) -> dict[str, float]:
+        """Milliseconds before the first step, in its launch and after the last, for one prompt after another."""
         params = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0.0, detokenize=False)
         before, after = [], []
+        self._stub.launches.clear()
         for prompt in prompts:
             self._stub.submitted.clear()
+            if len(self._swept):
+                self._swept += 1
+                time.sleep(SLEEP_S)
             began = time.perf_counter()
             self._llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
             after.append(time.perf_counter() - self._stub.collected)
             before.append(self._stub.submitted[0] - began)
-        return statistics.median(before) * 1e3, statistics.median(after) * 1e3
+        times = {"before": before, "launch": self._stub.launches, "after": after}
+        return {name: statistics.median(found) * 1e3 for name, found in times.items() if found}
 
     def step(self, sequences: int, steps: int = 200) -> float:
         """Milliseconds between two steps."""
@@ -112,15 +177,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", default="50,512,2048,8192,32000")
     parser.add_argument("--runs", type=int, default=21)
+    parser.add_argument("--cold", action="store_true")
     arguments = parser.parse_args()
-    bench, runs = Bench(), arguments.runs
+    bench, runs = Bench(arguments.cold), arguments.runs
     rows = {f"{n:,} tokens": [bench.prompt(n) for _ in range(runs)] for n in map(int, arguments.tokens.split(","))}
     shared = bench.prompt(SHARED)
     rows[f"{SHARED:,} cached + {OWN}"] = [shared + bench.prompt(OWN) for _ in range(runs)]
     for name, prompts in rows.items():
-        before, after = bench.request(prompts)
-        print(f"{name:20} before {before:.3f}  after {after:.3f}")
-    for sequences in (1, 32, 256):
+        print(f"{name:20}", "  ".join(f"{part} {ms:.3f}" for part, ms in bench.request(prompts).items()))
+    for sequences in () if arguments.cold else (1, 32, 256):
         print(f"{sequences:3} sequences        step {min(bench.step(sequences) for _ in range(3)):.3f}")
 
 

@@ -58,6 +58,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("count_drawn", "cuda"): "quire.kernels.triton.drawing.penalties:count_drawn",
     ("begin_step", "cpu"): "quire.kernels.reference.step:begin_step",
     ("begin_step", "cuda"): "quire.kernels.triton.step:begin_step",
+    ("seat_owners", "cpu"): "quire.kernels.reference.step:seat_owners",
+    ("seat_owners", "cuda"): "quire.kernels.triton.step:seat_owners",
     ("move_blocks", "cpu"): "quire.kernels.reference.blocks:move_blocks",
     ("move_blocks", "cuda"): "quire.kernels.triton.blocks:move_blocks",
 }

@@ -85,6 +85,11 @@ class Budget:
         granted: Column = np.minimum(counts, left)
         return granted
 
+    def open_idle(self) -> None:
+        """The same when nobody runs."""
+        self._limit_ms, self._chunk_ms = None, 0.0
+        self._step_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
+
     def guess(self, planned: Column, counts: Column, wanted: Column) -> Column:
         """How many guesses each request gets of what `counts` leave of the step's tokens, in the order of rank.
 
@@ -128,7 +133,7 @@ class Budget:
         return self._limit_ms is not None and self._chunk_ms > 0 and self._left_ms <= 0
 
     def _start_clock(self, planned: Column, ahead: Column, waiting: int) -> None:
-        self._limit_ms, self._step_ms, self._chunk_ms = None, 0.0, 0.0
+        self.open_idle()
         if self._cost is None:
             return
         streaming = ahead == 1

@@ -199,7 +199,10 @@ class Scheduler:
             self._put_back(request, step, start_over=True)
         for request in self._admission.outranked(step):
             self._put_back(request, step)
-        self._move_running(step)
+        if self._running:
+            self._move_running(step)
+        else:
+            self._budget.open_idle()
         if not step.crowded:
             for request in self._admission.admitted(step):
                 self._admit(request, step)

@@ -47,15 +47,17 @@ class StepColumns:
         self._turn = (self._turn + 1) % len(self._hosts)
         entries, first = self._arrays[self._turn], 0
         laid: list[Tensor] = []
+        parts: list[npt.NDArray[np.int64]] = []
         for column in columns:
-            end = first + len(column)
+            floats, end = column.dtype == np.float64, first + len(column)
             if end > len(entries):
-                dtype = torch.float64 if column.dtype == np.float64 else torch.int64
-                laid.append(upload(column, self._device.device, dtype))
+                laid.append(upload(column, self._device.device, torch.float64 if floats else torch.int64))
                 continue
-            entries[first:end] = column.view(np.int64)
-            laid.append(self._part(first, end, column.dtype == np.float64))
+            parts.append(column.view(np.int64))
+            laid.append(self._part(first, end, floats))
             first = end
+        if parts:
+            np.concatenate(parts, out=entries[:first])
         host = self._hosts[self._turn]
         if self._device is not host:
             self._part(0, first, False).copy_(host[:first], non_blocking=True)

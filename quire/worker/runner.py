@@ -142,11 +142,12 @@ class Runner:
         return logits
 
     def run_dummies(self, counts: Sequence[int], aside: Aside = nullcontext, *, draw: bool = True) -> None:
-        """A step of rows of the dummy with so many tokens each, logits for the most reads and positions of prompts that
-        it could have, and all that may be drawn and reported for them. `aside`: see `rehearse`.
+        """A step of rows of the dummy, seated anew, with so many tokens each, logits for the most reads and positions of
+        prompts that it could have, and all that may be drawn and reported for them. `aside`: see `rehearse`.
         """
         rows, positions = self._largest.rows, self._prompt_logprobs.positions
         with torch.inference_mode():
+            self._slots.seat_dummy()
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             _, hidden = self._forward(host, self._lay(_NOTHING, host, ()))
             logits = self._model.logits(hidden[: max(rows, positions)].clone())  # reads are gathered from the tokens

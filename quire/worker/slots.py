@@ -14,9 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.kernels.table import kernel
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
-from quire.sampling import LARGEST_EFFECT
+from quire.sampling import LARGEST_EFFECT, SamplingParams
 from quire.worker.columns import Column
 from quire.worker.logprobs import NO_LOGPROBS, LogprobsMode, Reports
 from quire.worker.rules import Rules
@@ -88,8 +89,16 @@ class SlotTable:
         self.length, self.counts_as, self.last, self.seed, self.drawn, self.top_k = self._ints.unbind()
         self.temperature, self.top_p, self.min_p = self._floats.unbind()
         self.tables = self._tables.unbind()
+        self._seat_owners = kernel("seat_owners", device.type)
         self.host = HostMirror(slots)
         self.rules = Rules(slots, vocab_size, device, processors)
+
+    def seat_dummy(self) -> None:
+        """As a new owner of its slot: a rehearsal of the kernel that seats others."""
+        slots = torch.full((1,), self.dummy, dtype=torch.int64, device=self.device)
+        ints = torch.zeros(_INTS, dtype=torch.int64, device=self.device)
+        floats = torch.zeros(_FLOATS, dtype=torch.float64, device=self.device)
+        self._seat_owners(slots, ints, floats, self._ints, self._floats, self._tables)
 
     def admit(self, owners: Sequence[Admitted]) -> None:
         """New owners, as far as the host decides by them; before anything else is asked about a plan's step."""
@@ -106,9 +115,7 @@ class SlotTable:
         """Make the plan's differences; `columns` are those of `columns(plan)` on the device."""
         if plan.admitted:
             slots, ints, floats = columns[:3]
-            self._ints.index_copy_(1, slots, ints.view(_INTS, -1))
-            self._floats.index_copy_(1, slots, floats.view(_FLOATS, -1).float())
-            self._tables.index_fill_(1, slots, 0)
+            self._seat_owners(slots, ints, floats, self._ints, self._floats, self._tables)
         if plan.block_slots:
             places, ids = columns[-2:]
             self._tables.view(-1).index_copy_(0, places, ids)
@@ -116,41 +123,29 @@ class SlotTable:
     def _entries(self, plan: Plan) -> tuple[Column, Column]:
         """Places in the tables as one flat array, and what stands there from now on; each place once."""
         _, slots, blocks = self._tables.shape
-        group, slot, index, ids = (
-            np.array(column, dtype=np.int64)
-            for column in (plan.block_groups, plan.block_slots, plan.block_indices, plan.block_ids)
-        )
-        places = (group * slots + slot) * blocks + index
-        kept = np.unique(places[::-1], return_index=True)[1]  # the last word on each place
-        if len(kept) < len(places):
-            places, ids = places[::-1][kept], ids[::-1][kept]
-        return places, ids
+        where = zip(plan.block_groups, plan.block_slots, plan.block_indices, strict=True)
+        places = [(group * slots + slot) * blocks + index for group, slot, index in where]
+        entries = dict(zip(places, plan.block_ids, strict=True))  # the last word on each place
+        return np.array(list(entries), dtype=np.int64), np.array(list(entries.values()), dtype=np.int64)
 
 
 def _owners(owners: Sequence[Admitted], vocab_size: int) -> tuple[Column, Column, Column]:
-    """Their slots, and what stands there from now on: one row a column of the table, flat."""
-    sampling = [owner.sampling for owner in owners]
+    """Their slots, and what stands there from now on, one owner behind another."""
     slots = np.array([owner.slot for owner in owners], dtype=np.int64)
-    ints = np.array(
-        [
-            [owner.length for owner in owners],
-            [owner.counts_as for owner in owners],
-            [0] * len(owners),  # nothing drawn yet
-            [_signed(owner.seed) for owner in owners],
-            [owner.drawn for owner in owners],
-            [min(max(0, s.top_k), vocab_size) for s in sampling],
-        ],
-        dtype=np.int64,
-    )
-    floats = np.array(
-        [
-            [0.0 if s.greedy else min(s.temperature, LARGEST_EFFECT) for s in sampling],
-            [s.top_p for s in sampling],
-            [s.min_p for s in sampling],
-        ],
-        dtype=np.float64,
-    )
+    ints = np.array([_ints(owner, vocab_size) for owner in owners], dtype=np.int64)
+    floats = np.array([_floats(owner.sampling) for owner in owners], dtype=np.float64)
     return slots, ints.reshape(-1), floats.reshape(-1)
+
+
+def _ints(owner: Admitted, vocab_size: int) -> tuple[int, ...]:
+    """In the table's order; nothing is drawn yet."""
+    top_k = min(max(0, owner.sampling.top_k), vocab_size)
+    return owner.length, owner.counts_as, 0, _signed(owner.seed), owner.drawn, top_k
+
+
+def _floats(sampling: SamplingParams) -> tuple[float, ...]:
+    """In the table's order."""
+    return 0.0 if sampling.greedy else min(sampling.temperature, LARGEST_EFFECT), sampling.top_p, sampling.min_p
 
 
 def _signed(seed: int) -> int:

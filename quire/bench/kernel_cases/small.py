@@ -35,6 +35,22 @@ def _begin(rows: int, tokens_a_row: int) -> KernelCase:
     return KernelCase("begin_step", f"{rows} × {tokens_a_row}", make, moved * _INT)
 
 
+def _seat(owners: int, blocks: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        slots, ints, floats = 257, 6, 3
+        given = (
+            torch.randperm(slots)[:owners],
+            torch.randint(0, 1_000, (owners * ints,)),
+            torch.rand(owners * floats, dtype=torch.float64),
+            torch.zeros(ints, slots, dtype=torch.int64),
+            torch.zeros(floats, slots),
+            torch.zeros(1, slots, blocks, dtype=torch.int64),
+        )
+        return tuple(column.to(device) for column in given), {}
+
+    return KernelCase("seat_owners", f"{owners} × {blocks}", make, owners * (blocks + 19) * _INT)
+
+
 def _embed(tokens: int, width: int, vocabulary: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         weight = torch.randn(vocabulary, width, dtype=torch.bfloat16, device=device)
@@ -72,12 +88,14 @@ def _move(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> 
 
 CASES = (
     *(_begin(rows, tokens) for rows, tokens in ((1, 1), (256, 1), (8, 1_024))),
+    *(_seat(owners, 8_192) for owners in (1, 64)),
     *(_embed(tokens, _HIDDEN, _VOCABULARY) for tokens in (1, 256, 8_192)),
     *(_angles(tokens, _HEAD) for tokens in (1, 256, 8_192)),
     *(_move(blocks, _STORAGES, _PIECE, staged=staged) for blocks in (1, 16) for staged in (False, True)),
 )
 SMALL_CASES = (
     *(_begin(3, tokens) for tokens in (1, 2)),
+    _seat(3, 17),
     _embed(3, 64, 100),
     _angles(3, 16),
     *(_move(2, 2, (4, 2, 8), staged=staged) for staged in (False, True)),

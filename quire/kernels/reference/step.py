@@ -1,4 +1,4 @@
-"""The beginning of a step: where its rows stand, by the slot table."""
+"""The beginning of a step: who owns the slots of the slot table, and where its rows stand by it."""
 
 from __future__ import annotations
 
@@ -37,3 +37,21 @@ def begin_step(
     tokens.copy_(torch.where(ids < 0, last.index_select(0, slot_of_token), ids))
     length.index_add_(0, slots, counts)
     length[dummy : dummy + 1].zero_()
+
+
+def seat_owners(
+    slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor
+) -> None:
+    """New owners of slots: their columns of the slot table, and block tables that are empty.
+
+    Args:
+        slots: [owners] int64, each once.
+        ints: [owners · columns] int64, what stands in `of_ints` from now on, one owner behind another.
+        floats: [owners · columns] float64, the same for `of_floats`.
+        of_ints: [columns, slots] int64, changed.
+        of_floats: [columns, slots] float32, changed.
+        tables: [groups, slots, blocks] int64, changed.
+    """
+    of_ints.index_copy_(1, slots, ints.view(len(slots), -1).T)
+    of_floats.index_copy_(1, slots, floats.view(len(slots), -1).T.float())
+    tables.index_fill_(1, slots, 0)

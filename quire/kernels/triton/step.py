@@ -1,8 +1,9 @@
-"""The beginning of a step: where its rows and tokens stand, by the slot table.
+"""The beginning of a step: who owns the slots of the slot table, and where rows and tokens stand by it.
 
 A few integers a token, so what counts is how many launches there are. Where each row has one token, one kernel reads a
 slot's length and moves it on. Otherwise programs that know nothing of each other read the same length, and it is moved
-by a second kernel.
+by a second kernel. A new owner is a few numbers and one line of each block table: programs share out the lines, and
+those of the first part write the numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from quire.kernels.triton.launching.launch import cdiv, launched
 
 _BLOCK = 256
 _WARPS = 4
+_LINE = 1_024
+"""Entries of a block table that a program empties."""
 _COLUMNS = (
     "slots",
     "counts",
@@ -59,6 +62,17 @@ def begin_step(
         slots, row_of_token, offsets, ids, length, last, total, positions, slot_of_token, tokens, **options
     )
     _move_rows[(cdiv(rows, _BLOCK),)](slots, counts, length, rows, dummy, starts, **options)
+
+
+def seat_owners(
+    slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor
+) -> None:
+    """See the reference; all are contiguous."""
+    groups, every, blocks = tables.shape
+    columns = len(of_ints), len(of_floats)
+    _seat_owners[(len(slots), cdiv(blocks, _LINE), groups)](
+        slots, ints, floats, of_ints, of_floats, tables, every, blocks, *columns, _LINE, num_warps=_WARPS
+    )
 
 
 @launched
@@ -133,3 +147,33 @@ def _move_rows(slots, counts, length, rows, dummy, starts, BLOCK: tl.constexpr, 
     start = tl.load(length + slot, inside, 0)
     tl.store(starts + row, start, inside)
     tl.store(length + slot, start + tl.load(counts + row, inside, 0), inside & (slot != dummy))
+
+
+@launched
+@triton.jit(
+    do_not_specialize=["every", "blocks"],
+    do_not_specialize_on_alignment=["slots", "ints", "floats", "of_ints", "of_floats", "tables"],
+)
+def _seat_owners(
+    slots,
+    ints,
+    floats,
+    of_ints,
+    of_floats,
+    tables,
+    every,
+    blocks,
+    INTS: tl.constexpr,
+    FLOATS: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    owner, part, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot = tl.load(slots + owner)
+    if part + group == 0:
+        for column in tl.static_range(INTS):
+            tl.store(of_ints + column * every + slot, tl.load(ints + owner * INTS + column))
+        for column in tl.static_range(FLOATS):
+            tl.store(of_floats + column * every + slot, tl.load(floats + owner * FLOATS + column).to(tl.float32))
+    index = part * LINE + tl.arange(0, LINE)
+    line = tables + (group * every + slot) * blocks
+    tl.store(line + index, 0, index < blocks)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference import step as reference
-from quire.kernels.triton.step import begin_step
+from quire.kernels.triton.step import begin_step, seat_owners
 
 POISON = -(2**40)
 
@@ -70,3 +70,28 @@ def test_columns_may_begin_anywhere(device: str) -> None:
 def test_long_prompts() -> None:
     begin("cuda", [8_192], 0, 1)
     begin("cuda", [1] * 255 + [7_000] + [1] * 500, 13, 2)
+
+
+@pytest.mark.parametrize(("owners", "groups", "blocks"), [(1, 1, 1), (3, 2, 17), (1, 1, 1_025), (17, 3, 5)])
+def test_new_owners(owners: int, groups: int, blocks: int, device: str) -> None:
+    """Their columns begin anywhere in a buffer; what is others' stays."""
+    generator = torch.Generator().manual_seed(blocks)
+    every, ints, floats = owners + 3, 6, 3
+    given = [
+        torch.randperm(every, generator=generator)[:owners],
+        torch.randint(-(2**62), 2**62, (owners * ints,), generator=generator),
+        torch.rand(owners * floats, generator=generator, dtype=torch.float64),
+    ]
+    kept = (
+        torch.randint(1, 99, (ints, every)),
+        torch.rand(floats, every),
+        torch.randint(1, 99, (groups, every, blocks)),
+    )
+
+    def run(op: object) -> list[Tensor]:
+        moved = [x.to(device, copy=True) for x in kept]
+        op(*(torch.cat((x[:1], x)).to(device)[1:] for x in given), *moved)  # type: ignore[operator]
+        return moved
+
+    for ours, theirs in zip(run(seat_owners), run(reference.seat_owners), strict=True):
+        assert torch.equal(ours, theirs)
