@@ -27,9 +27,7 @@ SHARE = 0.9
 )
 def test_512_sequences_beside_prompts_of_33k_tokens(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    llm = LLM(
-        str(tmp_path), load_format="dummy", skip_tokenizer_init=True, max_num_seqs=512, gpu_memory_utilization=SHARE
-    )
+    settings = {"load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": 512}
     rnd = random.Random(0)
     lengths = [300] * 200 + [33_000] * 6 + [300] * 300 + [33_000] * 6
     prompts = [{"prompt_token_ids": [rnd.randrange(128_000) for _ in range(n)]} for n in lengths]
@@ -37,7 +35,9 @@ def test_512_sequences_beside_prompts_of_33k_tokens(tmp_path: Path) -> None:
         max_tokens=24, ignore_eos=True, temperature=0.8, top_p=0.95, logprobs=5, frequency_penalty=0.1, seed=1
     )
     plain = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
-    outputs = llm.generate(prompts, [drawing if i % 3 else plain for i in range(len(prompts))], use_tqdm=False)
+    with LLM(str(tmp_path), gpu_memory_utilization=SHARE, **settings) as llm:
+        outputs = llm.generate(prompts, [drawing if i % 3 else plain for i in range(len(prompts))], use_tqdm=False)
+        reserved = torch.cuda.memory_reserved()
     assert [len(output.outputs[0].token_ids) for output in outputs] == [24] * len(prompts)
     total = torch.cuda.get_device_properties(0).total_memory
-    assert torch.cuda.memory_reserved() <= SHARE * total
+    assert reserved <= SHARE * total
