@@ -94,6 +94,8 @@ class Admission:
     def _promised(self) -> int:
         """Blocks that running requests still need for tokens they already have."""
         lengths, running = self._lengths, self._roster.running
+        if not running:
+            return 0
         behind = np.flatnonzero(lengths.planned[running.rows] < lengths.known[running.rows]).tolist()
         return sum(self._missing(running[index]) for index in behind)
 

@@ -61,7 +61,7 @@ class HostBatch:
         offsets = np.zeros_like(rows) if total == len(slots) else np.arange(total) - firsts[row_of_token]
         reads = np.array(plan.reads, dtype=np.int64)
         own = bounds[slots]
-        bounds[slots] += counts
+        bounds[slots] = own + counts
         ids = _ids(plan, row_of_token)
         return cls(slots, counts, own, row_of_token, offsets, ids, firsts, ends[reads] - 1, slots[reads])
 

@@ -142,8 +142,8 @@ class Runner:
         return logits
 
     def run_dummies(self, counts: Sequence[int], aside: Aside = nullcontext, *, draw: bool = True) -> None:
-        """A step of rows of the dummy, seated anew, with so many tokens each, logits for the most reads and positions of
-        prompts that it could have, and all that may be drawn and reported for them. `aside`: see `rehearse`.
+        """A step of rows of the dummy, seated anew, with so many tokens each, logits for the most reads and positions
+        of prompts that it could have, and all that may be drawn and reported for them. `aside`: see `rehearse`.
         """
         rows, positions = self._largest.rows, self._prompt_logprobs.positions
         with torch.inference_mode():
@@ -173,7 +173,7 @@ class Runner:
         """Of the recorded step that does what this one does, if there is one."""
         if host.is_decode:
             return self._shapes.of_decode(len(host.slots))
-        shape = self._shapes.of_prompts(len(host.ids), len(host.slots), int((host.counts == 1).sum()))
+        shape = self._shapes.of_prompts(len(host.ids), len(host.slots), int(np.count_nonzero(host.counts == 1)))
         return shape if shape and self._attention.can_replay(host.counts, host.bounds) else None
 
     def _replay(self, plan: Plan, host: HostBatch, shape: StepShape, watch: Watch) -> Flight:
