@@ -1,11 +1,13 @@
 """How a step's rows are cut for a GPU, as far as the host knows them: into columns of integers that travel in its copy.
 
 Rows of one token are only listed, since their lengths are known on the device. Longer rows are cut along their queries.
-Of these, the long ones are read from memory in which their contexts lie in one piece, packed one behind another.
+Where these tiles are too few to fill the device, they are also cut along what they see. Long rows among them are read
+from memory in which their contexts lie in one piece, packed one behind another.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,10 @@ class TileSizes:
         long_from: Query tokens from which on a row is long; None: no row is.
         pack: Contexts are packed in pieces of so many tokens.
         room: Tokens of all packed contexts; rows that find no room are not long.
+        parts: Where tiles are at most half as many, they are cut along what they see, into so many parts at most.
+        keys: Parts begin at multiples of so many positions.
+        fewest: They have so many times as many positions, unless their tile sees less.
+        most_of_tile: Parts of one tile.
     """
 
     tile: int
@@ -31,6 +37,14 @@ class TileSizes:
     long_from: int | None = None
     pack: int = 1
     room: int = 0
+    parts: int = 0
+    keys: int = 1
+    fewest: int = 1
+    most_of_tile: int = 1
+
+    def are_few(self, tiles: int) -> bool:
+        """Whether so many tiles are cut along what they see."""
+        return 0 < 2 * tiles <= self.parts
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,42 @@ def tiles(counts: Ints, bounds: Ints, rows: Ints, size: int) -> tuple[Ints, Ints
     return of_tile[order], offsets[order]
 
 
+def parts(tiles: tuple[Ints, Ints], counts: Ints, bounds: Ints, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
+    """Rows and offsets of tiles, each as often as it has parts; their numbers, and how many they are.
+
+    They are as few as fill the device, and about equally long.
+    """
+    of_tile, offsets = tiles
+    ends = bounds[of_tile] + np.minimum(offsets + sizes.tile, counts[of_tile])
+    seen = (-(-ends // sizes.keys)).tolist()  # so few that lists are faster
+    shortest = max(sizes.fewest, _ceil(max(seen), sizes.most_of_tile))
+    lengths = range(max(*seen, shortest))
+    longest = bisect_left(lengths, True, shortest, key=lambda n: sum(_ceil(s, n) for s in seen) <= sizes.parts)
+    number = np.array([_ceil(s, _ceil(s, _ceil(s, longest))) for s in seen])  # none of them empty
+    of_part = np.arange(number.sum()) - np.repeat(_firsts(number), number)
+    return np.repeat(of_tile, number), np.repeat(offsets, number), of_part, np.repeat(number, number)
+
+
+def parts_within(
+    room: Room, tiles: tuple[Ints, Ints], counts: Ints, bounds: Ints, sizes: TileSizes
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """`parts` of the tiles that `singles_and_tiles_within` says, as many as such steps have at most."""
+    real = counts[tiles[0]] > tiles[1]
+    own = (tiles[0][real], tiles[1][real])
+    number = np.ones(len(own[0]), dtype=np.int64)
+    cut = (*own, 0 * number, number)
+    if 0 < len(number) < sizes.parts:
+        cut = parts(own, counts, bounds, sizes)
+    most = max(len(tiles[0]), sizes.parts)
+    rows, offsets, numbers, of_tile = cut
+    return (
+        _padded(rows, most, room.rows - 1),
+        _padded(offsets, most, 0),
+        _padded(numbers, most, 0),
+        _padded(of_tile, most, 1),
+    )
+
+
 def long_tiles(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
     """See the kernel attend_long: tokens, queries, befores and bases of its tiles, those that take longest first."""
     rows, offsets = tiles(counts, bounds, kinds.long, sizes.long_tile)
@@ -116,6 +166,10 @@ def _padded(column: Ints, length: int, entry: int) -> Ints:
     padded = np.full(length, entry, dtype=np.int64)
     padded[: len(column)] = column
     return padded
+
+
+def _ceil(n: int, of: int) -> int:
+    return -(-n // of)
 
 
 def _firsts(counts: Ints) -> Ints:

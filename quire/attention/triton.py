@@ -8,6 +8,7 @@ whose columns are padded to the length that its number of rows and tokens asks f
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,17 @@ from quire.errors import ConfigError
 from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
 from quire.kernels.table import kernel
 from quire.kernels.triton.attention import long as attention_long
-from quire.kernels.triton.attention.chunk import queries_of_tile
+from quire.kernels.triton.attention import parts as attention_parts
+from quire.kernels.triton.attention.chunk import queries_of_tile, tile_shape
 from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pieces
 
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640
 """Query tokens from which on it pays to bring a context into one piece."""
+_IN_PARTS = True
+"""Few tiles behind long contexts are cut along what they see."""
+_COLUMNS_WITH_PARTS = 8
+"""Of a step whose tiles are cut so; others have two fewer, or those of long rows behind them."""
 _PACK = 128
 _PACKED_BYTES = 2**29
 """Of the longest contexts' keys and values in one piece: 131,072 tokens of 8 KV heads 128 wide in bfloat16."""
@@ -42,14 +48,16 @@ class _Singles:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Longer rows, cut into tiles; see the kernel attend_tiles."""
+    """Longer rows, cut into tiles; see the kernels attend_tiles and attend_parts.
 
-    rows: Tensor
-    offsets: Tensor
-    starts: Tensor
-    counts: Tensor
-    firsts: Tensor
-    slots: Tensor
+    Attributes:
+        columns: Rows and offsets, numbers of parts and how many there are if tiles have parts; starts, counts, firsts
+            and slots.
+        in_parts: Whether they have.
+    """
+
+    columns: tuple[Tensor, ...]
+    in_parts: bool
 
 
 @dataclass(frozen=True)
@@ -101,14 +109,24 @@ class TritonAttention:
         self._keys_of_tile = keys_of_tile(d, item)
         self._spare = spare_pieces(kv_heads, device)
         pieces = max_rows + 1 + self._spare  # one for a step's padding
-        self._partials = new_partials(pieces, heads, kv_heads, d, device)
+        queries = queries_of_tile(d, item, group)
+        parts = attention_parts.number_of_parts(kv_heads, device) if _IN_PARTS else 0
+        self._partials = new_partials(max(pieces, parts * queries), heads, kv_heads, d, device)
         self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
-        self._sizes = TileSizes(queries_of_tile(d, item, group))
+        self._sizes = TileSizes(
+            queries,
+            parts=parts,
+            keys=tile_shape(d, item).keys,
+            fewest=attention_parts.FEWEST,
+            most_of_tile=attention_parts.MOST_OF_A_TILE,
+        )
         if None in kv.windows and attention_long.serves_long(device, cache.dtype, d):
             most = max(max_tokens, max_length) // _PACK + max_tokens // _LONG_FROM + 1
             room = min(most, _PACKED_BYTES // (2 * _PACK * kv_heads * d * item)) * _PACK
-            self._sizes = TileSizes(self._sizes.tile, attention_long.QUERIES, _LONG_FROM, _PACK, room)
+            self._sizes = dataclasses.replace(
+                self._sizes, long_tile=attention_long.QUERIES, long_from=_LONG_FROM, pack=_PACK, room=room
+            )
         self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
         self._steps: list[_GroupStep] = []
         self._rotate_and_store = kernel("rotate_and_store", "cuda")
@@ -116,24 +134,30 @@ class TritonAttention:
         self._cut_contexts = kernel("cut_contexts", "cuda")
         self._attend_pieces = kernel("attend_pieces", "cuda")
         self._attend_tiles = kernel("attend_tiles", "cuda")
+        self._attend_parts = kernel("attend_parts", "cuda")
         self._gather_contexts = kernel("gather_contexts", "cuda")
         self._attend_long = kernel("attend_long", "cuda")
 
     def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
-        """Rows of one token; tiles, of long rows and then of short ones; counts and first tokens; long rows' tiles and
-        packs. Nothing if all rows have one token. Where there is room for no row of one token, it is a tile.
+        """Rows of one token; tiles, of long rows and then of short ones, or the parts of few tiles; counts and first
+        tokens; long rows' tiles and packs. Nothing if all rows have one token. Where there is room for no row of one
+        token, it is a tile. With room, its tokens alone decide whether there may be parts.
         """
+        sizes, behind = self._sizes, (counts, counts.cumsum() - counts)
         if room is not None:
-            single, rows = tiling.singles_and_tiles_within(room, counts, bounds, self._sizes.tile)
-            return *single, *rows, counts, counts.cumsum() - counts
+            single, rows = tiling.singles_and_tiles_within(room, counts, bounds, sizes.tile)
+            if sizes.are_few(-(-room.tokens // sizes.tile)):
+                return *single, *tiling.parts_within(room, rows, counts, bounds, sizes), *behind
+            return *single, *rows, *behind
         if (counts == 1).all():
             return ()
-        kinds, sizes = Kinds.of(counts, bounds, self._sizes), self._sizes
+        kinds = Kinds.of(counts, bounds, sizes)
         of_long, of_short = (tiling.tiles(counts, bounds, rows, sizes.tile) for rows in (kinds.long, kinds.short))
-        columns = (*tiling.singles(counts, kinds), *tiling.concatenated((of_long, of_short)), counts)
-        columns = (*columns, counts.cumsum() - counts)
+        single = tiling.singles(counts, kinds)
         if not len(kinds.long):
-            return columns
+            few = sizes.are_few(len(of_short[0]))
+            return *single, *(tiling.parts(of_short, counts, bounds, sizes) if few else of_short), *behind
+        columns = (*single, *tiling.concatenated((of_long, of_short)), *behind)
         of_long_rows = tiling.long_tiles(counts, bounds, kinds, sizes), tiling.packs(counts, bounds, kinds, sizes)
         return columns + of_long_rows[0] + of_long_rows[1]
 
@@ -154,9 +178,12 @@ class TritonAttention:
         if step.pieces is not None:
             self._attend_pieces(q, keys, values, step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
         if (tiles := step.tiles) is not None:
-            columns = (tiles.rows, tiles.offsets, tiles.starts, tiles.counts, tiles.firsts, tiles.slots)
-            rest = (step.window, self._sizes.tile, out, layer.scale, layer.cap)
-            self._attend_tiles(q, keys, values, step.table, *columns, *rest)
+            rest = (out, layer.scale, layer.cap)
+            columns = (step.table, *tiles.columns, step.window, self._sizes.tile)
+            if tiles.in_parts:
+                self._attend_parts(q, keys, values, *columns, self._partials, *rest)
+            else:
+                self._attend_tiles(q, keys, values, *columns, *rest)
         if (long := step.long) is not None:
             self._gather_contexts(keys, values, step.table, long.slots, *long.packs, long.k, long.v)
             self._attend_long(q, long.k, long.v, *long.tiles, out, layer.scale, layer.cap)
@@ -177,8 +204,12 @@ class TritonAttention:
         """The step's columns, by what they are for. Long rows are served by tiles where there is a window."""
         if not rows.columns:
             return _Singles(None, None, len(rows.counts)), None, None
-        single_rows, tokens, tile_rows, tile_offsets, counts, firsts, *of_long = rows.columns
         tiles: _Tiles | None = None
+        if len(rows.columns) == _COLUMNS_WITH_PARTS:
+            single_rows, tokens, *of_part, counts, firsts = rows.columns
+            tiles = _Tiles((*of_part, rows.starts, counts, firsts, rows.slots), in_parts=True)
+            return _Singles(single_rows, tokens, len(single_rows)), tiles, None
+        single_rows, tokens, tile_rows, tile_offsets, counts, firsts, *of_long = rows.columns
         long: _Long | None = None
         kinds, skipped = Kinds.of(rows.counts, rows.bounds, self._sizes), 0
         if window is None and of_long:
@@ -186,5 +217,6 @@ class TritonAttention:
             k, v = self._packed[:, : len(of_long[4]) * _PACK].unbind()
             long = _Long(rows.slots, tuple(of_long[4:]), tuple(of_long[:4]), k, v)
         if len(tile_rows) > skipped:
-            tiles = _Tiles(tile_rows[skipped:], tile_offsets[skipped:], rows.starts, counts, firsts, rows.slots)
+            own = (tile_rows[skipped:], tile_offsets[skipped:])
+            tiles = _Tiles((*own, rows.starts, counts, firsts, rows.slots), in_parts=False)
         return _Singles(single_rows, tokens, len(single_rows)), tiles, long

@@ -44,6 +44,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ("cut_contexts", "cuda"): "quire.kernels.triton.attention.decode:cut_contexts",
     ("attend_pieces", "cuda"): "quire.kernels.triton.attention.decode:attend_pieces",
     ("attend_tiles", "cuda"): "quire.kernels.triton.attention.chunk:attend_tiles",
+    ("attend_parts", "cuda"): "quire.kernels.triton.attention.parts:attend_parts",
     ("gather_contexts", "cuda"): "quire.kernels.triton.attention.contexts:gather_contexts",
     ("attend_long", "cuda"): "quire.kernels.triton.attention.long:attend_long",
     ("attend_tokens", "cpu"): "quire.kernels.reference.paged:attend_tokens",

@@ -16,6 +16,7 @@ from quire.attention.cpu import CpuAttention
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary
 from quire.kernels.table import KERNELS
+from quire.kernels.triton.attention.chunk import TileShape
 from tests.kernels.test_reference import attention
 
 HEADS, KV_HEADS, D = 4, 2, 8
@@ -196,6 +197,27 @@ def test_with_room_columns_are_equally_long_whatever_the_rows(
         dummies = (rest, *[0] * (5 - len(moves) - 1))
         shapes.add(scene.step(moves, dummies, room=Room(31, 5, singles)))
     assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("room", [None, Room(16, 5, 0), Room(16, 5, 3)])
+def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are so few tiles that they are cut along what they see; where they may be cut is made smaller here."""
+    from quire.attention import triton
+    from quire.kernels.triton.attention import parts
+
+    shape = TileShape(rows=16, keys=16, warps=4, stages=2)
+    for module in (parts, triton):
+        monkeypatch.setattr(module, "tile_shape", lambda *_: shape)
+    monkeypatch.setattr(triton, "queries_of_tile", lambda d, item, group: shape.rows // group)
+    monkeypatch.setattr(parts, "FEWEST", 1)
+    monkeypatch.setattr(parts, "number_of_parts", lambda *_: 6)
+    scene = Scene(triton_backend, device, 16, 3, groups=(0, 1), windows=(None, 30))
+    scene.step({0: 70, 1: 35})
+    assert scene.backend.columns(np.array([7]), np.array([70]))[5].tolist() == [5] * 5
+    for moves in ({1: 9, 0: 2}, {0: 1, 1: 5, 2: 3}):
+        rest = 16 - sum(moves.values())
+        dummies = () if room is None else (rest, *[0] * (5 - len(moves) - 1))
+        scene.step(moves, dummies, room=room)
 
 
 def test_any_steps(new_scene: SceneOf) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
+import pytest
 
 from quire.attention import tiling
+from quire.attention.backend import Room
 from quire.attention.tiling import Kinds, TileSizes
 
 SIZES = TileSizes(tile=32, long_tile=128, long_from=256, pack=128, room=4096)
@@ -62,3 +65,54 @@ def check_long(counts: np.ndarray, bounds: np.ndarray, kinds: Kinds) -> None:
             assert position == before + i
             assert places[row, position] == base + position
     assert not of_token
+
+
+@pytest.mark.parametrize("most", [2, 5, 12, 33])
+def test_few_tiles_are_cut_along_what_they_see(most: int) -> None:
+    """Into as many parts as there shall be at most, none of which is empty or shorter than it may be for nothing."""
+    rng = random.Random(most)
+    sizes = TileSizes(tile=32, parts=most, keys=16, fewest=2, most_of_tile=7)
+    seen_cut = 0
+    for _ in range(60):
+        number = rng.randint(1, 6)
+        counts = np.array([rng.choice([2, 31, 32, 33, 64]) for _ in range(number)])
+        bounds = np.array([int(10 ** rng.uniform(0, 4)) for _ in range(number)])
+        tiles = tiling.tiles(counts, bounds, np.arange(number), 32)
+        if not sizes.are_few(len(tiles[0])):
+            continue
+        whole, cut = list(zip(*tiles, strict=True)), tiling.parts(tiles, counts, bounds, sizes)
+        parts = list(zip(*cut, strict=True))
+        assert len(parts) <= most
+        assert parts == [(*tile, i, n) for tile, n in Counter(part[:2] for part in parts).items() for i in range(n)]
+        assert list(dict.fromkeys(part[:2] for part in parts)) == whole
+        seen, of_tile = -(-(bounds[cut[0]] + np.minimum(cut[1] + 32, counts[cut[0]])) // 16), cut[3]
+        each = -(-seen // of_tile)
+        assert of_tile.max() <= 7
+        assert (each * (of_tile - 1) < seen).all()
+        assert (each[of_tile > 1] >= 2).all()
+        longest = max(2, each.max())
+        if longest > max(2, -(-seen.max() // 7)):  # shorter ones would be too many
+            assert (-(-seen // (longest - 1)))[cut[2] == 0].sum() > most
+        seen_cut += len(parts) > len(whole)
+    assert seen_cut
+
+
+@pytest.mark.parametrize("singles", [0, 3])
+def test_parts_have_room_in_steps_of_one_size(singles: int) -> None:
+    """What pads them is a tile of the row without tokens that has one part."""
+    rng, sizes, room = random.Random(1), TileSizes(16, parts=9, keys=16, fewest=1, most_of_tile=8), Room(40, 6, singles)
+    lengths = set()
+    for _ in range(40):
+        counts = np.array([rng.randint(1, 10) for _ in range(4)] + [0, 0])
+        counts[4] = 40 - counts.sum()
+        bounds = np.array([rng.randint(0, 300) for _ in range(4)] + [0, 0])
+        _, tiles = tiling.singles_and_tiles_within(room, counts, bounds, 16)
+        cut = tiling.parts_within(room, tiles, counts, bounds, sizes)
+        lengths |= {len(column) for column in cut}
+        real = counts[cut[0]] > cut[1]
+        assert [column[~real].tolist() for column in cut] == [[entry] * (~real).sum() for entry in (5, 0, 0, 1)]
+        assert not real[real.sum() :].any()
+        own = tuple(column[counts[tiles[0]] > tiles[1]] for column in tiles)
+        assert {*zip(cut[0][real], cut[1][real], strict=True)} == {*zip(*own, strict=True)}
+        assert real.sum() <= max(len(own[0]), sizes.parts)
+    assert lengths == {max(40 // 16 + 6, 9)}

@@ -34,7 +34,8 @@ def attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBac
     from quire.attention.triton import TritonAttention
 
     with pytest.MonkeyPatch.context() as patch:
-        for op in ("place_tokens", "cut_contexts", "attend_pieces", "attend_tiles", "gather_contexts", "attend_long"):
+        attends = ("attend_pieces", "attend_tiles", "attend_parts", "attend_long")
+        for op in ("place_tokens", "cut_contexts", "gather_contexts", *attends):
             patch.setitem(KERNELS, (op, "cuda"), f"quire.kernels.reference.paged_rows:{op}")
         patch.setitem(KERNELS, ("rotate_and_store", "cuda"), "quire.kernels.reference.paged:rotate_and_store")
         return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)

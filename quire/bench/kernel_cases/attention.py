@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,6 +78,35 @@ def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     return KernelCase("attend_tiles", name, make, moved, 4 * seen * heads.query * heads.width)
 
 
+def _parts(tokens: int, before: int, heads: _Heads) -> KernelCase:
+    """A row of few tokens."""
+
+    def make(device: torch.device) -> Arguments:
+        from quire.attention import tiling
+        from quire.kernels.triton.attention import parts
+        from quire.kernels.triton.attention.chunk import queries_of_tile, tile_shape
+
+        caches = _caches(1, before + tokens, heads, device)
+        q = torch.randn(tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
+        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv)
+        sizes = tiling.TileSizes(
+            queries,
+            parts=parts.number_of_parts(heads.kv, device),
+            keys=tile_shape(heads.width, _ITEM).keys,
+            fewest=parts.FEWEST,
+            most_of_tile=parts.MOST_OF_A_TILE,
+        )
+        counts, bounds = np.array([tokens]), np.array([before])
+        cut = tiling.parts(tiling.tiles(counts, bounds, np.arange(1), queries), counts, bounds, sizes)
+        columns = (*cut, bounds, counts, 0 * counts, 0 * counts)
+        partials = paged_rows.new_partials(len(cut[0]) * queries, heads.query, heads.kv, heads.width, device)
+        rest = (*(torch.from_numpy(column).to(device) for column in columns), None, queries, partials)
+        return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
+
+    whole = _chunk(1, tokens, before, heads)
+    return KernelCase("attend_parts", whole.name, make, whole.bytes, whole.flops)
+
+
 def _long(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     """The same, over contexts in one piece."""
 
@@ -132,6 +162,7 @@ def _cases(decode: Sequence[tuple[int, int]], chunk: Sequence[tuple[int, int, in
     return [
         *(_decode(rows, length, heads) for rows, length in decode),
         *(_chunk(rows, tokens, before, heads) for rows, tokens, before in chunk),
+        *(_parts(tokens, before, heads) for rows, tokens, before in chunk if rows == 1 and tokens < 128),
         *(_long(rows, tokens, before, heads) for rows, tokens, before in chunk),
         *(_gather(tokens + before, heads) for rows, tokens, before in chunk if rows == 1),
         *(_cut(rows, 4_096, heads) for rows in (1, 256)),

@@ -172,6 +172,40 @@ def attend_tiles(
         out[begin : begin + n] = _attend(q[begin : begin + n], k, v, hidden, scale, cap)
 
 
+def attend_parts(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tile_rows: Tensor,
+    tile_offsets: Tensor,
+    part_numbers: Tensor,
+    part_counts: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    firsts: Tensor,
+    slots: Tensor,
+    window: int | None,
+    queries: int,
+    partials: Partials,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """The same as `attend_tiles`, for tiles that are cut along their keys.
+
+    Args:
+        q, keys, values, table, starts, counts, firsts, slots, window, queries, out, scale, cap: See attend_tiles.
+        tile_rows, tile_offsets: [n] int64, each tile's as often as it has parts. These stand together, in order.
+        part_numbers, part_counts: [n] int64: which of a tile's parts it is, from 0, and how many they are at most:
+            parts are as many as what the tile sees is long enough for.
+        partials: Room for `queries` pieces a part; those of parts before the last tile that is cut are used.
+    """
+    own = part_numbers == 0
+    tiles = (tile_rows[own], tile_offsets[own])
+    attend_tiles(q, keys, values, table, *tiles, starts, counts, firsts, slots, window, queries, out, scale, cap)
+
+
 def gather_contexts(
     keys: Tensor,
     values: Tensor,

@@ -148,26 +148,26 @@ def _attend_tiles(
     total = tl.zeros((M, D_BLOCK), tl.float32)
     if not WINDOWED:
         for at in tl.range(0, whole_end, N, num_stages=STAGES):
-            k, v = _tile_of_keys(
+            k, v = tile_of_keys(
                 keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
             )
             score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            highest, weights, total = _add(score, v, highest, weights, total, False)
+            highest, weights, total = add_tile(score, v, highest, weights, total, False)
     for at in tl.range(whole_end, end, N, num_stages=STAGES):
         other = at + lane
-        k, v = _tile_of_keys(
+        k, v = tile_of_keys(
             keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
         )
         score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
         seen = other[None, :] <= position[:, None]
         if WINDOWED:
             seen &= other[None, :] > position[:, None] - window
-        highest, weights, total = _add(tl.where(seen, score, float("-inf")), v, highest, weights, total, WINDOWED)
+        highest, weights, total = add_tile(tl.where(seen, score, float("-inf")), v, highest, weights, total, WINDOWED)
     tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
 
 
 @triton.jit
-def _tile_of_keys(
+def tile_of_keys(
     keys,
     values,
     blocks,
@@ -198,7 +198,7 @@ def _tile_of_keys(
 
 
 @triton.jit
-def _add(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
+def add_tile(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
     """One more tile of scores and values in the running softmax."""
     new_highest = tl.maximum(highest, tl.max(score, 1))
     basis = new_highest
