@@ -26,7 +26,8 @@ class TileSizes:
         long_from: Query tokens from which on a row is long; None: no row is.
         pack: Contexts are packed in pieces of so many tokens.
         room: Tokens of all packed contexts; rows that find no room are not long.
-        parts: Where tiles are at most half as many, they are cut along what they see, into so many parts at most.
+        parts: Where tiles are few, they are cut along what they see, into so many parts at most.
+        few: Tokens up to which tiles may be few.
         keys: Parts begin at multiples of so many positions.
         fewest: They have so many times as many positions, unless their tile sees less.
         most_of_tile: Parts of one tile.
@@ -38,13 +39,14 @@ class TileSizes:
     pack: int = 1
     room: int = 0
     parts: int = 0
+    few: int = 256
     keys: int = 1
     fewest: int = 1
     most_of_tile: int = 1
 
-    def are_few(self, tiles: int) -> bool:
-        """Whether so many tiles are cut along what they see."""
-        return 0 < 2 * tiles <= self.parts
+    def are_few(self, tokens: int) -> bool:
+        """Whether tiles of so many tokens are cut along what they see. If so, those of fewer tokens are too."""
+        return 0 < 2 * _ceil(tokens, self.tile) <= self.parts and tokens <= self.few
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class TritonAttention:
         sizes, behind = self._sizes, (counts, counts.cumsum() - counts)
         if room is not None:
             single, rows = tiling.singles_and_tiles_within(room, counts, bounds, sizes.tile)
-            if sizes.are_few(-(-room.tokens // sizes.tile)):
+            if sizes.are_few(room.tokens):
                 return *single, *tiling.parts_within(room, rows, counts, bounds, sizes), *behind
             return *single, *rows, *behind
         if (counts == 1).all():
@@ -155,7 +155,7 @@ class TritonAttention:
         of_long, of_short = (tiling.tiles(counts, bounds, rows, sizes.tile) for rows in (kinds.long, kinds.short))
         single = tiling.singles(counts, kinds)
         if not len(kinds.long):
-            few = sizes.are_few(len(of_short[0]))
+            few = sizes.are_few(int(counts[kinds.short].sum()))
             return *single, *(tiling.parts(of_short, counts, bounds, sizes) if few else of_short), *behind
         columns = (*single, *tiling.concatenated((of_long, of_short)), *behind)
         of_long_rows = tiling.long_tiles(counts, bounds, kinds, sizes), tiling.packs(counts, bounds, kinds, sizes)

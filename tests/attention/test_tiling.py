@@ -78,7 +78,7 @@ def test_few_tiles_are_cut_along_what_they_see(most: int) -> None:
         counts = np.array([rng.choice([2, 31, 32, 33, 64]) for _ in range(number)])
         bounds = np.array([int(10 ** rng.uniform(0, 4)) for _ in range(number)])
         tiles = tiling.tiles(counts, bounds, np.arange(number), 32)
-        if not sizes.are_few(len(tiles[0])):
+        if len(tiles[0]) > most:
             continue
         whole, cut = list(zip(*tiles, strict=True)), tiling.parts(tiles, counts, bounds, sizes)
         parts = list(zip(*cut, strict=True))
@@ -95,6 +95,18 @@ def test_few_tiles_are_cut_along_what_they_see(most: int) -> None:
             assert (-(-seen // (longest - 1)))[cut[2] == 0].sum() > most
         seen_cut += len(parts) > len(whole)
     assert seen_cut
+
+
+def test_tiles_are_few_by_their_tokens() -> None:
+    assert [TileSizes(16, parts=9).are_few(tokens) for tokens in (0, 1, 64, 65)] == [False, True, True, False]
+    assert [TileSizes(64, parts=33).are_few(tokens) for tokens in (256, 257)] == [True, False]
+    assert not TileSizes(16).are_few(1)
+
+
+def test_many_tiles_are_not_cut() -> None:
+    counts, bounds = np.full(7, 2), np.full(7, 900)
+    tiles = tiling.tiles(counts, bounds, np.arange(7), 16)
+    assert tiling.parts(tiles, counts, bounds, TileSizes(16, parts=6, keys=16, most_of_tile=8))[3].tolist() == [1] * 7
 
 
 @pytest.mark.parametrize("singles", [0, 3])

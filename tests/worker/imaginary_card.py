@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from quire.attention import triton as attention
 from quire.kernels import table
 from quire.kernels.triton.attention import long as attention_long
+from quire.kernels.triton.attention import parts as attention_parts
 from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place
@@ -46,6 +47,7 @@ def imagine() -> None:
         if name.startswith("quire.kernels.triton") and hasattr(module, "can_overlap"):
             module.can_overlap = lambda device: True  # type: ignore[attr-defined]
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
+    attention_parts._multiprocessors = lambda device: 132  # type: ignore[assignment]
     from quire.kernels.triton.linear import linear
 
     linear._is_sm_90 = lambda device: True  # type: ignore[assignment]

@@ -61,6 +61,11 @@ def test_long_attention_experts_and_gated_products_are_found(served: list[dict[s
     assert {"_attend_long", "_gather_contexts", "_gated_kernel", "_route_kernel", "_penalize"} <= found
 
 
+def test_tiles_are_found_whole_and_in_parts(served: list[dict[str, Any]]) -> None:
+    for one in served:
+        assert {"_attend_tiles", "_attend_parts", "_merge_parts"} <= {*one["found"]}
+
+
 def test_steps_have_all_numbers_of_rows_and_tokens() -> None:
     steps = list(rehearsed_steps(LargestStep(rows=300, tokens=1000, length=400)))
     assert {len(counts) for counts in steps if counts[-1] == 1} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 300}
