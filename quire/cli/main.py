@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import quire
 from quire.errors import QuireError, SetupError
@@ -36,17 +37,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"quire: error: '{name}' is not a command.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         raise SystemExit(2)
     try:
-        code = importlib.import_module(COMMANDS[name][0]).run(rest)
-        sys.stdout.flush()
-        raise SystemExit(code)
+        raise SystemExit(_printed(importlib.import_module(COMMANDS[name][0]).run, rest))
     except QuireError as error:
         print(f"quire: error: {error.message}", file=sys.stderr)
         raise SystemExit(error.exit_code if isinstance(error, SetupError) else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:  # whoever read the output has seen enough, as in `quire collect-env | head`
+
+
+def _printed(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """A command's exit code, once all it printed is out; 141 where the reader left: `quire collect-env | head -1`."""
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
-        raise SystemExit(141) from None
+        return 141
+    return code
+
+
+def _reader_left() -> bool:
+    """Whether it is standard output that nobody reads, and no other pipe."""
+    looking = select.poll()
+    looking.register(sys.stdout.fileno(), 0)  # errors are always told
+    return bool(looking.poll(0))
 
 
 def _usage() -> str:

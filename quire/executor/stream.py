@@ -105,17 +105,24 @@ class StreamExecutor:
 
     def close(self) -> None:
         """See Executor. After a step that failed, what others say of it is not heard: it has been raised already."""
-        with nullcontext() if self._failure is None else suppress(Exception):
-            for flight in self._flights:
-                flight.wait()
-        self._flights.clear()
-        if self._worker is not None:
-            from quire.worker.device_memory import give_back
-
-            self._worker.close()
-            self._worker = None
+        try:
             with nullcontext() if self._failure is None else suppress(Exception):
-                give_back()
+                for flight in self._flights:
+                    flight.wait()
+        finally:
+            self._flights.clear()
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                worker.close()
+                del worker
+                self._give_back()
+
+    def _give_back(self) -> None:
+        """The device's memory."""
+        from quire.worker.device_memory import give_back
+
+        with nullcontext() if self._failure is None else suppress(Exception):
+            give_back()
 
     def _oldest(self, timeout: float | None) -> Result | None:
         """The oldest flight's result, once it has landed."""

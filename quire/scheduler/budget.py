@@ -73,7 +73,7 @@ class Budget:
         Args:
             planned, ahead: Of the running requests, in the order of rank.
             requests: The same.
-            waiting: Tokens that waiting requests are behind.
+            waiting: Tokens that waiting requests are behind, if the cache holds nothing of theirs.
         """
         self._start_clock(planned, ahead, waiting)
         counts = ahead.copy()
@@ -86,7 +86,7 @@ class Budget:
         return granted
 
     def open_idle(self) -> None:
-        """The same when nobody runs."""
+        """A new step begins, and nobody runs: it will have only what is admitted."""
         self._limit_ms, self._chunk_ms = None, 0.0
         self._step_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
 
@@ -133,7 +133,7 @@ class Budget:
         return self._limit_ms is not None and self._chunk_ms > 0 and self._left_ms <= 0
 
     def _start_clock(self, planned: Column, ahead: Column, waiting: int) -> None:
-        self.open_idle()
+        self._limit_ms, self._step_ms, self._chunk_ms = None, 0.0, 0.0
         if self._cost is None:
             return
         streaming = ahead == 1

@@ -51,12 +51,15 @@ class RankedRequests:
 
     def add(self, request: Request) -> None:
         """Takes its place by rank."""
-        bisect.insort(self._sorted, request, key=lambda r: r.rank)
-        self._rows = None
+        index = bisect.bisect_right(self._sorted, request.rank, key=lambda r: r.rank)
+        self._sorted.insert(index, request)
+        if self._rows is not None:
+            self._rows = np.insert(self._rows, index, request.row)
 
     def remove(self, request: Request) -> None:
         """Leaves; it must be there."""
         index = bisect.bisect_left(self._sorted, request.rank, key=lambda r: r.rank)
         assert self._sorted[index] is request
         del self._sorted[index]
-        self._rows = None
+        if self._rows is not None:
+            self._rows = np.delete(self._rows, index)

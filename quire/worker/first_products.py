@@ -96,8 +96,8 @@ def use_once(products: Sequence[Product], place: Place) -> bool:
                 bias = weights[:outputs] if product.has_bias else None
                 for rows in product.rows:
                     F.linear(inputs[: rows * columns].view(rows, columns), weight, bias)
-    except torch.OutOfMemoryError:
-        _log.info("kernels     no room to use products before they are needed")
+    except RuntimeError as error:  # cuBLAS and the driver have their own ways to say that there is no room
+        _log.info("kernels     products are not used before they are needed: %s", error)
         return False
     return True
 

@@ -1,7 +1,7 @@
 """CUDA graphs of a model's steps, one for each of a few shapes.
 
 A graph replays the same kernels on the same addresses, so everything it reads is in persistent buffers, and what varies
-from step to step (slots, lengths, tables) is read by its kernels from the device. Knows nothing about sampling.
+from step to step (slots, lengths, tables) is read by its kernels from the device. What a step does is the caller's.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ class StepShape:
     def of_prompts(cls, tokens: int, rows: int, *, singles: bool) -> StepShape:
         """So many rows at most, each of any number of tokens; of at least two unless there are `singles`."""
         most = _MANY if singles else _FEW
+        assert tokens != most + _PADDING_ROWS, "as many rows as tokens are taken for a decode step"
         return cls(tokens, most + _PADDING_ROWS, min(rows, most), min(rows, most) if singles else 0)
 
     @property

@@ -157,11 +157,11 @@ class _PinnedPool:
     copies wait for the device, but no request is lost.
     """
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, part: int, *, pin: bool = True) -> None:
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, part: int) -> None:
         self._shape = shape
         self._dtype = dtype
         self._part = part
-        self._pin = pin
+        self._pin = True
         self._parts: dict[int, Tensor] = {}
 
     def __getitem__(self, block: int) -> Tensor:

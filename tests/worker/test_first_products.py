@@ -86,9 +86,12 @@ def test_use_goes_on_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name.startswith("products") for *_, name in used] == [True, True]
 
 
-def test_where_there_is_no_room_nothing_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")]
+)
+def test_where_there_is_no_room_nothing_is_used(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        raise error
 
     monkeypatch.setattr(torch, "empty", run_out)
     assert not begin_use([Product(6, 4, True, (7, 3))], PLACE).result(9)

@@ -49,7 +49,7 @@ def begin_step(
     slot_of_token: Tensor,
     tokens: Tensor,
 ) -> None:
-    """See the reference. Every row has a token, and rows stand in order; all are contiguous."""
+    """See the reference. Rows stand in order, and each has one token if there are as many; all are contiguous."""
     rows, total = len(slots), len(ids)
     options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
     options["launch_pdl"] = options["OVERLAP"]

@@ -16,7 +16,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, thread
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Compile = Callable[[JITFunction[Any], str], Any]
 """A function and one of its specialisations, as Triton writes it down → the compiled kernel."""
+_LATER_PART = 4
+"""One thread in so many compiles what has time: they share the interpreter's lock with the first requests."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +54,8 @@ class Precompiler:
     def __init__(self, threads: int, compile: Compile | None = None, prepare: Callable[[], None] | None = None) -> None:
         self.names: list[str] = []
         self._compile = compile or _compile_and_load
-        self._now, self._later = (ThreadPoolExecutor(threads, f"compile {when}") for when in ("now", "later"))
+        self._now = ThreadPoolExecutor(threads, "compile now")
+        self._later = ThreadPoolExecutor(max(1, threads // _LATER_PART), "compile later")
         self._prepared = self._now.submit(prepare or _prepare)
         self._undisturbed = threading.Event()  # set while nobody rehearses
         self._needed = threading.Event()  # what was to be compiled later is waited for, or all else is done
@@ -148,8 +151,10 @@ class Precompiler:
         kernels, key = function.device_caches[missed["device"]][0], missed["key"]
         self.names.append(function.fn.__name__)
         pool, begins = (self._later, self._needed) if self._has_time else (self._now, self._undisturbed)
-        done = pool.submit(self._compile_prepared, begins, function, missed["specialization_data"])
-        kernels[key] = compilation = _Compilation(kernels, key, done, self._needed if self._has_time else None)
+        specialization = missed["specialization_data"]
+        done = pool.submit(self._compile_prepared, begins, function, specialization)
+        again = functools.partial(self._compile, function, specialization)
+        kernels[key] = compilation = _Compilation(kernels, key, done, again, self._needed if self._has_time else None)
         if self._has_time:
             done.add_done_callback(lambda _: compilation.end())
         else:
@@ -157,7 +162,7 @@ class Precompiler:
 
     def _compile_prepared(self, begins: threading.Event, function: JITFunction[Any], specialization: str) -> Any:
         begins.wait()
-        if self._closed:
+        if self._closed or thread._shutdown:  # the interpreter ends, and would wait for all that is left
             raise CancelledError
         self._prepared.result()
         settle_key(function)
@@ -171,22 +176,36 @@ class _Compilation:
         kernels: Triton's, by key.
         key: Of the kernel.
         done: The compiled kernel, some time.
+        again: Compiles it.
         needed: What to set if somebody waits for it.
     """
 
     def __init__(
-        self, kernels: dict[str, Any], key: str, done: Future[Any], needed: threading.Event | None = None
+        self,
+        kernels: dict[str, Any],
+        key: str,
+        done: Future[Any],
+        again: Callable[[], Any],
+        needed: threading.Event | None = None,
     ) -> None:
         self._kernels = kernels
         self._key = key
         self._done = done
+        self._again = again
         self._needed = needed
 
     def result(self) -> Any:
-        """Triton asks for it at a launch."""
+        """Triton asks for it at a launch. What a thread could not compile, for want of room on the disk for example, is
+        tried once more: an error here is the engine's end.
+        """
         if self._needed is not None:
             self._needed.set()
-        return self._done.result()
+        try:
+            return self._done.result()
+        except Exception as error:
+            _log.info("kernels     one was not compiled ahead: %r", error)
+            self._kernels[self._key] = kernel = self._again()
+            return kernel
 
     def end(self) -> None:
         """Wait, and leave the place to the kernel. If there is none, the launch that needs it compiles and says why."""

@@ -48,7 +48,7 @@ def compiler() -> Compiler:
 def precompiler(compiler: Compiler) -> Iterator[Precompiler]:
     _kernel.device_caches.clear()
     _kernel.device_caches[0] = ({},)  # of which Triton finds a launch's compilation by its key
-    made = Precompiler(2, compiler, lambda: None)
+    made = Precompiler(8, compiler, lambda: None)
     yield made
     compiler.may_end.set()
     made.close()
