@@ -74,9 +74,6 @@ class StubAttention:
         single, rows = tiling.singles_and_tiles_within(room, counts, bounds, self._sizes.tile)
         return *single, *rows, counts, counts.cumsum() - counts
 
-    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
-        return not len(tiling.Kinds.of(counts, bounds, self._sizes).long)
-
 
 class StubGraphs:
     """Graphs that do nothing."""

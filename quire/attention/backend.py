@@ -121,10 +121,6 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
-        """Whether a step of such rows may be given room."""
-        ...
-
     def prepare(self, rows: Rows) -> None:
         """Take in a step: whatever its layers share is computed here, once."""
         ...

@@ -69,10 +69,6 @@ class CpuAttention:
         """See AttentionBackend."""
         return ()
 
-    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
-        """See AttentionBackend."""
-        return True
-
     def prepare(self, rows: Rows) -> None:
         """See AttentionBackend."""
         lengths = rows.starts.numpy() + rows.counts

@@ -28,8 +28,6 @@ from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pi
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640
 """Query tokens from which on it pays to bring a context into one piece."""
-_IN_PARTS = True
-"""Few tiles behind long contexts are cut along what they see."""
 _COLUMNS_WITH_PARTS = 8
 """Of a step whose tiles are cut so; others have two fewer, or those of long rows behind them."""
 _PACK = 128
@@ -110,7 +108,7 @@ class TritonAttention:
         self._spare = spare_pieces(kv_heads, device)
         pieces = max_rows + 1 + self._spare  # one for a step's padding
         queries = queries_of_tile(d, item, group)
-        parts = attention_parts.number_of_parts(kv_heads, device) if _IN_PARTS else 0
+        parts = attention_parts.number_of_parts(kv_heads, device)
         self._partials = new_partials(max(pieces, parts * queries), heads, kv_heads, d, device)
         self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
@@ -145,6 +143,7 @@ class TritonAttention:
         """
         sizes, behind = self._sizes, (counts, counts.cumsum() - counts)
         if room is not None:
+            assert room.tokens < _LONG_FROM, "how contexts of long rows are packed depends on their lengths"
             single, rows = tiling.singles_and_tiles_within(room, counts, bounds, sizes.tile)
             if sizes.are_few(room.tokens):
                 return *single, *tiling.parts_within(room, rows, counts, bounds, sizes), *behind
@@ -160,10 +159,6 @@ class TritonAttention:
         columns = (*single, *tiling.concatenated((of_long, of_short)), *behind)
         of_long_rows = tiling.long_tiles(counts, bounds, kinds, sizes), tiling.packs(counts, bounds, kinds, sizes)
         return columns + of_long_rows[0] + of_long_rows[1]
-
-    def can_replay(self, counts: Ints, bounds: Ints) -> bool:
-        """See AttentionBackend: what is launched for long rows depends on their contexts."""
-        return not len(Kinds.of(counts, bounds, self._sizes).long)
 
     def prepare(self, rows: Rows) -> None:
         """See AttentionBackend."""

@@ -173,8 +173,7 @@ class Runner:
         """Of the recorded step that does what this one does, if there is one."""
         if host.is_decode:
             return self._shapes.of_decode(len(host.slots))
-        shape = self._shapes.of_prompts(len(host.ids), len(host.slots), int(np.count_nonzero(host.counts == 1)))
-        return shape if shape and self._attention.can_replay(host.counts, host.bounds) else None
+        return self._shapes.of_prompts(len(host.ids), len(host.slots), int(np.count_nonzero(host.counts == 1)))
 
     def _replay(self, plan: Plan, host: HostBatch, shape: StepShape, watch: Watch) -> Flight:
         """A recorded step. It draws without rules in any case: where these are asked for, on behalf of the dummy."""

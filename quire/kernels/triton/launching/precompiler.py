@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, thread
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 
 Compile = Callable[[JITFunction[Any], str], Any]
 """A function and one of its specialisations, as Triton writes it down → the compiled kernel."""
-_LATER_PART = 4
+_LATER_PART = 8
 """One thread in so many compiles what has time: they share the interpreter's lock with the first requests."""
+_TURN_S = 2e-4
+"""For which a thread that compiles what has time holds the interpreter's lock while others wait for it: Python's usual
+5 ms are longer than a step."""
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +64,7 @@ class Precompiler:
         self._undisturbed = threading.Event()  # set while nobody rehearses
         self._needed = threading.Event()  # what was to be compiled later is waited for, or all else is done
         self._rehearsing = self._has_time = self._closed = False
+        self._turns = _ShortTurns()
         self._begun: list[_Compilation] = []
 
     def __enter__(self) -> Precompiler:
@@ -165,8 +170,31 @@ class Precompiler:
         if self._closed or thread._shutdown:  # the interpreter ends, and would wait for all that is left
             raise CancelledError
         self._prepared.result()
-        settle_key(function)
-        return self._compile(function, specialization)
+        with self._turns if begins is self._needed else nullcontext():
+            settle_key(function)
+            return self._compile(function, specialization)
+
+
+class _ShortTurns:
+    """While any thread is inside, threads hold the interpreter's lock for _TURN_S at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._usual_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(_TURN_S)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                sys.setswitchinterval(self._usual_s)
 
 
 class _Compilation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -48,7 +49,7 @@ def compiler() -> Compiler:
 def precompiler(compiler: Compiler) -> Iterator[Precompiler]:
     _kernel.device_caches.clear()
     _kernel.device_caches[0] = ({},)  # of which Triton finds a launch's compilation by its key
-    made = Precompiler(8, compiler, lambda: None)
+    made = Precompiler(16, compiler, lambda: None)
     yield made
     compiler.may_end.set()
     made.close()
@@ -134,3 +135,19 @@ def test_a_start_that_fails_leaves_no_compilation_behind(precompiler: Precompile
         raise ValueError("no such weights")
     assert compiler.began == []
     assert kept("b") is None
+
+
+def test_what_has_time_leaves_the_interpreter_to_others_soon(precompiler: Precompiler, compiler: Compiler) -> None:
+    usual = sys.getswitchinterval()
+    compiler.may_end.clear()
+    with precompiler.rehearsal(later=True):
+        miss("a", "b", "c")
+    assert sys.getswitchinterval() == usual
+    precompiler.finish()
+    while len(compiler.began) < 2:  # as many as there are threads
+        compiler.may_end.wait(0.001)
+    assert sys.getswitchinterval() < usual / 10
+    compiler.may_end.set()
+    assert [kept(key).result() for key in "abc"] == ["A", "B", "C"]
+    precompiler.close()
+    assert sys.getswitchinterval() == usual
