@@ -47,7 +47,7 @@ def imagine() -> None:
         if name.startswith("quire.kernels.triton") and hasattr(module, "can_overlap"):
             module.can_overlap = lambda device: True  # type: ignore[attr-defined]
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
-    attention_parts._multiprocessors = lambda device: 132  # type: ignore[assignment]
+    attention_parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
     from quire.kernels.triton.linear import linear
 
     linear._is_sm_90 = lambda device: True  # type: ignore[assignment]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from quire.kernels.reference.paged_rows import Partials
 from quire.kernels.triton.attention.scores import factors, padded, scores
+from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched, next_power_of_2
 
@@ -66,12 +67,7 @@ def keys_of_tile(d: int, item: int) -> int:
 
 def spare_pieces(kv_heads: int, device: torch.device) -> int:
     """Pieces beyond one a row that fill the device if there is one row."""
-    return -(-_PROGRAMS * _multiprocessors(device) // kv_heads)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return -(-_PROGRAMS * multiprocessors(device) // kv_heads)
 
 
 def cut_contexts(

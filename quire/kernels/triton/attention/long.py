@@ -17,8 +17,6 @@ barrier of their own, and of the same kernel without that barrier it does not: t
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -33,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.attention.scores import factors
+from quire.kernels.triton.launching.card import multiprocessors
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 
@@ -74,7 +73,7 @@ def attend_long(
     assert all(t.is_contiguous() for t in (q, k, v, tile_tokens, tile_queries, tile_befores, tile_bases, out))
     before, after = factors(scale, cap)
     items = len(tile_tokens) * heads
-    _attend_long[(min(items, _multiprocessors(q.device)),)](
+    _attend_long[(min(items, multiprocessors(q.device)),)](
         _described(q, 64), _described(k, keys), _described(v, keys), out,
         tile_tokens, tile_queries, tile_befores, tile_bases, items, before, after,
         CAPPED=cap is not None, HEADS=heads, GROUP=heads // kv_heads, D=d, N=keys, STAGES=stages,
@@ -92,11 +91,6 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
     tokens, heads, d = x.shape
     layout = gl.NVMMASharedLayout.get_default_for([rows, d], _GL_DTYPES[x.dtype])
     return TensorDescriptor(x, [tokens, heads * d], [heads * d, 1], [rows, d], layout)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @gluon.jit(

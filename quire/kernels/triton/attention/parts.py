@@ -9,8 +9,6 @@ has one part writes its outputs, and what would merge it leaves at once. The gri
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +17,7 @@ from torch import Tensor
 from quire.kernels.reference.paged_rows import Partials
 from quire.kernels.triton.attention.chunk import add_tile, tile_of_keys, tile_shape
 from quire.kernels.triton.attention.scores import factors, padded, scores
+from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
 
@@ -36,12 +35,7 @@ _MERGED_ROWS, _MERGED_PARTS, _MERGERS = 4, 8, 4
 
 def number_of_parts(kv_heads: int, device: torch.device) -> int:
     """Parts of all tiles together that fill the device."""
-    return min(max(1, _RESIDENT * _multiprocessors(device) // kv_heads), _MOST)
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+    return min(max(1, _RESIDENT * multiprocessors(device) // kv_heads), _MOST)
 
 
 def attend_parts(

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv
 
@@ -78,7 +79,7 @@ def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
     """
     rows, outputs = y.shape
     down, across = cdiv(rows, 128), cdiv(outputs, 128)
-    _gated_kernel[(min(down * across, _multiprocessors(x.device)),)](
+    _gated_kernel[(min(down * across, multiprocessors(x.device)),)](
         _described(x, 64),
         _weight_described(w),
         _described(y, 64, 128),
@@ -90,11 +91,6 @@ def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
         maxnreg=_REGISTERS,
         launch_pdl=overlap,
     )
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _described(x: Tensor, rows: int, columns: int = 64) -> TensorDescriptor:
