@@ -110,7 +110,7 @@ class Roofline:
         launching takes longer; neither is their tokens' doing."""
         if not chunk_ms:
             self._step.learn(step_ms, measured_ms)
-        elif measured_ms > step_ms and chunk_ms > self._telling_ms:
+        elif measured_ms > step_ms and chunk_ms > self._chunk.factor * self._telling_ms:
             self._chunk.learn(chunk_ms, measured_ms - step_ms)
 
     def recompute_ms(self, tokens: int) -> float:

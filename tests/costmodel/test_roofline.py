@@ -98,6 +98,16 @@ def test_a_step_of_a_mixture_is_bound_by_its_reads_for_longer(tmp_path: Path) ->
     assert roofline.token_ms(0) == pytest.approx(1e3 * 2 * used.by_token / 1e9)
 
 
+def test_chunks_teach_however_much_sooner_they_were_done(tmp_path: Path) -> None:
+    make_llama(tmp_path, layers=4, tokenizer=False)
+    roofline = Roofline(read_spec(tmp_path), "float32", HARDWARE, 16)
+    expected = 3 * roofline.least_ms
+    tokens = expected / roofline.token_ms(0)
+    for _ in range(100):
+        roofline.learn(1.0, tokens * roofline.token_ms(0), 1.0 + 0.15 * expected)
+    assert tokens * roofline.token_ms(0) == pytest.approx(0.15 * expected, rel=0.02)
+
+
 def test_layers_with_a_window_see_no_farther(tmp_path: Path) -> None:
     make_llama(tmp_path, layers=4, tokenizer=False)
     full = Roofline(read_spec(tmp_path), "float32", HARDWARE, 16)
