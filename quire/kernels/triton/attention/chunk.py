@@ -143,31 +143,72 @@ def _attend_tiles(
     if WINDOWED:
         seen_from = tl.maximum(start + offset + 1 - window, 0)
         whole_end = seen_from // N * N
+    _, weights, total = attend_to(
+        x, keys, values, blocks, position, kv_head, column, lane, 0, whole_end, whole_end, end, seen_from, end, window,
+        before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+    )  # fmt: skip
+    tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
+
+
+@triton.jit
+def attend_to(
+    x,
+    keys,
+    values,
+    blocks,
+    position,
+    kv_head,
+    column,
+    lane,
+    whole_begin,
+    whole_end,
+    rest_begin,
+    rest_end,
+    seen_from,
+    end,
+    window,
+    before,
+    after,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    MAY_SEE_NOTHING: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x at these positions: over
+    keys that all of them see, and over the rest, which are masked. Both begin at multiples of N; without a window.
+    """
     highest = tl.full((M,), float("-inf"), tl.float32)
     weights = tl.zeros((M,), tl.float32)
     total = tl.zeros((M, D_BLOCK), tl.float32)
     if not WINDOWED:
-        for at in tl.range(0, whole_end, N, num_stages=STAGES):
-            k, v = tile_of_keys(
+        for at in tl.range(whole_begin, whole_end, N, num_stages=STAGES):
+            k, v = _tile_of_keys(
                 keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
             )
             score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            highest, weights, total = add_tile(score, v, highest, weights, total, False)
-    for at in tl.range(whole_end, end, N, num_stages=STAGES):
+            highest, weights, total = _add_tile(score, v, highest, weights, total, False)
+    for at in tl.range(rest_begin, rest_end, N, num_stages=STAGES):
         other = at + lane
-        k, v = tile_of_keys(
+        k, v = _tile_of_keys(
             keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
         )
         score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
         seen = other[None, :] <= position[:, None]
         if WINDOWED:
             seen &= other[None, :] > position[:, None] - window
-        highest, weights, total = add_tile(tl.where(seen, score, float("-inf")), v, highest, weights, total, WINDOWED)
-    tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
+        score = tl.where(seen, score, float("-inf"))
+        highest, weights, total = _add_tile(score, v, highest, weights, total, MAY_SEE_NOTHING)
+    return highest, weights, total
 
 
 @triton.jit
-def tile_of_keys(
+def _tile_of_keys(
     keys,
     values,
     blocks,
@@ -198,7 +239,7 @@ def tile_of_keys(
 
 
 @triton.jit
-def add_tile(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
+def _add_tile(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
     """One more tile of scores and values in the running softmax."""
     new_highest = tl.maximum(highest, tl.max(score, 1))
     basis = new_highest

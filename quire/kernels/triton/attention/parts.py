@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.paged_rows import Partials
-from quire.kernels.triton.attention.chunk import add_tile, tile_of_keys, tile_shape
-from quire.kernels.triton.attention.scores import factors, padded, scores
+from quire.kernels.triton.attention.chunk import attend_to, tile_shape
+from quire.kernels.triton.attention.scores import factors, padded
 from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
@@ -154,28 +154,12 @@ def _attend_parts(
         x = tl.load(q + where, inside, 0.0)
         blocks = table + slot * table_line
         position = start + query
-        highest = tl.full((M,), float("-inf"), tl.float32)
-        weights = tl.zeros((M,), tl.float32)
-        total = tl.zeros((M, D_BLOCK), tl.float32)
-        if not WINDOWED:
-            for at in tl.range(tl.multiple_of(begin, N), tl.minimum(stop, whole_end), N, num_stages=STAGES):
-                k, v = tile_of_keys(
-                    keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
-                )
-                score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-                highest, weights, total = add_tile(score, v, highest, weights, total, False)
-        rest = tl.multiple_of(tl.maximum(begin, whole_end), N)
-        for at in tl.range(rest, stop, N, num_stages=STAGES):
-            other = at + lane
-            k, v = tile_of_keys(
-                keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
-            )
-            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            seen = other[None, :] <= position[:, None]
-            if WINDOWED:
-                seen &= other[None, :] > position[:, None] - window
-            score = tl.where(seen, score, float("-inf"))
-            highest, weights, total = add_tile(score, v, highest, weights, total, True)
+        whole_begin, rest = tl.multiple_of(begin, N), tl.multiple_of(tl.maximum(begin, whole_end), N)
+        highest, weights, total = attend_to(
+            x, keys, values, blocks, position, kv_head, column, lane, whole_begin, tl.minimum(stop, whole_end), rest,
+            stop, seen_from, end, window, before, after, CAPPED, WINDOWED, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N,
+            STAGES,
+        )  # fmt: skip
         if parts == 1:
             tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), inside)
         else:
