@@ -31,7 +31,8 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
     share = share_of_memory(cache)
     weights = spec.weight_bytes(dtype)
     asked = config.model.max_model_len
-    limit = spec.max_model_len if asked in ("auto", AUTO_LENGTH) else int(asked or spec.max_model_len)
+    is_auto = asked in ("auto", AUTO_LENGTH)
+    limit = spec.max_model_len if is_auto else int(asked or spec.max_model_len)
     activations = device_activation_bytes(spec, dtype, cache.block_size, LargestStep(tokens, rows, limit))
     others = gpu.memory_bytes - gpu.free_bytes
     room = int(share * gpu.memory_bytes) - others - weights - activations
@@ -46,7 +47,7 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
         return blocks_of(groups, length, tokens, cache.block_size)
 
     longest = most(lambda length: needed(length) <= blocks, spec.max_model_len)
-    length = max(2, longest) if asked in ("auto", AUTO_LENGTH) else limit
+    length = max(2, longest) if is_auto else limit
     is_exact = cache.num_gpu_blocks_override is not None  # and then never doubted
     if blocks < 1 or (needed(length) > blocks and not is_exact):
         needs = f"One sequence of {length:,} tokens needs {size(needed(length) * block_bytes)} of KV cache"
