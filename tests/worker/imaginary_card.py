@@ -25,6 +25,7 @@ from quire.kernels import table
 from quire.kernels.triton.attention import long as attention_long
 from quire.kernels.triton.attention import parts as attention_parts
 from quire.kernels.triton.launching import dependent_launch, precompiler
+from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place
 from quire.messages import ScoredRow
@@ -92,7 +93,9 @@ class Card:
         return list(self.precompiler.names)
 
     def serve(self, seed: int) -> list[str]:
-        """What recording, and random steps that are replayed or not, missed."""
+        """What the largest step, recording, and random steps that are replayed or not, missed. They are launched in the
+        usual way, but by Triton: only what it would run does not run.
+        """
         from quire.worker.kv_tensors import allocate_storage
 
         found, worker = len(self.precompiler.names), self.worker
@@ -103,7 +106,10 @@ class Card:
         worker._read_weights(self.spec, factory)
         runner = worker._build_runner(self.spec, model, slots, storage)
         runner._graphs = graphs = RunAgain()  # type: ignore[assignment]
+        launches = Kernel.__getitem__
         with self.precompiler.rehearsal():
+            Kernel.__getitem__ = launches  # type: ignore[method-assign]
+            runner.run_largest(worker._aside)
             runner.record(RECORDED)
             random_steps(runner.launch, self.spec.vocab_size, worker._largest_step().length, random.Random(seed))
         assert any(not shape.is_decode for shape in graphs.replayed)

@@ -16,7 +16,7 @@ A process launches on one device, the one that is current when a kernel is launc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -93,6 +93,11 @@ class Kernel:
         """What launches it on this grid of programs."""
         return partial(self._launch, grid)
 
+    def look_up(self, *arguments: object, **named: object) -> None:
+        """Let Triton look for what serves this launch, as the launch itself would, and launch nothing."""
+        constants = {name: value for name, value in named.items() if name not in OPTIONS}
+        self.function.run(*arguments, **constants, **_asked(named), grid=None, warmup=True)
+
     def _meet(
         self,
         grid: tuple[int, ...],
@@ -101,8 +106,7 @@ class Kernel:
         options: dict[str, object],
     ) -> None:
         """Launch by Triton, and remember what it compiled."""
-        asked = {name: value for name, value in options.items() if value is not None}
-        kernel = self.function[grid](*arguments, **asked)
+        kernel = self.function[grid](*arguments, **_asked(options))
         if isinstance(kernel, CompiledKernel) and kernel.module is not None and _ELSE not in key:
             active = driver.active
             self._known[key] = _Compiled(
@@ -112,6 +116,13 @@ class Kernel:
                 kernel.function,
                 kernel.packed_metadata,
             )
+
+
+def _asked(named: Mapping[str, object]) -> dict[str, object]:
+    """The options that a launch gives, always in one order: Triton's key of a compilation has them as they come, and
+    would not find under another what was compiled ahead.
+    """
+    return {name: named[name] for name in OPTIONS if named.get(name) is not None}
 
 
 class _Compiled(NamedTuple):

@@ -122,11 +122,9 @@ class Precompiler:
             self._begin(fn.jit_function, compile)
             return True
 
-        def look_up(launches: Any, function_of: Callable[[Any], JITFunction[Any]]) -> Callable[[Any, Any], Any]:
+        def look_up(launches: Any, look_up_of: Callable[[Any], Callable[..., object]]) -> Callable[[Any, Any], Any]:
             def at(kernel: Any, grid: Any) -> Any:
-                if threading.get_ident() != rehearsing:
-                    return launches(kernel, grid)
-                return functools.partial(function_of(kernel).run, grid=grid, warmup=True)
+                return launches(kernel, grid) if threading.get_ident() != rehearsing else look_up_of(kernel)
 
             return at
 
@@ -139,8 +137,10 @@ class Precompiler:
         self._undisturbed.clear()
         self._rehearsing = True
         knobs.runtime.jit_cache_hook = miss
-        JITFunction.__getitem__ = look_up(usual[0], lambda kernel: kernel)
-        Kernel.__getitem__ = look_up(usual[1], lambda kernel: kernel.function)  # type: ignore[method-assign]
+        JITFunction.__getitem__ = look_up(
+            usual[0], lambda function: functools.partial(function.run, grid=None, warmup=True)
+        )
+        Kernel.__getitem__ = look_up(usual[1], lambda kernel: kernel.look_up)  # type: ignore[method-assign]
         F.linear = multiply  # type: ignore[assignment]
         try:
             yield

@@ -18,7 +18,6 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton.attention.places import place_tokens
 from quire.kernels.triton.embedding import embed
-from quire.kernels.triton.launching.launch import Kernel
 from quire.kernels.triton.launching.precompiler import Precompiler
 from tests.kernels.triton.compile_cases import NoCard
 
@@ -47,7 +46,7 @@ def main() -> None:
     found["prepared"] = prepared
     found["ahead"] = sorted(compiled)
     compiled.clear()
-    JITFunction.__getitem__ = Kernel.__getitem__ = look_up  # type: ignore[method-assign, assignment]
+    JITFunction.__getitem__ = look_up  # type: ignore[method-assign, assignment]
     launch_all()
     found["later"] = list(compiled)
     compiled.clear()
@@ -67,9 +66,8 @@ def launch_all() -> None:
     place_tokens(numbers.view(2, 4), numbers, numbers, 16, torch.empty_like(numbers))
 
 
-def look_up(kernel: Any, grid: Any) -> Any:
-    """Launching where there is no card."""
-    function = kernel.function if isinstance(kernel, Kernel) else kernel
+def look_up(function: JITFunction[Any], grid: Any) -> Any:
+    """What Triton's launches come to where there is no card."""
     return lambda *arguments, **named: function.run(*arguments, grid=grid, warmup=True, **named)
 
 

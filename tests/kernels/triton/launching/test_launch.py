@@ -5,6 +5,7 @@ Nothing is launched here: Triton says how it would specialise a kernel, and comp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -207,11 +208,12 @@ ARGUMENTS = st.tuples(*[VALUES] * 6, st.sampled_from([8, 16]), st.sampled_from([
 OPTIONS = st.fixed_dictionaries({}, optional={"num_warps": st.sampled_from([2, 4]), "launch_pdl": st.booleans()})
 
 
-def triton_says() -> Callable[..., str]:
-    bind = create_function_from_signature(FUNCTION.signature, FUNCTION.params, make_backend(GPUTarget("cuda", 90, 32)))
+BIND = create_function_from_signature(FUNCTION.signature, FUNCTION.params, make_backend(GPUTarget("cuda", 90, 32)))
 
+
+def triton_says() -> Callable[..., str]:
     def key(*args: Any, **options: Any) -> str:
-        _, specialization, given_options = bind(*args, **options)
+        _, specialization, given_options = BIND(*args, **options)
         return compute_cache_key({}, specialization, dict(sorted(given_options.items())))
 
     return key
@@ -230,3 +232,22 @@ def test_equal_keys_are_equal_to_triton(one: Any, other: Any, options: Any, othe
     call(kernel, *other[:6], size=other[6], name=other[7], **others)
     if key == kernel.key and launch._ELSE not in key:
         assert SAYS(*one, **options) == SAYS(*other, **others)
+
+
+def test_a_look_up_has_the_key_of_the_launch_in_whatever_order_options_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's keys have options as they come: what is compiled ahead in one order is not found in another."""
+    keys = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        _, specialization, given_options = BIND(*args, **options)
+        keys.append((compute_cache_key({}, specialization, given_options), warmup))
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    kernel, asked = Kernel(FUNCTION), {"num_warps": 4, "num_stages": None, "launch_pdl": True, "SIZE": 8, "NAME": "x"}
+    for order in itertools.permutations(asked):
+        named = {name: asked[name] for name in order}
+        kernel.look_up(STORAGE, None, 1.5, 16, 1, True, **named)
+        kernel[(1,)](STORAGE, None, 1.5, 16, 1, True, **named)
+    [(looked_up, first), (launched_by, second)] = dict.fromkeys(keys)
+    assert looked_up == launched_by
+    assert (first, second) == (True, False)
