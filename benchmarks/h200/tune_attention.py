@@ -40,7 +40,7 @@ DECODE: tuple[Shape, ...] = (  # keys, warps, stages
 )  # fmt: skip
 PROGRAMS = (2, 4, 5, 6)
 SPLITS = (64, 96, 128, 192, 256)
-"""Positions of a share at least: `FEWEST` tiles."""
+"""Positions of a piece where a context has more: `FEWEST` tiles."""
 CHUNK: tuple[Shape, ...] = (  # rows, keys, warps, stages
     (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3),
 )  # fmt: skip
@@ -178,21 +178,18 @@ class _Layers:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         heads, device = self._heads, self._table.device
         with _patched("decode", shape):
-            shares = torch.empty((decode.number_of_shares(heads.kv, device), 2), dtype=torch.int32, device=device)
-            room = self._rows + len(shares)
+            room = self._rows + decode.spare_pieces(heads.kv, device)
             pieces = torch.empty((room, reference.PIECE_COLUMNS), dtype=torch.int32, device=device)
-            decode.cut_contexts(self._starts, self._slots, None, None, None, shape[0], pieces, shares, decode.FEWEST)
+            decode.cut_contexts(self._starts, self._slots, None, None, None, shape[0], pieces, decode.FEWEST)
             partials = reference.new_partials(room, heads.query, heads.kv, heads.width, device)
             torch.cuda.synchronize()
-            calls = [partial(self._layer, *cache, pieces, shares, partials) for cache in self._caches]
+            calls = [partial(self._layer, *cache, pieces, partials) for cache in self._caches]
             calls[0]()
             return graph_seconds(calls, self._guess)
 
-    def _layer(
-        self, keys: Tensor, values: Tensor, pieces: Tensor, shares: Tensor, partials: reference.Partials
-    ) -> None:
+    def _layer(self, keys: Tensor, values: Tensor, pieces: Tensor, partials: reference.Partials) -> None:
         rotary.rotate_and_store(self._qkv, None, 0.0, self._cos, self._sin, keys, values, self._places, self._q)
-        decode.attend_pieces(self._q, keys, values, self._table, pieces, shares, partials, self._out, 0.1)
+        decode.attend_pieces(self._q, keys, values, self._table, pieces, partials, self._out, 0.1)
 
 
 def _best(figures: dict[Shape, list[float]], number: int) -> list[Shape]:

@@ -23,7 +23,7 @@ from quire.kernels.table import kernel
 from quire.kernels.triton.attention import long as attention_long
 from quire.kernels.triton.attention import parts as attention_parts
 from quire.kernels.triton.attention.chunk import queries_of_tile, tile_shape
-from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, number_of_shares
+from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pieces
 
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640
@@ -76,7 +76,7 @@ class _GroupStep:
     table: Tensor
     window: int | None
     places: Tensor
-    pieces: tuple[Tensor, Tensor] | None
+    pieces: Tensor | None
     tiles: _Tiles | None
     long: _Long | None
 
@@ -105,13 +105,12 @@ class TritonAttention:
             )
         self._kv = kv
         self._keys_of_tile = keys_of_tile(d, item)
-        shares = number_of_shares(kv_heads, device)
-        pieces = max_rows + 1 + shares  # one for a step's padding
+        self._spare = spare_pieces(kv_heads, device)
+        pieces = max_rows + 1 + self._spare  # one for a step's padding
         queries = queries_of_tile(d, item, group)
         parts = attention_parts.number_of_parts(kv_heads, device)
         self._partials = new_partials(max(pieces, parts * queries), heads, kv_heads, d, device)
         self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
-        self._shares = torch.zeros((len(kv.windows), shares, 2), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
         self._sizes = TileSizes(
             queries,
@@ -172,7 +171,7 @@ class TritonAttention:
         q = torch.empty_like(out)
         self._rotate_and_store(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
         if step.pieces is not None:
-            self._attend_pieces(q, keys, values, step.table, *step.pieces, self._partials, out, layer.scale, layer.cap)
+            self._attend_pieces(q, keys, values, step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
         if (tiles := step.tiles) is not None:
             rest = (out, layer.scale, layer.cap)
             columns = (step.table, *tiles.columns, step.window, self._sizes.tile)
@@ -191,9 +190,8 @@ class TritonAttention:
         self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
         pieces = None
         if singles.number:
-            shares = self._shares[group]
-            pieces = self._pieces[group, : singles.number + len(shares)], shares
-            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, *pieces, FEWEST)
+            pieces = self._pieces[group, : singles.number + self._spare]
+            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, FEWEST)
             self._cut_contexts(rows.starts, rows.slots, *cut)
         return _GroupStep(table, window, places, pieces, tiles, long)
 

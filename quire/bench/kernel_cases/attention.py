@@ -37,25 +37,20 @@ def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tupl
     return keys, values, 1 + torch.randperm(rows * each, device=device).view(rows, each)
 
 
-def _room_for_pieces(rows: int, shares: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pieces and shares, nothing in them."""
-    pieces = torch.zeros((rows + shares, paged_rows.PIECE_COLUMNS), dtype=torch.int32, device=device)
-    return pieces, torch.zeros((shares, 2), dtype=torch.int32, device=device)
-
-
 def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
     """Each row's one token sees `length`, itself included."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, number_of_shares
+        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pieces
 
         caches = _caches(rows, length, heads, device)
         q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        pieces, shares = _room_for_pieces(rows, number_of_shares(heads.kv, device), torch.device("cpu"))
+        room = rows + spare_pieces(heads.kv, device)
+        pieces = torch.zeros((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32)
         starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, _ITEM)
-        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces, shares, FEWEST)
-        partials = paged_rows.new_partials(len(pieces), heads.query, heads.kv, heads.width, device)
-        return (q, *caches, pieces.to(device), shares.to(device), partials, torch.empty_like(q), _SCALE), {}
+        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces, FEWEST)
+        partials = paged_rows.new_partials(room, heads.query, heads.kv, heads.width, device)
+        return (q, *caches, pieces.to(device), partials, torch.empty_like(q), _SCALE), {}
 
     moved = 2 * rows * (length * heads.kv + heads.query) * heads.width * _ITEM
     return KernelCase("attend_pieces", f"{rows} × {length:,}, {heads}", make, moved)
@@ -144,11 +139,12 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
 
 def _cut(rows: int, length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import keys_of_tile, number_of_shares
+        from quire.kernels.triton.attention.decode import keys_of_tile, spare_pieces
 
-        room = _room_for_pieces(rows, number_of_shares(heads.kv, device), device)
+        room = rows + spare_pieces(heads.kv, device)
+        pieces = torch.empty((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32, device=device)
         starts, slots = torch.randint(length, (rows,), device=device), torch.arange(rows, device=device)
-        return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), *room), {}
+        return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), pieces), {}
 
     return KernelCase("cut_contexts", f"{rows} × up to {length:,}", make, 2 * rows * _INT)
 

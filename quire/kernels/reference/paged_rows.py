@@ -61,10 +61,9 @@ def cut_contexts(
     window: int | None,
     tile: int,
     pieces: Tensor,
-    shares: Tensor,
     fewest: int = 1,
 ) -> None:
-    """Deal out what rows of one token see, tile after tile and row after row, in equal shares.
+    """Cut what rows of one token see into as many pieces as there is room for, of equal length as far as tiles allow.
 
     Args:
         starts: [rows] int64, tokens before the step; a row sees them and its own.
@@ -73,11 +72,10 @@ def cut_contexts(
         tokens: [n] int64, the place of each one's token in the batch; None: as its row.
         window: How many tokens a token sees, itself included; None: all.
         tile: Pieces begin at multiples of so many positions.
-        pieces: [room, PIECE_COLUMNS] int32, room ≥ n + shares, what comes out: what each share has of each row, in
-            order. Of each piece: token, slot, first position, end, the first position that the row sees, the row's
-            first piece, its number of pieces. The number is 0 for those that remain.
-        shares: [shares, 2] int32, what comes out: each one's first piece, and its tiles, which may be none.
-        fewest: Tiles of a share, if there are so many.
+        pieces: [room, PIECE_COLUMNS] int32, room ≥ n, what comes out. Of each piece: token, slot, first position, end,
+            the first position that the row sees, the row's first piece, its number of pieces. A row's pieces stand
+            together, in order. The number is 0 for those that remain.
+        fewest: Tiles of a piece, where its row has so many.
     """
     rows = range(len(slots)) if singles is None else singles.tolist()
     of_row = [(row if tokens is None else int(tokens[i]), row) for i, row in enumerate(rows) if row >= 0]
@@ -86,22 +84,18 @@ def cut_contexts(
         length = int(starts[row]) + 1
         seen_from = 0 if window is None else max(0, length - window)
         spans.append((seen_from, seen_from // tile * tile, length))
-    dealt = [(number, at) for number, (_, base, length) in enumerate(spans) for at in range(base, length, tile)]
-    each = max(fewest, -(-len(dealt) // len(shares)))
-    found: list[list[int]] = []  # of a piece: number of its row, begin, end
+    tiles = [-(-(length - base) // tile) for _, base, length in spans]
+    longest = next(n for n in range(fewest, max([*tiles, fewest]) + 1) if sum(-(-t // n) for t in tiles) <= len(pieces))
     pieces.zero_()
-    shares.zero_()
-    for share, at in enumerate(range(0, len(dealt), each)):
-        own = dealt[at : at + each]
-        shares[share] = torch.tensor((len(found), len(own)), dtype=torch.int32)
-        for number in sorted({number for number, _ in own}):
-            begins = [begin for of, begin in own if of == number]
-            found.append([number, begins[0], min(begins[-1] + tile, spans[number][2])])
-    rows_of_pieces = [number for number, _, _ in found]
-    for place, (number, begin, end) in enumerate(found):
-        (token, row), first, count = of_row[number], rows_of_pieces.index(number), rows_of_pieces.count(number)
-        piece = (token, int(slots[row]), begin, end, spans[number][0], first, count, 0)
-        pieces[place] = torch.tensor(piece, dtype=torch.int32)
+    first = 0
+    for (token, row), (seen_from, base, length), n in zip(of_row, spans, tiles, strict=True):
+        each = -(-n // -(-n // longest)) * tile
+        begins = range(base, length, each)
+        for number, begin in enumerate(begins):
+            end = min(begin + each, length)
+            piece = (token, int(slots[row]), begin, end, seen_from, first, len(begins), 0)
+            pieces[first + number] = torch.tensor(piece, dtype=torch.int32)
+        first += len(begins)
 
 
 def attend_pieces(
@@ -110,7 +104,6 @@ def attend_pieces(
     values: Tensor,
     table: Tensor,
     pieces: Tensor,
-    shares: Tensor,
     partials: Partials,
     out: Tensor,
     scale: float,
@@ -122,7 +115,7 @@ def attend_pieces(
         q: [tokens, heads, d].
         keys, values: What no row sees may hold anything, a NaN too.
         table: [slots, n] int64; entries for blocks that no row sees are not used.
-        pieces, shares: See cut_contexts.
+        pieces: See cut_contexts.
         partials: Room for at least as many pieces.
         out: [tokens, heads, d]; rows of the pieces' tokens are written.
         scale: Of the products.

@@ -1,14 +1,13 @@
 """Attention of rows of one token over the paged cache, cut along their contexts (split-KV; Dao et al. 2023).
 
 One query reads its whole context once, 2 · context · kv_heads · d elements, and does nothing with them that takes as
-long as the reading: all that counts is that every multiprocessor reads all the time. So the tiles of all contexts, one
-after the other, are dealt out in equal shares to as many programs as the device runs at once, whatever the rows and
-their lengths (as stream-K does for products; Osama et al. 2023). A program goes through its share for one KV head,
-whose query heads share what it reads: they are the rows of its matrix products. It reads ahead across the ends of rows,
-so memory is never idle between them. What a share has of one row is a piece; where a row has several, the last program
-to end one merges them, in their order: the result does not depend on who was last.
+long as the reading: all that counts is that every multiprocessor reads all the time. So contexts are cut into pieces of
+equal length, about as many as there is room for programs, whatever the mix of lengths, and the grid depends on the
+number of rows alone. A program takes a piece of one row and one KV head, whose query heads share what it reads: they
+are the rows of its matrix products. Where a row has several pieces, the last program to end merges them, in their
+order: the result does not depend on who was last.
 
-The dealing is one small kernel a step, since lengths are known on the device only.
+The cutting is one small kernel a step, since lengths are known on the device only.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MERGED = 8
 _PROGRAMS = 4
 """Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
 FEWEST = 2
-"""Tiles of a share, where there are so many: shorter pieces take longer to merge than they save."""
+"""Tiles of a piece where a context has more: shorter ones take longer to merge than they save."""
 _LONGEST = 2**31 - 1
 
 
@@ -66,8 +65,8 @@ def keys_of_tile(d: int, item: int) -> int:
     return _shape(d, item).keys
 
 
-def number_of_shares(kv_heads: int, device: torch.device) -> int:
-    """As many as fill the device; rows have so many pieces beyond one each, at most."""
+def spare_pieces(kv_heads: int, device: torch.device) -> int:
+    """Pieces beyond one a row that fill the device if there is one row."""
     return -(-_PROGRAMS * multiprocessors(device) // kv_heads)
 
 
@@ -79,15 +78,13 @@ def cut_contexts(
     window: int | None,
     tile: int,
     pieces: Tensor,
-    shares: Tensor,
     fewest: int = 1,
 ) -> None:
     """See the reference. All are contiguous."""
     rows = len(slots) if singles is None else len(singles)
     overlap = can_overlap(pieces.device)
     _cut_contexts[(1,)](
-        starts, slots, singles, tokens, pieces, shares, rows, len(pieces), len(shares),
-        _LONGEST if window is None else window,
+        starts, slots, singles, tokens, pieces, rows, len(pieces), _LONGEST if window is None else window,
         TILE=tile, FEWEST=fewest, ROWS=max(256, next_power_of_2(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
         num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
@@ -95,8 +92,8 @@ def cut_contexts(
 
 @launched
 @triton.jit(
-    do_not_specialize=["rows", "room", "programs", "window"],
-    do_not_specialize_on_alignment=["starts", "slots", "singles", "tokens", "pieces", "shares"],
+    do_not_specialize=["rows", "room", "window"],
+    do_not_specialize_on_alignment=["starts", "slots", "singles", "tokens"],
 )
 def _cut_contexts(
     starts,
@@ -104,10 +101,8 @@ def _cut_contexts(
     singles,
     tokens,
     pieces,
-    shares,
     rows,
     room,
-    programs,
     window,
     TILE: tl.constexpr,
     FEWEST: tl.constexpr,
@@ -130,30 +125,31 @@ def _cut_contexts(
     seen_from = tl.maximum(length - window, 0)
     base = seen_from // TILE * TILE
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
-    total = tl.sum(tiles, 0)
-    each = tl.maximum((total + programs - 1) // programs, FEWEST)  # tiles of a share; the last may have fewer
-    before = tl.cumsum(tiles, 0) - tiles
-    share = before // each  # the first that has tiles of the row
-    count = tl.where(tiles > 0, (before + tiles - 1) // each - share + 1, 0)
+    low = FEWEST  # tiles a piece, as few as leave no more pieces than there is room for
+    high = tl.maximum(tl.max(tiles, 0), FEWEST)
+    while low < high:
+        middle = (low + high) // 2
+        if tl.sum((tiles + middle - 1) // middle, 0) <= room:
+            high = middle
+        else:
+            low = middle + 1
+    count = (tiles + high - 1) // high
+    each = tl.where(inside, (tiles + count - 1) // tl.maximum(count, 1), 1)  # as even as tiles allow
+    count = (tiles + each - 1) // each
     first = tl.cumsum(count, 0) - count
     for number in range(tl.max(count, 0)):
         own = pieces + (first + number) * COLUMNS
         exists = number < count
-        at = (share + number) * each  # where the share begins
+        begin = base + number * each * TILE
         tl.store(own, token, exists)
         tl.store(own + 1, slot, exists)
-        tl.store(own + 2, base + tl.maximum(at - before, 0) * TILE, exists)
-        tl.store(own + 3, tl.minimum(base + (at + each - before) * TILE, length), exists)
+        tl.store(own + 2, begin, exists)
+        tl.store(own + 3, tl.minimum(begin + each * TILE, length), exists)
         tl.store(own + 4, seen_from, exists)
         tl.store(own + 5, first, exists)
         tl.store(own + 6, count, exists)
-        begins = exists & (at >= before)
-        tl.store(shares + (share + number) * 2, first + number, begins)
-        tl.store(shares + (share + number) * 2 + 1, tl.minimum(each, total - at), begins)
     for number in range(tl.sum(count, 0), room, ROWS):
         tl.store(pieces + (number + lane) * COLUMNS + 6, 0, number + lane < room)
-    for number in range((total + each - 1) // each, programs, ROWS):
-        tl.store(shares + (number + lane) * 2 + 1, 0, number + lane < programs)
 
 
 def attend_pieces(
@@ -162,7 +158,6 @@ def attend_pieces(
     values: Tensor,
     table: Tensor,
     pieces: Tensor,
-    shares: Tensor,
     partials: Partials,
     out: Tensor,
     scale: float,
@@ -177,8 +172,8 @@ def attend_pieces(
     shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
-    _attend_pieces[(len(shares) * kv_heads,)](
-        q, keys, values, table, pieces, shares, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
+    _attend_pieces[(pieces.shape[0] * kv_heads,)](
+        q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
         before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded(group), D=d, D_BLOCK=d_block,
@@ -188,14 +183,13 @@ def attend_pieces(
 
 
 @launched
-@triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces", "shares"])
+@triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces"])
 def _attend_pieces(
     q,
     keys,
     values,
     table,
     pieces,
-    shares,
     outputs,
     sums,
     arrived,
@@ -218,60 +212,50 @@ def _attend_pieces(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One share and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
+    """One piece and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
     release_dependents(OVERLAP)
-    share, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    piece, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     own, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, TILE)
     exists = (own < GROUP)[:, None] & (column < D)[None, :]
-    head = kv_head * GROUP + own
     wait_for_inputs(OVERLAP)
-    piece, tiles = tl.load(shares + share * 2), tl.load(shares + share * 2 + 1)
-    offset = 0  # in the piece, of the next tile
-    highest = tl.full((M,), float("-inf"), tl.float32)
-    weights = tl.zeros((M, TILE), tl.float32)  # summed over lanes at the end only
-    total = tl.zeros((M, D_BLOCK), tl.float32)
-    for _ in tl.range(0, tiles, num_stages=STAGES):
-        line = pieces + piece * COLUMNS
-        token, slot = tl.load(line).to(tl.int64), tl.load(line + 1).to(tl.int64)
-        begin, end, seen_from = tl.load(line + 2), tl.load(line + 3), tl.load(line + 4)
-        of_token = ((token * HEADS + head) * D)[:, None] + column[None, :]
-        x = tl.load(q + of_token, exists, 0.0)
-        position = begin + offset + lane
-        seen = (position >= seen_from) & (position < end)
-        block = tl.load(table + slot * table_line + position // BLOCK_SIZE, seen, 0)
-        place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
-        where = place[:, None] + column[None, :]
-        read = seen[:, None] & (column < D)[None, :]
-        k = tl.load(keys + where, read, 0.0)
-        score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-        score = tl.where(seen[None, :], score, float("-inf"))
-        begins = offset == 0  # what is there belongs to another row, and may be no number
-        highest = tl.where(begins, float("-inf"), highest)
-        new_highest = tl.maximum(highest, tl.max(score, 1))
-        shrink = tl.exp2(highest - new_highest)
-        weight = tl.exp2(score - new_highest[:, None])
-        v = tl.load(values + where, read, 0.0)
-        total = tl.where(begins, 0.0, total * shrink[:, None])
-        total = tl.dot(weight.to(v.dtype), v, total, input_precision="ieee")
-        weights = tl.where(begins, 0.0, weights * shrink[:, None]) + weight
-        highest = new_highest
-        offset += TILE
-        if begin + offset >= end:
-            sum_of_weights = tl.sum(weights, 1)
-            if tl.load(line + 6) == 1:
-                tl.store(out + of_token, (total / sum_of_weights[:, None]).to(out.dtype.element_ty), exists)
-            else:
-                part = piece * HEADS + head
-                tl.store(outputs + (part * D)[:, None] + column[None, :], total, exists)
-                tl.store(sums + part * 2, highest, own < GROUP)
-                tl.store(sums + part * 2 + 1, sum_of_weights, own < GROUP)
-            piece += 1
-            offset = 0
-    first_piece = tl.load(shares + share * 2)
-    for partial in range(first_piece, piece, tl.maximum(piece - 1 - first_piece, 1)):  # only the first and the last
-        line = pieces + partial * COLUMNS
-        first, count = tl.load(line + 5), tl.load(line + 6)
-        if count > 1:
+    line = pieces + piece * COLUMNS  # all of it is asked for at once: volatile loads stay before the branch
+    token, slot = tl.load(line, volatile=True).to(tl.int64), tl.load(line + 1, volatile=True).to(tl.int64)
+    begin, end = tl.load(line + 2, volatile=True), tl.load(line + 3, volatile=True)
+    seen_from = tl.load(line + 4, volatile=True)
+    first, count = tl.load(line + 5, volatile=True), tl.load(line + 6, volatile=True)
+    blocks = table + slot * table_line
+    if count > 0:
+        head = kv_head * GROUP + own
+        x = tl.load(q + ((token * HEADS + head) * D)[:, None] + column[None, :], exists, 0.0)
+        highest = tl.full((M,), float("-inf"), tl.float32)
+        weights = tl.zeros((M, TILE), tl.float32)  # summed over lanes at the end only
+        total = tl.zeros((M, D_BLOCK), tl.float32)
+        for at in tl.range(begin, end, TILE, num_stages=STAGES):
+            position = at + lane
+            seen = (position >= seen_from) & (position < end)
+            block = tl.load(blocks + position // BLOCK_SIZE, seen, 0)
+            place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
+            where = place[:, None] + column[None, :]
+            read = seen[:, None] & (column < D)[None, :]
+            k = tl.load(keys + where, read, 0.0)
+            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+            score = tl.where(seen[None, :], score, float("-inf"))
+            new_highest = tl.maximum(highest, tl.max(score, 1))
+            shrink = tl.exp2(highest - new_highest)
+            weight = tl.exp2(score - new_highest[:, None])
+            v = tl.load(values + where, read, 0.0)
+            total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
+            weights = weights * shrink[:, None] + weight
+            highest = new_highest
+        sum_of_weights = tl.sum(weights, 1)
+        result = out + ((token * HEADS + head) * D)[:, None] + column[None, :]
+        if count == 1:
+            tl.store(result, (total / sum_of_weights[:, None]).to(out.dtype.element_ty), exists)
+        else:
+            part = piece * HEADS + head
+            tl.store(outputs + (part * D)[:, None] + column[None, :], total, exists)
+            tl.store(sums + part * 2, highest, own < GROUP)
+            tl.store(sums + part * 2 + 1, sum_of_weights, own < GROUP)
             tl.debug_barrier()  # all threads have stored before one of them says so
             counter = arrived + first * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
@@ -280,7 +264,6 @@ def _attend_pieces(
                     outputs, sums, first, count, kv_head * GROUP, HEADS, GROUP, GROUP_BLOCK, D, D_BLOCK, MERGED
                 )
                 of_group = tl.arange(0, GROUP_BLOCK)
-                token = tl.load(line).to(tl.int64)
                 of_out = out + ((token * HEADS + kv_head * GROUP + of_group) * D)[:, None] + column[None, :]
                 tl.store(of_out, merged.to(out.dtype.element_ty), (of_group < GROUP)[:, None] & (column < D)[None, :])
 
