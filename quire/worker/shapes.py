@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from quire.attention.backend import Room
 
-_MOST_TOKENS = 512
+_MIDDLE = (160, 192, 256, 320, 384, 432, 512)
+"""Tokens between few and many. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""
+_MOST_TOKENS = _MIDDLE[-1]
 """Of a recorded step with prompts in it: with more, a device takes longer than a host to launch kernel by kernel."""
 _PADDING_ROWS = 2
 """Of a step with prompts in it: one for the tokens that are too many, and one without any."""
@@ -97,7 +99,7 @@ class Shapes:
 
 def decode_sizes(max_rows: int) -> list[int]:
     """Numbers of rows: close together where rows are cheap to pad but weights are read anyway."""
-    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *range(160, 257, 32), *range(320, max_rows + 64, 64)]
+    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *_MIDDLE, *range(_MIDDLE[-1] + 64, max_rows + 64, 64)]
     return sorted({min(size, max_rows) for size in sizes})
 
 
@@ -108,8 +110,7 @@ def prompt_shapes(most: int, rows: int) -> list[StepShape]:
     longer to launch a step than a device to compute so many tokens. Prompts alone have smaller ones, and ask for
     nothing that only rows of one token need.
     """
-    alone = [16, 32, *range(64, 257, 32), *range(320, _MOST_TOKENS + 1, 64)]
-    shapes = [StepShape.of_prompts(size, rows, singles=False) for size in alone]
-    shapes += [StepShape.of_prompts(size, rows, singles=True) for size in range(64, _MOST_TOKENS + 1, 64)]
+    shapes = [StepShape.of_prompts(size, rows, singles=False) for size in (16, 32, 64, 96, 128, *_MIDDLE)]
+    shapes += [StepShape.of_prompts(size, rows, singles=True) for size in (64, 128, *_MIDDLE)]
     fitting = [shape for shape in shapes if shape.tokens <= most]
     return sorted(fitting, key=lambda shape: (shape.tokens, shape.reads, shape.singles))
