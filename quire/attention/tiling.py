@@ -27,9 +27,12 @@ class TileSizes:
         pack: Contexts are packed in pieces of so many tokens.
         room: Tokens of all packed contexts; rows that find no room are not long.
         parts: Where tiles are few, they are cut along what they see, into so many parts at most.
+        alone: So many parts have a multiprocessor each.
         few: Tokens up to which tiles may be few.
         keys: Parts begin at multiples of so many positions.
         fewest: They have so many times as many positions, unless their tile sees less.
+        merge: Merging takes as long as a part of so many times as many positions.
+        shared: A part that shares its multiprocessor takes so many times as long.
         most_of_tile: Parts of one tile.
     """
 
@@ -39,9 +42,12 @@ class TileSizes:
     pack: int = 1
     room: int = 0
     parts: int = 0
+    alone: int = 0
     few: int = 256
     keys: int = 1
     fewest: int = 1
+    merge: float = 0
+    shared: float = 1
     most_of_tile: int = 1
 
     def are_few(self, tokens: int) -> bool:
@@ -102,17 +108,34 @@ def tiles(counts: Ints, bounds: Ints, rows: Ints, size: int) -> tuple[Ints, Ints
 def parts(tiles: tuple[Ints, Ints], counts: Ints, bounds: Ints, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
     """Rows and offsets of tiles, each as often as it has parts; their numbers, and how many they are.
 
-    They are as few as fill the device, and about equally long.
+    They are about equally long, and as few as fill the device, with one or several on a multiprocessor, or the tiles
+    themselves, whichever is estimated to take least time.
     """
     of_tile, offsets = tiles
     ends = bounds[of_tile] + np.minimum(offsets + sizes.tile, counts[of_tile])
     seen = (-(-ends // sizes.keys)).tolist()  # so few that lists are faster
-    shortest = max(sizes.fewest, _ceil(max(seen), sizes.most_of_tile))
-    lengths = range(max(*seen, shortest))
-    longest = bisect_left(lengths, True, shortest, key=lambda n: sum(_ceil(s, n) for s in seen) <= sizes.parts)
+    longest = _longest_part(seen, sizes)
     number = np.array([_ceil(s, _ceil(s, _ceil(s, longest))) for s in seen])  # none of them empty
     of_part = np.arange(number.sum()) - np.repeat(_firsts(number), number)
     return np.repeat(of_tile, number), np.repeat(offsets, number), of_part, np.repeat(number, number)
+
+
+def _longest_part(seen: list[int], sizes: TileSizes) -> int:
+    """Of tiles that see so many times sizes.keys positions."""
+    whole = max(seen)
+
+    def within(most: int) -> int:
+        """The shortest of at most so many parts, as far as there is one."""
+        shortest = max(sizes.fewest, _ceil(whole, sizes.most_of_tile))
+        return bisect_left(range(whole), True, shortest, key=lambda n: sum(_ceil(s, n) for s in seen) <= most)
+
+    def takes(longest: int) -> float:
+        shared = sum(_ceil(s, longest) for s in seen) > sizes.alone
+        return longest * (sizes.shared if shared else 1) + (sizes.merge if longest < whole else 0)
+
+    if whole <= max(sizes.fewest, sizes.merge):
+        return whole
+    return min((whole, within(sizes.alone), within(sizes.parts)), key=takes)
 
 
 def parts_within(
@@ -131,7 +154,7 @@ def parts_within(
         _padded(rows, most, room.rows - 1),
         _padded(offsets, most, 0),
         _padded(numbers, most, 0),
-        _padded(of_tile, most, 1),
+        _padded(of_tile, most, 0),
     )
 
 

@@ -115,8 +115,11 @@ class TritonAttention:
         self._sizes = TileSizes(
             queries,
             parts=parts,
+            alone=attention_parts.parts_side_by_side(kv_heads, device),
             keys=tile_shape(d, item).keys,
             fewest=attention_parts.FEWEST,
+            merge=attention_parts.MERGE,
+            shared=attention_parts.SHARED,
             most_of_tile=attention_parts.MOST_OF_A_TILE,
         )
         if None in kv.windows and attention_long.serves_long(device, cache.dtype, d):

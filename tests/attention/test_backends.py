@@ -210,6 +210,7 @@ def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monke
         monkeypatch.setattr(module, "tile_shape", lambda *_: shape)
     monkeypatch.setattr(triton, "queries_of_tile", lambda d, item, group: shape.rows // group)
     monkeypatch.setattr(parts, "FEWEST", 1)
+    monkeypatch.setattr(parts, "MERGE", 0)
     monkeypatch.setattr(parts, "number_of_parts", lambda *_: 6)
     scene = Scene(triton_backend, device, 16, 3, groups=(0, 1), windows=(None, 30))
     scene.step({0: 70, 1: 35})

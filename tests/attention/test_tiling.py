@@ -71,7 +71,7 @@ def check_long(counts: np.ndarray, bounds: np.ndarray, kinds: Kinds) -> None:
 def test_few_tiles_are_cut_along_what_they_see(most: int) -> None:
     """Into as many parts as there shall be at most, none of which is empty or shorter than it may be for nothing."""
     rng = random.Random(most)
-    sizes = TileSizes(tile=32, parts=most, keys=16, fewest=2, most_of_tile=7)
+    sizes = TileSizes(tile=32, parts=most, alone=most, keys=16, fewest=2, most_of_tile=7)
     seen_cut = 0
     for _ in range(60):
         number = rng.randint(1, 6)
@@ -97,6 +97,27 @@ def test_few_tiles_are_cut_along_what_they_see(most: int) -> None:
     assert seen_cut
 
 
+@pytest.mark.parametrize(
+    ("counts", "bounds", "expected"),
+    [
+        ([224], [0], [1] * 14),  # as many as multiprocessors, each as short as merging
+        ([112, 112], [256, 256], [1] * 14),
+        ([16], [400], [1]),
+        ([16], [1000], [4]),  # 4 + 6 for 16
+        ([208], [1000], [3] * 4 + [2] * 9),  # 8 · 1.4 + 6 for 19
+        ([208], [700], [1] * 13),
+        ([50], [2000], [9, 8, 8, 8]),  # two share a multiprocessor: 4 · 1.4 for 9
+        ([16], [20_000], [32]),
+    ],
+)
+def test_tiles_are_cut_as_often_as_it_saves_time(counts: list[int], bounds: list[int], expected: list[int]) -> None:
+    sizes = TileSizes(16, parts=33, alone=16, keys=64, fewest=4, merge=6, shared=1.4, most_of_tile=32)
+    columns = np.array(counts), np.array(bounds)
+    tiles = tiling.tiles(*columns, np.arange(len(counts)), 16)
+    _, _, part, of_tile = tiling.parts(tiles, *columns, sizes)
+    assert of_tile[part == 0].tolist() == expected
+
+
 def test_tiles_are_few_by_their_tokens() -> None:
     assert [TileSizes(16, parts=9).are_few(tokens) for tokens in (0, 1, 64, 65)] == [False, True, True, False]
     assert [TileSizes(64, parts=33).are_few(tokens) for tokens in (256, 257)] == [True, False]
@@ -111,7 +132,7 @@ def test_many_tiles_are_not_cut() -> None:
 
 @pytest.mark.parametrize("singles", [0, 3])
 def test_parts_have_room_in_steps_of_one_size(singles: int) -> None:
-    """What pads them is a tile of the row without tokens that has one part."""
+    """What pads them is a tile of the row without tokens that has no part."""
     rng, sizes, room = random.Random(1), TileSizes(16, parts=9, keys=16, fewest=1, most_of_tile=8), Room(40, 6, singles)
     lengths = set()
     for _ in range(40):
@@ -122,7 +143,7 @@ def test_parts_have_room_in_steps_of_one_size(singles: int) -> None:
         cut = tiling.parts_within(room, tiles, counts, bounds, sizes)
         lengths |= {len(column) for column in cut}
         real = counts[cut[0]] > cut[1]
-        assert [column[~real].tolist() for column in cut] == [[entry] * (~real).sum() for entry in (5, 0, 0, 1)]
+        assert [column[~real].tolist() for column in cut] == [[entry] * (~real).sum() for entry in (5, 0, 0, 0)]
         assert not real[real.sum() :].any()
         own = tuple(column[counts[tiles[0]] > tiles[1]] for column in tiles)
         assert {*zip(cut[0][real], cut[1][real], strict=True)} == {*zip(*own, strict=True)}

@@ -92,8 +92,11 @@ def _parts(tokens: int, before: int, heads: _Heads) -> KernelCase:
         sizes = tiling.TileSizes(
             queries,
             parts=parts.number_of_parts(heads.kv, device),
+            alone=parts.parts_side_by_side(heads.kv, device),
             keys=tile_shape(heads.width, _ITEM).keys,
             fewest=parts.FEWEST,
+            merge=parts.MERGE,
+            shared=parts.SHARED,
             most_of_tile=parts.MOST_OF_A_TILE,
         )
         counts, bounds = np.array([tokens]), np.array([before])

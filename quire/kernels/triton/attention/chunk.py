@@ -3,8 +3,8 @@
 A program takes some query tokens of one row and one KV head with all its query heads: they are the M rows of its
 products, so that a short chunk fills them too. It reads the row's context through the block table, in tiles of keys,
 and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that where
-the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Only the last tiles of keys,
-which not all queries see, are masked.
+the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Of the grid, a tile's KV heads
+stand together: the tiles that take longest begin first, and those of padding last.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def attend_tiles(
     )
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
-    _attend_tiles[(tile_rows.shape[0], kv_heads)](
+    _attend_tiles[(kv_heads, tile_rows.shape[0])](
         q, keys, values, table, tile_rows, tile_offsets, starts, counts, firsts, slots, out,
         table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
@@ -126,26 +126,24 @@ def _attend_tiles(
 ):
     """Row m of the products is query m // GROUP of the tile, head m % GROUP of the KV head's."""
     release_dependents(OVERLAP)
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    kv_head, tile = tl.program_id(0), tl.program_id(1)
     m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
     wait_for_inputs(OVERLAP)
     row, offset = tl.load(tile_rows + tile), tl.load(tile_offsets + tile).to(tl.int32)
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     first, slot = tl.load(firsts + row), tl.load(slots + row)
+    if offset >= count:
+        return
     query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
     exists = ((m // GROUP < QUERIES) & (query < count))[:, None] & (column < D)[None, :]
     where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
     x = tl.load(q + where, exists, 0.0)
-    blocks = table + slot * table_line
-    position = start + query
     end = start + tl.minimum(offset + QUERIES, count)
-    seen_from, whole_end = 0, (start + offset + 1) // N * N  # what is before whole_end, all queries see
-    if WINDOWED:
-        seen_from = tl.maximum(start + offset + 1 - window, 0)
-        whole_end = seen_from // N * N
+    seen_from = tl.maximum(start + offset + 1 - window, 0) if WINDOWED else 0
     _, weights, total = attend_to(
-        x, keys, values, blocks, position, kv_head, column, lane, 0, whole_end, whole_end, end, seen_from, end, window,
-        before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+        x, keys, values, table + slot * table_line, start + query, kv_head, column, lane, seen_from // N * N, end,
+        seen_from, end, window, before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N,
+        STAGES,
     )  # fmt: skip
     tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
 
@@ -160,10 +158,8 @@ def attend_to(
     kv_head,
     column,
     lane,
-    whole_begin,
-    whole_end,
-    rest_begin,
-    rest_end,
+    begin,
+    stop,
     seen_from,
     end,
     window,
@@ -180,24 +176,18 @@ def attend_to(
     N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x at these positions: over
-    keys that all of them see, and over the rest, which are masked. Both begin at multiples of N; without a window.
+    """Highest scores and sums of weights [M], and sums of values [M, D_BLOCK], of queries x at these positions, over
+    keys from `begin`, a multiple of N, to `stop`. Together they see what is from `seen_from` to `end`.
     """
     highest = tl.full((M,), float("-inf"), tl.float32)
     weights = tl.zeros((M,), tl.float32)
     total = tl.zeros((M, D_BLOCK), tl.float32)
-    if not WINDOWED:
-        for at in tl.range(whole_begin, whole_end, N, num_stages=STAGES):
-            k, v = _tile_of_keys(
-                keys, values, blocks, at + lane, kv_head, column, 0, end, False, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
-            )
-            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
-            highest, weights, total = _add_tile(score, v, highest, weights, total, False)
-    for at in tl.range(rest_begin, rest_end, N, num_stages=STAGES):
+    for at in tl.range(begin, stop, N, num_stages=STAGES):
         other = at + lane
-        k, v = _tile_of_keys(
-            keys, values, blocks, other, kv_head, column, seen_from, end, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE
-        )
+        read = tl.minimum(other, end - 1)  # for what nobody sees, something that is seen, so that it is a number
+        if WINDOWED:
+            read = tl.maximum(read, seen_from)
+        k, v = _tile_of_keys(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
         score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
         seen = other[None, :] <= position[:, None]
         if WINDOWED:
@@ -215,22 +205,15 @@ def _tile_of_keys(
     position,
     kv_head,
     column,
-    begin,
-    end,
-    MASKED: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Keys and values [positions, D_BLOCK] through the table; MASKED: 0 for those that no query of the tile sees."""
-    seen = (position >= begin) & (position < end)
-    block = tl.load(blocks + position // BLOCK_SIZE, seen, 0) if MASKED else tl.load(blocks + position // BLOCK_SIZE)
+    """Keys and values [positions, D_BLOCK] through the table."""
+    block = tl.load(blocks + position // BLOCK_SIZE)
     where = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D)[:, None] + column[None, :]
-    if MASKED:
-        read = seen[:, None] & (column < D)[None, :]
-        k, v = tl.load(keys + where, read, 0.0), tl.load(values + where, read, 0.0)
-    elif D < D_BLOCK:
+    if D < D_BLOCK:
         read = (column < D)[None, :] & (position >= 0)[:, None]
         k, v = tl.load(keys + where, read, 0.0), tl.load(values + where, read, 0.0)
     else:

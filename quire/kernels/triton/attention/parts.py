@@ -2,9 +2,11 @@
 
 Where there are few tiles (see chunk.py), a program each leaves most of the card idle. Here a program takes its share of
 a tile's keys, and leaves what it has summed in memory; a second kernel merges what a tile's parts have left, in their
-order, after all have ended. A part of m rows of products leaves m · (d + 2) numbers of 4 bytes, and they are read once.
-As many programs as there are parts merge, each a few rows at a time, with several parts in work at once. A tile that
-has one part writes its outputs, and what would merge it leaves at once. The grids are as large as the columns are long.
+order, after all have ended. A part of m rows of products leaves m · (d + 1) numbers of 4 bytes, means of values and the
+logarithms of sums of weights, and they are read once.
+As many programs as there are parts merge, each its share of a tile's rows, which it reads all at once. A tile that has
+one part writes its outputs, and what would merge it leaves at once. The grids are as large as the columns are long; of
+the first, a tile's KV heads stand together, so that programs of padding are the last.
 """
 
 from __future__ import annotations
@@ -22,19 +24,31 @@ from quire.kernels.triton.launching.dependent_launch import can_overlap, release
 from quire.kernels.triton.launching.launch import launched
 
 FEWEST = 4
-"""Tiles of keys of a part: shorter ones take longer to merge than they save."""
+"""Tiles of keys of a part, where a window leaves fewer than the host knew of."""
+MERGE = 6
+"""So many tiles of keys take as long as merging does where tiles are cut at all."""
+SHARED = 1.4
+"""So many times as long takes a tile of keys where two programs share a multiprocessor."""
 MOST_OF_A_TILE = 32
-"""Parts; a power of two."""
+"""Parts."""
 _MOST = 64
 """Of all tiles together."""
 _RESIDENT = 2
 """Programs of a multiprocessor at once."""
-_MERGED_ROWS, _MERGED_PARTS, _MERGERS = 4, 8, 4
-"""What a program that merges has in work at a time, and how many there are for each part and KV head."""
+_AHEAD = 2
+"""Stages more than chunk.py has: with one program on a multiprocessor, nothing else is done while keys are on their
+way."""
+_POWERS = 3
+"""Parts that a program which merges reads at once are a power of two, up to that of so much."""
+
+
+def parts_side_by_side(kv_heads: int, device: torch.device) -> int:
+    """Parts of all tiles together that have a multiprocessor each."""
+    return min(max(1, multiprocessors(device) // kv_heads), _MOST)
 
 
 def number_of_parts(kv_heads: int, device: torch.device) -> int:
-    """Parts of all tiles together that fill the device."""
+    """Parts of all tiles together that the device has at once."""
     return min(max(1, _RESIDENT * multiprocessors(device) // kv_heads), _MOST)
 
 
@@ -68,17 +82,18 @@ def attend_parts(
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
     left = (partials.outputs, partials.sums)
-    _attend_parts[(items, kv_heads)](
+    ahead = _AHEAD if shape.stages > 2 else 0
+    _attend_parts[(kv_heads, items)](
         q, keys, values, table, *columns, slots, *left, out, table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
-        STAGES=shape.stages, FEWEST=FEWEST, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+        STAGES=shape.stages + ahead, FEWEST=FEWEST, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
-    _merge_parts[(items, kv_heads, _MERGERS)](
+    _merge_parts[(kv_heads, min(items, partials.outputs.shape[0] // queries))](
         *columns, *left, out, window or 0,
         WINDOWED=window is not None, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded(d),
-        N=shape.keys, FEWEST=FEWEST, PARTS=MOST_OF_A_TILE, ROWS=_MERGED_ROWS, AT_ONCE=_MERGED_PARTS,
-        MERGERS=_MERGERS, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+        M=shape.rows, N=shape.keys, FEWEST=FEWEST, POWERS=_POWERS, OVERLAP=overlap,
+        num_warps=8, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -135,38 +150,36 @@ def _attend_parts(
     head's.
     """
     release_dependents(OVERLAP)
-    item, kv_head = tl.program_id(0), tl.program_id(1)
+    kv_head, item = tl.program_id(0), tl.program_id(1)
     m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
     wait_for_inputs(OVERLAP)
     row, offset = tl.load(tile_rows + item), tl.load(tile_offsets + item).to(tl.int32)
     number, parts = tl.load(part_numbers + item).to(tl.int32), tl.load(part_counts + item).to(tl.int32)
+    if parts == 0:
+        return
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     first, slot = tl.load(firsts + row), tl.load(slots + row)
     seen_from, base, end, each, parts = _shares(start, offset, count, parts, window, WINDOWED, QUERIES, N, FEWEST)
-    if number < parts:
-        whole_end = base if WINDOWED else (start + offset + 1) // N * N  # what is before it, all queries see
-        begin = base + number * each * N
-        stop = tl.minimum(begin + each * N, end)
-        query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
-        exists = (m // GROUP < QUERIES) & (query < count)
-        inside = exists[:, None] & (column < D)[None, :]
-        where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
-        x = tl.load(q + where, inside, 0.0)
-        blocks = table + slot * table_line
-        position = start + query
-        whole_begin, rest = tl.multiple_of(begin, N), tl.multiple_of(tl.maximum(begin, whole_end), N)
-        highest, weights, total = attend_to(
-            x, keys, values, blocks, position, kv_head, column, lane, whole_begin, tl.minimum(stop, whole_end), rest,
-            stop, seen_from, end, window, before, after, CAPPED, WINDOWED, True, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N,
-            STAGES,
-        )  # fmt: skip
-        if parts == 1:
-            tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), inside)
-        else:
-            left = (item * QUERIES + m // GROUP) * HEADS + head
-            tl.store(outputs + (left * D)[:, None] + column[None, :], total, inside)
-            tl.store(sums + left * 2, highest, exists)
-            tl.store(sums + left * 2 + 1, weights, exists)
+    if number >= parts:
+        return
+    begin = base + number * each * N
+    query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
+    exists = (m // GROUP < QUERIES) & (query < count)
+    inside = exists[:, None] & (column < D)[None, :]
+    where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
+    x = tl.load(q + where, inside, 0.0)
+    highest, weights, total = attend_to(
+        x, keys, values, table + slot * table_line, start + query, kv_head, column, lane, begin,
+        tl.minimum(begin + each * N, end), seen_from, end, window, before, after, CAPPED, WINDOWED, True, KV_HEADS, D,
+        D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+    )  # fmt: skip
+    mean = total / tl.where(weights > 0, weights, 1.0)[:, None]
+    if parts == 1:
+        tl.store(out + where, mean.to(out.dtype.element_ty), inside)
+    else:
+        left = (item * QUERIES + m // GROUP) * HEADS + head
+        tl.store(outputs + (left * D)[:, None] + column[None, :], mean, inside)
+        tl.store(sums + left * 2, highest + tl.log2(weights), exists)
 
 
 @launched
@@ -200,51 +213,88 @@ def _merge_parts(
     QUERIES: tl.constexpr,
     D: tl.constexpr,
     D_BLOCK: tl.constexpr,
+    M: tl.constexpr,
     N: tl.constexpr,
     FEWEST: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    MERGERS: tl.constexpr,
+    POWERS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Every so many rows of a tile and a KV head: those of a part's program come after those of the part before."""
+    """A share of the rows of a tile and a KV head, which has as many programs as parts. Written so that it reads
+    what parts have left while it still finds out how many of them there are and how many rows.
+    """
     release_dependents(OVERLAP)
-    item, kv_head, merger = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, item = tl.program_id(0), tl.program_id(1)
     wait_for_inputs(OVERLAP)
-    number, parts = tl.load(part_numbers + item).to(tl.int32), tl.load(part_counts + item).to(tl.int32)
-    if parts > 1:
-        row, offset = tl.load(tile_rows + item), tl.load(tile_offsets + item).to(tl.int32)
-        start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
-        first = tl.load(firsts + row)
-        mergers = parts * MERGERS  # those whose part is empty merge too
-        _, _, _, _, parts = _shares(start, offset, count, parts, window, WINDOWED, QUERIES, N, FEWEST)
-        rows = tl.where(parts > 1, GROUP * tl.minimum(count - offset, QUERIES), 0)
-        one, some, column = tl.arange(0, PARTS), tl.arange(0, AT_ONCE), tl.arange(0, D_BLOCK)
-        for at in range((number * MERGERS + merger) * ROWS, rows, mergers * ROWS):
-            m = at + tl.arange(0, ROWS)
-            query, head = m // GROUP, kv_head * GROUP + m % GROUP
-            exists = m < rows
-            left = ((item - number) * QUERIES + query) * HEADS + head  # of the tile's first part
-            of_all = left[None, :] + one[:, None] * (QUERIES * HEADS)
-            highest = tl.load(sums + of_all * 2, exists[None, :] & (one < parts)[:, None], float("-inf"))
-            highest = tl.where(exists, tl.max(highest, 0), 0.0)
-            weights = tl.zeros((ROWS,), tl.float32)
-            total = tl.zeros((ROWS, D_BLOCK), tl.float32)
-            for part in range(0, parts, AT_ONCE):
-                theirs = left[None, :] + (part + some)[:, None] * (QUERIES * HEADS)
-                read = exists[None, :] & (part + some < parts)[:, None]
-                summed = tl.load(
-                    outputs + (theirs * D)[:, :, None] + column[None, None, :],
-                    read[:, :, None] & (column < D)[None, None, :],
-                    0.0,
-                )
-                shrink = tl.exp2(tl.load(sums + theirs * 2, read, float("-inf")) - highest[None, :])
-                weights += tl.sum(tl.load(sums + theirs * 2 + 1, read, 0.0) * shrink, 0)
-                total += tl.sum(summed * shrink[:, :, None], 0)
-            where = (((first + offset + query) * HEADS + head) * D)[:, None] + column[None, :]
-            merged = total / tl.where(exists, weights, 1.0)[:, None]
-            tl.store(out + where, merged.to(out.dtype.element_ty), exists[:, None] & (column < D)[None, :])
+    row, offset = tl.load(tile_rows + item), tl.load(tile_offsets + item).to(tl.int32)
+    number, dealt = tl.load(part_numbers + item).to(tl.int32), tl.load(part_counts + item).to(tl.int32)
+    if dealt < 2:
+        return
+    start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
+    first = tl.load(firsts + row)
+    _, _, _, _, parts = _shares(start, offset, count, dealt, window, WINDOWED, QUERIES, N, FEWEST)
+    queries = tl.where(parts > 1, tl.minimum(count - offset, QUERIES), 0)
+    left = (item - number) * QUERIES * HEADS + kv_head * GROUP  # of the tile's first part
+    there = (first + offset) * HEADS + kv_head * GROUP
+    for power in tl.static_range(1, POWERS + 1):
+        if (dealt > 2 ** (power - 1)) & ((dealt <= 2**power) | (power == POWERS)):
+            _merge(
+                outputs, sums, out, left, there, number, dealt, parts, queries, HEADS, GROUP, QUERIES, D, D_BLOCK,
+                2**power, M // 2**power,
+            )  # fmt: skip
+
+
+@triton.jit
+def _merge(
+    outputs,
+    sums,
+    out,
+    left,
+    there,
+    number,
+    dealt,
+    parts,
+    queries,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """From rows `left` of what parts have left to rows `there` of the output."""
+    column = tl.arange(0, D_BLOCK)
+    for at in range(number * ROWS, QUERIES * GROUP, dealt * ROWS):
+        m = at + tl.arange(0, ROWS)
+        query, row = m // GROUP, m // GROUP * HEADS + m % GROUP
+        highest = tl.full((ROWS,), float("-inf"), tl.float32)
+        weights = tl.zeros((ROWS,), tl.float32)
+        total = tl.zeros((ROWS, D_BLOCK), tl.float32)
+        for begin in range(0, dealt, AT_ONCE):
+            means, sizes = (), ()  # the larger ones first, so that all are on their way before one is waited for
+            for part in tl.static_range(AT_ONCE):
+                cells = ((left + row + (begin + part) * (QUERIES * HEADS)) * D)[:, None] + column[None, :]
+                readable = (query < QUERIES)[:, None] & (column < D)[None, :] & (begin + part < dealt)
+                means += (tl.load(outputs + cells, readable, 0.0),)  # type: ignore[assignment]
+            for part in tl.static_range(AT_ONCE):
+                theirs = left + row + (begin + part) * (QUERIES * HEADS)
+                readable = (query < QUERIES) & (begin + part < dealt)
+                sizes += (tl.load(sums + theirs * 2, readable, 0.0),)  # type: ignore[assignment]
+            higher = highest
+            for part in tl.static_range(AT_ONCE):
+                written = (query < queries) & (begin + part < parts)
+                higher = tl.where(written, tl.maximum(higher, sizes[part]), higher)
+            basis = tl.where(higher == float("-inf"), 0.0, higher)
+            shrink = tl.exp2(highest - basis)
+            weights, total, highest = weights * shrink, total * shrink[:, None], higher
+            for part in tl.static_range(AT_ONCE):
+                written = (query < queries) & (begin + part < parts)  # elsewhere memory holds anything
+                weight = tl.where(written, tl.exp2(sizes[part] - basis), 0.0)
+                weights += weight
+                total += tl.where(written[:, None], means[part], 0.0) * weight[:, None]
+        where = ((there + row) * D)[:, None] + column[None, :]
+        merged = (total / weights[:, None]).to(out.dtype.element_ty)
+        tl.store(out + where, merged, (query < queries)[:, None] & (column < D)[None, :])
 
 
 @triton.jit
