@@ -9,6 +9,7 @@ whose columns are padded to the length that its number of rows and tokens asks f
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from quire.attention import tiling
 from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Room, Rows
+from quire.attention.branch import Branch
 from quire.attention.tiling import Kinds, TileSizes
 from quire.errors import ConfigError
 from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
@@ -109,7 +111,9 @@ class TritonAttention:
         pieces = max_rows + 1 + self._spare  # one for a step's padding
         queries = queries_of_tile(d, item, group)
         parts = attention_parts.number_of_parts(kv_heads, device)
-        self._partials = new_partials(max(pieces, parts * queries), heads, kv_heads, d, device)
+        self._partials = new_partials(pieces, heads, kv_heads, d, device)
+        self._partials_of_parts = new_partials(parts * queries, heads, kv_heads, d, device)
+        self._branch = Branch(device)
         self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
         self._sizes = TileSizes(
@@ -173,18 +177,35 @@ class TritonAttention:
         step = self._steps[self._kv.groups[layer.number]]
         q = torch.empty_like(out)
         self._rotate_and_store(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
+        mixed = step.pieces is not None and step.tiles is not None
+        if step.tiles is not None:
+            with self._branch.beside() if mixed else nullcontext():
+                self._attend_short(layer, q, keys, values, step, step.tiles, out)
         if step.pieces is not None:
             self._attend_pieces(q, keys, values, step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
-        if (tiles := step.tiles) is not None:
-            rest = (out, layer.scale, layer.cap)
-            columns = (step.table, *tiles.columns, step.window, self._sizes.tile)
-            if tiles.in_parts:
-                self._attend_parts(q, keys, values, *columns, self._partials, *rest)
-            else:
-                self._attend_tiles(q, keys, values, *columns, *rest)
+        if mixed:
+            self._branch.join()
         if (long := step.long) is not None:
             self._gather_contexts(keys, values, step.table, long.slots, *long.packs, long.k, long.v)
             self._attend_long(q, long.k, long.v, *long.tiles, out, layer.scale, layer.cap)
+
+    def _attend_short(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        step: _GroupStep,
+        tiles: _Tiles,
+        out: Tensor,
+    ) -> None:
+        """Rows of several tokens that are not long."""
+        rest = (out, layer.scale, layer.cap)
+        columns = (step.table, *tiles.columns, step.window, self._sizes.tile)
+        if tiles.in_parts:
+            self._attend_parts(q, keys, values, *columns, self._partials_of_parts, *rest)
+        else:
+            self._attend_tiles(q, keys, values, *columns, *rest)
 
     def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
         table, window = rows.tables[group], self._kv.windows[group]
