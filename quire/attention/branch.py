@@ -7,7 +7,6 @@ waits for both. What is written on a branch must be read or written by nobody el
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,11 +25,12 @@ class Branch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def beside(self) -> Iterator[None]:
         """What is launched inside may run at the same time as what is launched until `join`."""
-        if not self._is_open:
+        if self._stream is None or not _is_open():
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -39,13 +39,9 @@ class Branch:
 
     def join(self) -> None:
         """What is launched from here on comes after both."""
-        if self._is_open:
+        if self._stream is not None and _is_open():
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    @property
-    def _is_open(self) -> bool:
-        return IN_USE and self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    @functools.cached_property
-    def _stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+def _is_open() -> bool:
+    return IN_USE and torch.cuda.is_current_stream_capturing()
