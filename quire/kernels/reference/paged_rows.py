@@ -198,8 +198,8 @@ def attend_parts(
         q, keys, values, table, starts, counts, firsts, slots, window, queries, out, scale, cap: See attend_tiles.
         tile_rows, tile_offsets: [n] int64, each tile's as often as it has parts. These stand together, in order.
         part_numbers, part_counts: [n] int64: which of a tile's parts it is, from 0, and how many they are at most:
-            parts are as many as what the tile sees is long enough for.
-        partials: Room for `queries` pieces a part; those of parts before the last tile that is cut are used.
+            parts are as many as what the tile sees is long enough for. Padding has none.
+        partials: Room for `queries` pieces a part, up to the last part of the last tile that is cut.
     """
     own = part_numbers == 0
     tiles = (tile_rows[own], tile_offsets[own])

@@ -3,10 +3,10 @@
 Where there are few tiles (see chunk.py), a program each leaves most of the card idle. Here a program takes its share of
 a tile's keys, and leaves what it has summed in memory; a second kernel merges what a tile's parts have left, in their
 order, after all have ended. A part of m rows of products leaves m · (d + 1) numbers of 4 bytes, means of values and the
-logarithms of sums of weights, and they are read once.
-As many programs as there are parts merge, each its share of a tile's rows, which it reads all at once. A tile that has
-one part writes its outputs, and what would merge it leaves at once. The grids are as large as the columns are long; of
-the first, a tile's KV heads stand together, so that programs of padding are the last.
+logarithms of sums of weights, and they are read once. As many programs as there are parts merge, each its share of a
+tile's rows, which it reads all at once. A tile that has one part writes its outputs, and what would merge it leaves at
+once. In the grids, which are as large as the columns are long at most, a tile's KV heads stand together, so that
+programs of padding are the last.
 """
 
 from __future__ import annotations

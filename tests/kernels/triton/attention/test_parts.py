@@ -27,7 +27,7 @@ def check(
     padding: int = 0,
 ) -> None:
     """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody; nor do tiles
-    of a row without tokens that stand behind the others.
+    of a row without tokens that stand behind the others, in one part or none.
     """
     farthest = None if window is None else window + max(n for _, n in rows) - 1  # what the row's first query sees
     cache = paged([start + n for start, n in rows], 16, kv_heads, d, dtype, device, farthest)
@@ -38,7 +38,7 @@ def check(
     queries = queries_of_tile(d, q.element_size(), heads // kv_heads)
     tiles = [(row, at) for row, (_, n) in enumerate(rows) for at in range(0, n, queries)]
     cut = [(*tile, number, parts) for tile in tiles for number in range(parts)]
-    of_part = torch.tensor(cut + [(len(rows) - 1, 0, 0, 1)] * padding, device=device).T.contiguous()
+    of_part = torch.tensor(cut + [(len(rows) - 1, 0, 0, n % 2) for n in range(padding)], device=device).T.contiguous()
     partials = reference.new_partials(len(cut) * queries, heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
