@@ -178,7 +178,7 @@ class _Layers:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         heads, device = self._heads, self._table.device
         with _patched("decode", shape):
-            room = self._rows + decode.spare_pieces(heads.kv, device)
+            room = decode.pieces_for(self._rows, heads.kv, device)
             pieces = torch.empty((room, reference.PIECE_COLUMNS), dtype=torch.int32, device=device)
             decode.cut_contexts(self._starts, self._slots, None, None, None, shape[0], pieces, decode.FEWEST)
             partials = reference.new_partials(room, heads.query, heads.kv, heads.width, device)

@@ -41,11 +41,11 @@ def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
     """Each row's one token sees `length`, itself included."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, spare_pieces
+        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_for
 
         caches = _caches(rows, length, heads, device)
         q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        room = rows + spare_pieces(heads.kv, device)
+        room = pieces_for(rows, heads.kv, device)
         pieces = torch.zeros((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32)
         starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, _ITEM)
         paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces, FEWEST)
@@ -142,9 +142,9 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
 
 def _cut(rows: int, length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import keys_of_tile, spare_pieces
+        from quire.kernels.triton.attention.decode import keys_of_tile, pieces_for
 
-        room = rows + spare_pieces(heads.kv, device)
+        room = pieces_for(rows, heads.kv, device)
         pieces = torch.empty((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32, device=device)
         starts, slots = torch.randint(length, (rows,), device=device), torch.arange(rows, device=device)
         return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), pieces), {}

@@ -65,9 +65,12 @@ def keys_of_tile(d: int, item: int) -> int:
     return _shape(d, item).keys
 
 
-def spare_pieces(kv_heads: int, device: torch.device) -> int:
-    """Pieces beyond one a row that fill the device if there is one row."""
-    return -(-_PROGRAMS * multiprocessors(device) // kv_heads)
+def pieces_for(rows: int, kv_heads: int, device: torch.device) -> int:
+    """Room for pieces of so many rows: one each and as many more as fill the device if there is one row; but as nearly
+    as can be so many that programs run in whole rounds, since a last round of few leaves most of the device idle.
+    """
+    at_once = -(-_PROGRAMS * multiprocessors(device) // kv_heads)
+    return max(rows, round((rows + at_once) / at_once) * at_once)
 
 
 def cut_contexts(

@@ -162,3 +162,16 @@ def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(32, 8, 128), (16, 8, 128), (14, 2, 64), (8, 4, 256)])
 def test_real_sizes(lengths: list[int], heads: int, kv_heads: int, d: int) -> None:
     check(lengths, heads=heads, kv_heads=kv_heads, d=d, device="cuda", dtype=torch.bfloat16, room=len(lengths) + 33)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8, 32])
+def test_room_for_pieces(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One a row at least, more for more rows, and rounds of programs that are full as far as rows allow."""
+    monkeypatch.setattr(ours, "multiprocessors", lambda device: 132)
+    at_once, rooms = (
+        -(-4 * 132 // kv_heads),
+        [ours.pieces_for(n, kv_heads, torch.device("cpu")) for n in range(1, 2000)],
+    )
+    assert rooms[0] == at_once
+    assert all(room >= rows and room % at_once == 0 for rows, room in enumerate(rooms, 1))
+    assert rooms == sorted(rooms)
