@@ -77,8 +77,9 @@ class Roofline:
         self._windows = Counter(spec.window if local else None for local in spec.local)  # layers by how far they look
         self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(dtype) / spec.layers / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
-        self._least_ms = hardware.overhead_ms + self._used.read(_MANY) * self._weight_ms
-        self._telling_ms = max(self._least_ms, spec.layers * hardware.launch_ms)
+        least_ms = hardware.overhead_ms + self._used.read(_MANY) * self._weight_ms  # of a step with a chunk in it
+        self._free_tokens = int(least_ms / self._product_ms)
+        self._telling_ms = max(least_ms, spec.layers * hardware.launch_ms)
         self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(dtype, block_size) / hardware.host_bandwidth
         self._step = Correction()  # kept apart: small models are bound by the overhead of a step, not by tokens
         self._chunk = Correction()
@@ -94,9 +95,9 @@ class Roofline:
         return self._chunk.factor * (self._product_ms + self._seen(1, context) * self._score_ms)
 
     @property
-    def least_ms(self) -> float:
+    def free_tokens(self) -> int:
         """See StepCost. Tokens of a chunk read all weights, also those of experts that single tokens leave alone."""
-        return self._least_ms
+        return self._free_tokens
 
     def _seen(self, tokens: int, context: int) -> int:
         """Positions that so many tokens see in sum over all layers, if their contexts are equally long."""

@@ -7,6 +7,7 @@ Knows nothing about blocks or slots.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,18 +17,17 @@ from quire.scheduler.lengths import Column
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
 
-STALL_FACTOR = 1.5
-"""A step with chunks in it may take this many times as long as its streaming rows would alone: tokens cost little where
-the weights are read for these anyway. Or it may take, if that is more, …"""
-SHORTEST_STALL_MS = 25.0
-"""… this long, which no reader notices: chunks of a few hundred tokens, where products are fast and what a step costs
-beside them counts little, …"""
-BACKLOG_SHARE = 1 / 8
-"""… this share of the time for all prompts that are known, since a queue is worked off sooner in large steps, …"""
+STREAMS_SHARE = 1 / 2
+"""Chunks in a step may take this share of the time that its streaming rows take alone; or, if that is more, as long as
+fills the step with the tokens that are all but free, because their weights are read anyway; or …"""
+BACKLOG_SHARE = 1 / 16
+"""… this share of the time for all prompts that are known. So a queue is worked off in larger steps the longer it is,
+and a prompt waits for some 16 steps. But then …"""
 LONGEST_STALL_MS = 140.0
-"""… but not longer than this."""
+"""… the whole step should not take longer than this."""
 SMALLEST_CHUNK = 16
-"""Tokens that a prompt moves forward by at least, so that it gets through beside any number of streams."""
+"""Tokens that a prompt moves forward by at least, so that it gets through beside any number of streams. What would fit
+less after another prompt's chunk is left alone."""
 
 
 class StepCost(Protocol):
@@ -42,8 +42,8 @@ class StepCost(Protocol):
         ...
 
     @property
-    def least_ms(self) -> float:
-        """A step with a chunk in it takes at least this long, however short the chunk."""
+    def free_tokens(self) -> int:
+        """A step of up to so many tokens takes as long as one with a single token in a chunk: the weights are read."""
         ...
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
@@ -58,14 +58,26 @@ class Budget:
         max_tokens: Most tokens of a step.
         long_prefill_threshold: Most tokens of one row; 0 for no such limit.
         cost: Predicts milliseconds; without it only tokens count.
+        sizes: Numbers of tokens from which on a step with chunks takes longer, ascending: it is padded to the next, or
+            products compute whole tiles. Where time cuts a chunk, the step has just so many tokens, so that nothing is
+            computed for nobody. None: each token counts.
     """
 
-    def __init__(self, max_tokens: int, long_prefill_threshold: int = 0, cost: StepCost | None = None) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        long_prefill_threshold: int = 0,
+        cost: StepCost | None = None,
+        sizes: Sequence[int] = (),
+    ) -> None:
         self.max_tokens = max_tokens
         self._threshold = long_prefill_threshold
         self._cost = cost
+        self._sizes = sizes
         self._step_ms = self._chunk_ms = 0.0  # predicted for this step, and for the chunks granted in it
         self._limit_ms: float | None = None  # of the whole step; None: nobody streams
+        self._smallest_ms = 0.0  # the smallest chunk
+        self._is_cut = False  # whether time has cut a chunk of this step, so that there is none for others
 
     def open(self, planned: Column, ahead: Column, requests: Sequence[Request], waiting: int = 0) -> Column:
         """A new step begins: how many tokens each running request may move forward by.
@@ -77,8 +89,10 @@ class Budget:
         """
         self._start_clock(planned, ahead, waiting)
         counts = ahead.copy()
+        used = int((ahead == 1).sum())
         for index in np.flatnonzero(ahead > 1).tolist():
-            counts[index] = 0 if self._time_is_up else self._chunk(requests[index], int(ahead[index]))
+            counts[index] = 0 if self._time_is_up else self._chunk(requests[index], int(ahead[index]), used)
+            used += int(counts[index])
         if counts.sum() <= self.max_tokens:
             return counts
         left = np.maximum(0, self.max_tokens - (np.cumsum(counts) - counts))
@@ -87,7 +101,7 @@ class Budget:
 
     def open_idle(self) -> None:
         """A new step begins, and nobody runs: it will have only what is admitted."""
-        self._limit_ms, self._chunk_ms = None, 0.0
+        self._limit_ms, self._chunk_ms, self._is_cut = None, 0.0, False
         self._step_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
 
     def guess(self, planned: Column, counts: Column, wanted: Column) -> Column:
@@ -110,7 +124,7 @@ class Budget:
 
     def grant(self, request: Request, used: int) -> int:
         """How many tokens a newly admitted request may move forward by: at least 1 while there is room."""
-        return self._chunk(request, min(request.ahead, self.max_tokens - used))
+        return self._chunk(request, min(request.ahead, self.max_tokens - used), used)
 
     def close(self, step: Step) -> None:
         """Everything is in the step."""
@@ -129,23 +143,28 @@ class Budget:
 
     @property
     def _time_is_up(self) -> bool:
-        """Whether chunks have taken all the time that rows beside them leave. The first always gets its smallest."""
-        return self._limit_ms is not None and self._chunk_ms > 0 and self._left_ms <= 0
+        """Whether chunks have taken the time that rows beside them leave. The first always gets its smallest."""
+        return self._limit_ms is not None and self._chunk_ms > 0 and (self._is_cut or self._left_ms < self._smallest_ms)
 
     def _start_clock(self, planned: Column, ahead: Column, waiting: int) -> None:
-        self._limit_ms, self._step_ms, self._chunk_ms = None, 0.0, 0.0
+        self._limit_ms, self._step_ms, self._chunk_ms, self._is_cut = None, 0.0, 0.0, False
         if self._cost is None:
             return
         streaming = ahead == 1
         count = int(streaming.sum())
         self._step_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
         if count:
-            backlog_ms = (waiting + int(ahead[ahead > 1].sum())) * self._cost.token_ms(0)
-            for_queue = min(BACKLOG_SHARE * backlog_ms, LONGEST_STALL_MS)
-            self._limit_ms = max(STALL_FACTOR * self._step_ms, SHORTEST_STALL_MS, self._cost.least_ms, for_queue)
+            each = self._cost.token_ms(0)
+            for_queue = BACKLOG_SHARE * each * (waiting + int(ahead[ahead > 1].sum()))
+            self._smallest_ms = SMALLEST_CHUNK * each
+            self._limit_ms = self._step_ms + max(
+                STREAMS_SHARE * self._step_ms,
+                each * (self._cost.free_tokens - count),
+                min(for_queue, LONGEST_STALL_MS - self._step_ms),
+            )
 
-    def _chunk(self, request: Request, count: int) -> int:
-        """`count`, or less where a limit says so."""
+    def _chunk(self, request: Request, count: int, used: int) -> int:
+        """`count`, or less where a limit says so, in a step that has `used` tokens already."""
         if count <= 1:
             return count
         if self._threshold:
@@ -153,6 +172,20 @@ class Budget:
         if self._cost is not None:
             each = self._cost.token_ms(request.planned + count // 2)
             if self._limit_ms is not None:
-                count = min(count, max(SMALLEST_CHUNK, int(self._left_ms / each)))
+                fitting = self._fitting(each, used)
+                self._is_cut = fitting < count
+                count = min(count, fitting)
             self._chunk_ms += count * each
         return count
+
+    def _fitting(self, each: float, used: int) -> int:
+        """Tokens of `each` milliseconds that fit the time, and fill a step of `used` tokens up to one of the sizes. At
+        least the smallest chunk if it is the step's first, at least 1 of those behind it."""
+        total = used + max(SMALLEST_CHUNK, int(self._left_ms / each))
+        least = used + (1 if self._chunk_ms else SMALLEST_CHUNK)
+        below, above = bisect_right(self._sizes, total), bisect_left(self._sizes, least)
+        if below > above:
+            total = self._sizes[below - 1]
+        elif above < len(self._sizes):
+            total = self._sizes[above]
+        return total - used

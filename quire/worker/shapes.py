@@ -15,6 +15,8 @@ _MIDDLE = (160, 192, 256, 320, 384, 432, 512)
 """Tokens between few and many. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""
 _MOST_TOKENS = _MIDDLE[-1]
 """Of a recorded step with prompts in it: with more, a device takes longer than a host to launch kernel by kernel."""
+_TILE = 128
+"""Rows that cuBLAS's products compute at a time where they are many."""
 _PADDING_ROWS = 2
 """Of a step with prompts in it: one for the tokens that are too many, and one without any."""
 _FEW, _MANY = 8, 64
@@ -95,6 +97,13 @@ class Shapes:
     def of_prompts(self, tokens: int, rows: int, singles: int) -> StepShape | None:
         """The smallest of any other step."""
         return next((shape for shape in self._prompts if shape.holds(tokens, rows, singles)), None)
+
+    def mixed_sizes(self, most: int) -> list[int]:
+        """Numbers of tokens, of up to `most`, from which on a step with prompts beside rows of one token takes longer:
+        it is padded to the next, and with more than any recorded step has, products compute whole tiles."""
+        recorded = sorted({shape.tokens for shape in self._prompts if shape.singles})
+        tiles = range(_TILE, most + 1, _TILE)
+        return recorded + [size for size in tiles if not recorded or size > recorded[-1]]
 
 
 def decode_sizes(max_rows: int) -> list[int]:

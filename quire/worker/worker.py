@@ -123,7 +123,8 @@ class Worker:
         if self._precompiler is not None:
             with self._stage("compile"):
                 self._precompiler.finish()
-        return Sizing(blocks, spec.vocab_size, host_blocks, self._startup)
+        sizes = self._shapes().mixed_sizes(self._largest_step().tokens) if on_gpu else []
+        return Sizing(blocks, spec.vocab_size, host_blocks, self._startup, sizes)
 
     def close(self) -> None:
         """After the last step: nobody compiles any more."""
@@ -181,9 +182,7 @@ class Worker:
 
     def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let products of the layers' shapes be used, while others compile and read."""
-        largest = self._largest_step()
-        most = self._config.device.max_cudagraph_capture_size or 0
-        recorded = Shapes(most, largest.rows, largest.tokens, largest.length).all()
+        largest, recorded = self._largest_step(), self._shapes().all()
         return begin_use(products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.place)
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
@@ -217,6 +216,11 @@ class Worker:
         if not isinstance(length, int) or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
         return LargestStep(rows, tokens, length)
+
+    def _shapes(self) -> Shapes:
+        """Of the steps that are recorded."""
+        largest, most = self._largest_step(), self._config.device.max_cudagraph_capture_size or 0
+        return Shapes(most, largest.rows, largest.tokens, largest.length)
 
     def _slot_table(self, spec: ModelSpec) -> SlotTable:
         largest, size = self._largest_step(), self._config.cache.block_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,14 +11,7 @@ import pytest
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
-from quire.scheduler.budget import (
-    BACKLOG_SHARE,
-    LONGEST_STALL_MS,
-    SHORTEST_STALL_MS,
-    SMALLEST_CHUNK,
-    STALL_FACTOR,
-    Budget,
-)
+from quire.scheduler.budget import BACKLOG_SHARE, LONGEST_STALL_MS, SMALLEST_CHUNK, STREAMS_SHARE, Budget
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.waiting import PRIORITY_S, Policy
@@ -34,8 +28,9 @@ class Stage:
         self.clock = ManualClock()
         self.executor = FakeExecutor(blocks, 8, num_host_blocks=host, max_in_flight=1)
         preemption = Preemption(HostPool(host), more.pop("mode", None), more.pop("preemption_cost", None))
-        budget = Budget(tokens, more.pop("threshold", 0), more.pop("cost", None))
+        budget = Budget(tokens, more.pop("threshold", 0), more.pop("cost", None), more.pop("sizes", ()))
         self.scheduler = Scheduler(BlockPool(blocks, 8), seqs, budget, preemption, self.clock, policy=policy)
+        self.tokens = tokens
         self.ended: list[int] = []
         self.counts: list[dict[int, int]] = []
 
@@ -44,6 +39,7 @@ class Stage:
         plan = self.scheduler.plan()
         if plan is None:
             return
+        assert sum(plan.counts) <= self.tokens
         by_slot = {request.slot: request.id for request in self.scheduler.requests() if request.slot is not None}
         self.counts.append({by_slot[slot]: n for slot, n in zip(plan.slots, plan.counts, strict=True)})
         self.executor.submit(plan)
@@ -114,15 +110,16 @@ def test_the_long_prefill_threshold_leaves_room_beside_a_long_prompt() -> None:
 
 
 class LinearCost:
-    """A millisecond a token in a chunk, two in a long context, five for a step of streaming rows."""
+    """A millisecond a token in a chunk, two in a long context, and so many for a step of streaming rows."""
 
     learned: tuple[float, float, float] | None = None
 
-    def __init__(self, least_ms: float = 0.0) -> None:
-        self.least_ms = least_ms
+    def __init__(self, free_tokens: int = 0, streams_ms: float = 5.0) -> None:
+        self.free_tokens = free_tokens
+        self._streams_ms = streams_ms
 
     def step_ms(self, tokens: int, context: int) -> float:
-        return 5.0
+        return self._streams_ms
 
     def token_ms(self, context: int) -> float:
         return 1.0 if context < 100 else 2.0
@@ -131,43 +128,90 @@ class LinearCost:
         self.learned = (step_ms, chunk_ms, measured_ms)
 
 
-def beside_a_stream(stage: Stage, *prompts: int) -> list[int]:
-    """Tokens of prompts in each step, from when they come while another request streams until all are computed."""
-    stage.scheduler.add(add(-1, [1] * 8, 400))
+def beside_streams(stage: Stage, *prompts: int, streams: int = 1) -> list[int]:
+    """Tokens of prompts in each step, from when they come while other requests stream until all are computed."""
+    for number in range(streams):
+        stage.scheduler.add(add(-1 - number, [510 - number], 500))
     stage.step()
     for number, length in enumerate(prompts):
         stage.scheduler.add(add(number, [2 + number] * length, 1, arrival=1.0 + number))
-    for _ in stage.steps(until=len(prompts) - 1):
-        pass
-    assert all(counts[-1] == 1 for counts in stage.counts[1:])
+    while not set(range(len(prompts))) <= set(stage.ended):
+        assert len(stage.counts) < 2_000, "somebody starves"
+        stage.step()
+    assert all(counts[-1 - number] == 1 for counts in stage.counts[1:] for number in range(streams))
     return [sum(n for number, n in counts.items() if number >= 0) for counts in stage.counts[1:]]
 
 
 def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() -> None:
-    chunks = beside_a_stream(Stage(tokens=512, blocks=400, cost=LinearCost()), 2_000)
+    chunks = beside_streams(Stage(tokens=512, blocks=600, cost=LinearCost()), 4_000)
     assert chunks[0] == int((LONGEST_STALL_MS - 5) / 2)  # counted in the context of the longest chunk there could be
     assert max(chunks) == chunks[0]
     assert chunks[-2] == SMALLEST_CHUNK, "what is left at last is worth no stall"
-    assert sum(chunks) == 2_000
+    assert sum(chunks) == 4_000
 
 
 def test_a_queue_of_prompts_is_worth_a_share_of_its_time_in_each_step_and_one_prompt_little() -> None:
-    (first, *_) = beside_a_stream(Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost()), *[60] * 10)
-    assert 0 <= first - (600 * BACKLOG_SHARE - 5) <= SMALLEST_CHUNK
-    (first, *_) = beside_a_stream(Stage(tokens=512, cost=LinearCost()), 60)
-    assert first == SHORTEST_STALL_MS - 5 > 5 * (STALL_FACTOR - 1)
+    (first, *_) = beside_streams(Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost()), *[60] * 16)
+    assert first == 16 * 60 * BACKLOG_SHARE == 60
+    (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost(streams_ms=80.0)), 60)
+    assert first == STREAMS_SHARE * 80
 
 
-def test_a_chunk_fills_the_time_that_it_takes_anyway() -> None:
-    (first, *_) = beside_a_stream(Stage(tokens=512, cost=LinearCost(least_ms=35.0)), 60)
+def test_a_chunk_fills_the_step_with_what_is_free() -> None:
+    (first, *_) = beside_streams(Stage(tokens=512, seqs=9, cost=LinearCost(free_tokens=38)), 60, streams=8)
     assert first == 30
 
 
 def test_many_prompts_beside_a_stream_share_its_time_and_all_get_through() -> None:
-    stage = Stage(tokens=512, seqs=40, blocks=400, cost=LinearCost())
-    beside = beside_a_stream(stage, *[60] * 29)
-    assert LONGEST_STALL_MS - 5 <= max(beside) <= LONGEST_STALL_MS - 5 + SMALLEST_CHUNK
-    assert stage.ended[:29] == list(range(29))
+    stage = Stage(tokens=512, seqs=60, blocks=600, cost=LinearCost())
+    beside = beside_streams(stage, *[60] * 49)
+    assert LONGEST_STALL_MS - 5 - SMALLEST_CHUNK < max(beside) <= LONGEST_STALL_MS - 5
+    assert stage.ended[:49] == list(range(49))
+
+
+SIZES = [32, 48, 64, 128, 192]
+
+
+def test_where_time_cuts_a_step_has_one_of_the_sizes() -> None:
+    chunks = beside_streams(Stage(tokens=512, blocks=400, cost=LinearCost(), sizes=SIZES), 2_100)
+    assert [1 + chunk for chunk in chunks[:-1]] == [64] * 2 + [48] * 11 + [32] * (len(chunks) - 14)
+    assert sum(chunks) == 2_100
+
+
+def test_the_last_of_several_prompts_fills_a_step_up_and_the_next_waits() -> None:
+    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost(free_tokens=80), sizes=SIZES)
+    beside_streams(stage, 25, 50, 50, streams=3)
+    assert [{k: n for k, n in counts.items() if k >= 0} for counts in stage.counts[1:4]] == [
+        {0: 25, 1: 36},  # 64 with the streams
+        {1: 14, 2: 47},
+        {2: 3},  # its end: no time cuts it
+    ]
+
+
+def test_a_rest_of_time_that_is_smaller_than_any_chunk_is_left() -> None:
+    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost(free_tokens=64 + SMALLEST_CHUNK - 1), sizes=SIZES)
+    beside_streams(stage, 61, 61, streams=3)
+    assert [{k: n for k, n in counts.items() if k >= 0} for counts in stage.counts[1:3]] == [{0: 61}, {1: 61}]
+
+
+@pytest.mark.parametrize("streams", [1, 31, 32, 40, 47, 48, 60, 190, 200])
+def test_a_prompt_gets_through_beside_any_number_of_streams(streams: int) -> None:
+    stage = Stage(tokens=220, seqs=streams + 1, blocks=streams * 20, cost=LinearCost(), sizes=SIZES)
+    chunks = beside_streams(stage, 90, streams=streams)
+    assert all(chunk >= SMALLEST_CHUNK for chunk in chunks[:-1])
+    assert all(streams + chunk in SIZES or streams > 176 for chunk in chunks[:-1])
+
+
+def test_random_prompts_beside_streams_all_get_through() -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        streams, tokens = rng.randint(1, 40), rng.choice([64, 100, 250])
+        stage = Stage(
+            tokens=tokens, seqs=streams + rng.randint(1, 6), blocks=4_000, threshold=rng.choice([0, 0, 20]),
+            cost=LinearCost(rng.randint(0, 90), rng.uniform(2, 60)), sizes=rng.choice([SIZES, SIZES, ()]),
+        )  # fmt: skip
+        lengths = [rng.randint(1, 300) for _ in range(8)]
+        assert sum(beside_streams(stage, *lengths, streams=streams)) == sum(lengths)
 
 
 def test_alone_a_prompt_takes_the_whole_step() -> None:

@@ -43,6 +43,20 @@ def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
         assert shapes.of_prompts(tokens, rows, singles) is None
 
 
+def test_a_step_of_a_mixed_size_has_no_padding_of_tokens() -> None:
+    shapes = Shapes(512, 256, 8192, 4096)
+    sizes = shapes.mixed_sizes(8192)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == 8192
+    for before, size in itertools.pairwise([1, *sizes]):
+        shape = shapes.of_prompts(size, 4, 3)
+        assert size > 512 if shape is None else shape.tokens == size
+        smaller = shapes.of_prompts(size - 1, 4, 3)
+        assert smaller == shape, "a size at which no more is computed"
+        assert shape is not None or before == 512 or size - before == 128
+    assert Shapes(0, 256, 1000, 4096).mixed_sizes(1000) == [128, 256, 384, 512, 640, 768, 896]
+
+
 @pytest.mark.parametrize(
     ("most", "rows", "tokens", "length"),
     [(512, 1, 40, 40), (512, 62, 8192, 100), (2048, 1024, 8192, 9000), (0, 9, 9, 9)],
