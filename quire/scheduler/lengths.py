@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Column = npt.NDArray[np.int64]
 COLUMNS = ("planned", "computed", "known", "drawing", "prompt", "limit", "room", "epoch", "serial", "held", "drafts",
-           "masked")  # fmt: skip
+           "masked", "shared")  # fmt: skip
 
 
 class Lengths:
@@ -29,6 +29,7 @@ class Lengths:
         held: 1 for a host-bound request: it moves only when the host knows all its tokens.
         drafts: Most tokens that a read may gain beside the one it draws.
         masked: 1 where every read waits for a mask.
+        shared: Tokens that it will not compute, because it forks from a request that does.
     """
 
     planned: Column
@@ -43,6 +44,7 @@ class Lengths:
     held: Column
     drafts: Column
     masked: Column
+    shared: Column
 
     def __init__(self, rows: int = 64) -> None:
         for name in COLUMNS:
@@ -66,6 +68,10 @@ class Lengths:
         """Its request is over; steps in flight tell by the serial."""
         self.serial[row] = 0
         self._free.append(row)
+
+    def behind(self, rows: Column) -> int:
+        """Tokens that these rows still have to compute, of those that the host knows."""
+        return int((self.known[rows] - np.maximum(self.planned[rows], self.shared[rows])).sum())
 
     def _grow(self) -> None:
         rows = len(self.planned)

@@ -25,7 +25,6 @@ class Request:
         row: Its row of lengths.
         hashes: Of its full blocks.
         slot: Its place in the device's slot table while running.
-        parent: The request whose prompt blocks it waits to share.
         prompt_step: The step that reached its prompt's end; 0 before.
         swapped: Whether its blocks are on the host.
         cached: Prompt tokens that it found computed when it first ran.
@@ -37,8 +36,8 @@ class Request:
     """
 
     __slots__ = (
-        "_lengths", "add", "admitted_at", "cached", "counts_as", "ended", "error", "first_token_at", "hashes", "id",
-        "parent", "preemptions", "prompt_step", "rank", "row", "scored", "slot", "stop_ids", "swapped", "table",
+        "_lengths", "_parent", "add", "admitted_at", "cached", "counts_as", "ended", "error", "first_token_at",
+        "hashes", "id", "preemptions", "prompt_step", "rank", "row", "scored", "slot", "stop_ids", "swapped", "table",
         "tokens",
     )  # fmt: skip
 
@@ -60,7 +59,7 @@ class Request:
         self._lengths = lengths
         self.row = lengths.take(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
         self.slot: int | None = None
-        self.parent: Request | None = None
+        self._parent: Request | None = None
         self.prompt_step = 0
         self.swapped = False
         self.cached: int | None = None
@@ -97,6 +96,16 @@ class Request:
     def output_len(self) -> int:
         """Output tokens the host knows."""
         return len(self.tokens) - self.add.prompt_len
+
+    @property
+    def parent(self) -> Request | None:
+        """The request whose prompt blocks it waits to share: all of its prompt but the last token."""
+        return self._parent
+
+    @parent.setter
+    def parent(self, value: Request | None) -> None:
+        self._parent = value
+        self._lengths.shared[self.row] = 0 if value is None else self.add.prompt_len - 1
 
     @property
     def host_bound(self) -> bool:

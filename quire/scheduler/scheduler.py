@@ -220,7 +220,7 @@ class Scheduler:
         ahead = np.where(length < lengths.limit[rows], length - planned, 0)
         if self._host_bound is not None:
             ahead[(lengths.held[rows] > 0) & (lengths.drawing[rows] > 0)] = 0
-        counts = self._budget.open(planned, ahead, requests, self._tokens_behind(self._waiting.rows))
+        counts = self._budget.open(planned, ahead, requests, lengths.behind(self._waiting.rows))
         for index in np.flatnonzero((counts > 0) & (planned + counts > lengths.room[rows])).tolist():
             request = requests[index]
             if request.slot is None or not self._reserve(request, int(counts[index]), step):
@@ -233,10 +233,6 @@ class Scheduler:
         if requests:
             drafts = None if self._drafts is None else self._guess(requests, rows, counts, step)
             self._move(requests, rows, counts, step, drafts)
-
-    def _tokens_behind(self, rows: Column) -> int:
-        """Known tokens that these have not planned yet."""
-        return int((self._lengths.known[rows] - self._lengths.planned[rows]).sum())
 
     def _guess(self, requests: Sequence[Request], rows: Column, counts: Column, step: Step) -> Column | None:
         """How many guesses go with those that move by a single token to their end, as far as tokens and blocks are

@@ -157,6 +157,17 @@ def test_a_queue_of_prompts_is_worth_a_share_of_its_time_in_each_step_and_one_pr
     assert first == STREAMS_SHARE * 80
 
 
+def test_a_prompt_that_several_share_counts_once() -> None:
+    stage = Stage(tokens=512, seqs=5, blocks=400, cost=LinearCost())
+    stage.scheduler.add(add(-1, [1], 100))
+    stage.step()
+    stage.scheduler.add(add(0, [2] * 1_600, 2))
+    for number in (1, 2, 3):
+        stage.scheduler.add(add(number, [2] * 1_600, 2, fork_of=0))
+    stage.step()
+    assert stage.counts[1] == {-1: 1, 0: int(1_603 * BACKLOG_SHARE / 2)}
+
+
 def test_a_chunk_fills_the_step_with_what_is_free() -> None:
     (first, *_) = beside_streams(Stage(tokens=512, seqs=9, cost=LinearCost(free_tokens=38)), 60, streams=8)
     assert first == 30
