@@ -199,6 +199,12 @@ def test_the_last_of_several_prompts_fills_a_step_up_and_the_next_waits() -> Non
     ]
 
 
+def test_running_prompts_fill_a_step_up_together() -> None:
+    stage = Stage(tokens=512, seqs=9, blocks=400, threshold=20, cost=LinearCost(free_tokens=40), sizes=SIZES)
+    beside_streams(stage, 100, 100, streams=3)
+    assert [{k: n for k, n in counts.items() if k >= 0} for counts in stage.counts[1:4]] == [{0: 20, 1: 9}] * 3
+
+
 def test_a_rest_of_time_that_is_smaller_than_any_chunk_is_left() -> None:
     stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost(free_tokens=64 + SMALLEST_CHUNK - 1), sizes=SIZES)
     beside_streams(stage, 61, 61, streams=3)
