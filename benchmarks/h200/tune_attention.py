@@ -178,9 +178,11 @@ class _Layers:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         heads, device = self._heads, self._table.device
         with _patched("decode", shape):
-            room = decode.pieces_for(self._rows, heads.kv, device)
+            at_once = decode.pieces_at_once(heads.kv, device)
+            room = decode.pieces_for(self._rows, at_once)
             pieces = torch.empty((room, reference.PIECE_COLUMNS), dtype=torch.int32, device=device)
-            decode.cut_contexts(self._starts, self._slots, None, None, None, shape[0], pieces, decode.FEWEST)
+            cut = (None, None, None, shape[0], pieces, at_once, decode.FEWEST)
+            decode.cut_contexts(self._starts, self._slots, *cut)
             partials = reference.new_partials(room, heads.query, heads.kv, heads.width, device)
             torch.cuda.synchronize()
             calls = [partial(self._layer, *cache, pieces, partials) for cache in self._caches]

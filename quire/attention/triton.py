@@ -9,7 +9,6 @@ whose columns are padded to the length that its number of rows and tokens asks f
 from __future__ import annotations
 
 import dataclasses
-import functools
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from quire.kernels.table import kernel
 from quire.kernels.triton.attention import long as attention_long
 from quire.kernels.triton.attention import parts as attention_parts
 from quire.kernels.triton.attention.chunk import queries_of_tile, tile_shape
-from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_for
+from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_at_once, pieces_for
 
 _WIDEST, _LARGEST_GROUP = 256, 16
 _LONG_FROM = 640
@@ -108,8 +107,8 @@ class TritonAttention:
             )
         self._kv = kv
         self._keys_of_tile = keys_of_tile(d, item)
-        self._pieces_for = functools.partial(pieces_for, kv_heads=kv_heads, device=device)
-        pieces = self._pieces_for(max_rows + 1)  # one for a step's padding
+        self._at_once = pieces_at_once(kv_heads, device)
+        pieces = pieces_for(max_rows + 1, self._at_once)  # one for a step's padding
         queries = queries_of_tile(d, item, group)
         parts = attention_parts.number_of_parts(kv_heads, device)
         self._partials = new_partials(pieces, heads, kv_heads, d, device)
@@ -215,8 +214,8 @@ class TritonAttention:
         self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
         pieces = None
         if singles.number:
-            pieces = self._pieces[group, : self._pieces_for(singles.number)]
-            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, FEWEST)
+            pieces = self._pieces[group, : pieces_for(singles.number, self._at_once)]
+            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, self._at_once, FEWEST)
             self._cut_contexts(rows.starts, rows.slots, *cut)
         return _GroupStep(table, window, places, pieces, tiles, long)
 

@@ -41,14 +41,15 @@ def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
     """Each row's one token sees `length`, itself included."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_for
+        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_at_once, pieces_for
 
         caches = _caches(rows, length, heads, device)
         q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        room = pieces_for(rows, heads.kv, device)
+        at_once = pieces_at_once(heads.kv, device)
+        room = pieces_for(rows, at_once)
         pieces = torch.zeros((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32)
         starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, _ITEM)
-        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces, FEWEST)
+        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces, at_once, FEWEST)
         partials = paged_rows.new_partials(room, heads.query, heads.kv, heads.width, device)
         return (q, *caches, pieces.to(device), partials, torch.empty_like(q), _SCALE), {}
 
@@ -142,12 +143,13 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
 
 def _cut(rows: int, length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import keys_of_tile, pieces_for
+        from quire.kernels.triton.attention.decode import keys_of_tile, pieces_at_once, pieces_for
 
-        room = pieces_for(rows, heads.kv, device)
+        at_once = pieces_at_once(heads.kv, device)
+        room = pieces_for(rows, at_once)
         pieces = torch.empty((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32, device=device)
         starts, slots = torch.randint(length, (rows,), device=device), torch.arange(rows, device=device)
-        return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), pieces), {}
+        return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), pieces, at_once), {}
 
     return KernelCase("cut_contexts", f"{rows} × up to {length:,}", make, 2 * rows * _INT)
 

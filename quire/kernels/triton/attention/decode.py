@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.paged_rows import Partials
+from quire.kernels.reference.paged_rows import PIECE_TILES, Partials
 from quire.kernels.triton.attention.scores import factors, padded, scores
 from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
@@ -65,11 +65,15 @@ def keys_of_tile(d: int, item: int) -> int:
     return _shape(d, item).keys
 
 
-def pieces_for(rows: int, kv_heads: int, device: torch.device) -> int:
+def pieces_at_once(kv_heads: int, device: torch.device) -> int:
+    """As many as programs take in one round."""
+    return -(-_PROGRAMS * multiprocessors(device) // kv_heads)
+
+
+def pieces_for(rows: int, at_once: int) -> int:
     """Room for pieces of so many rows: one each and as many more as fill the device if there is one row; but as nearly
     as can be so many that programs run in whole rounds, since a last round of few leaves most of the device idle.
     """
-    at_once = -(-_PROGRAMS * multiprocessors(device) // kv_heads)
     return max(rows, round((rows + at_once) / at_once) * at_once)
 
 
@@ -81,21 +85,22 @@ def cut_contexts(
     window: int | None,
     tile: int,
     pieces: Tensor,
+    at_once: int,
     fewest: int = 1,
 ) -> None:
     """See the reference. All are contiguous."""
     rows = len(slots) if singles is None else len(singles)
     overlap = can_overlap(pieces.device)
     _cut_contexts[(1,)](
-        starts, slots, singles, tokens, pieces, rows, len(pieces), _LONGEST if window is None else window,
-        TILE=tile, FEWEST=fewest, ROWS=max(256, next_power_of_2(rows)), COLUMNS=pieces.shape[1], OVERLAP=overlap,
-        num_warps=4, launch_pdl=overlap,
+        starts, slots, singles, tokens, pieces, rows, len(pieces), at_once, _LONGEST if window is None else window,
+        TILE=tile, FEWEST=fewest, PIECE_TILES=PIECE_TILES, ROWS=max(256, next_power_of_2(rows)),
+        COLUMNS=pieces.shape[1], OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
 @triton.jit(
-    do_not_specialize=["rows", "room", "window"],
+    do_not_specialize=["rows", "room", "at_once", "window"],
     do_not_specialize_on_alignment=["starts", "slots", "singles", "tokens"],
 )
 def _cut_contexts(
@@ -106,9 +111,11 @@ def _cut_contexts(
     pieces,
     rows,
     room,
+    at_once,
     window,
     TILE: tl.constexpr,
     FEWEST: tl.constexpr,
+    PIECE_TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -128,14 +135,10 @@ def _cut_contexts(
     seen_from = tl.maximum(length - window, 0)
     base = seen_from // TILE * TILE
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
-    low = FEWEST  # tiles a piece, as few as leave no more pieces than there is room for
-    high = tl.maximum(tl.max(tiles, 0), FEWEST)
-    while low < high:
-        middle = (low + high) // 2
-        if tl.sum((tiles + middle - 1) // middle, 0) <= room:
-            high = middle
-        else:
-            low = middle + 1
+    low = _tiles_of_pieces(tiles, room, FEWEST)
+    high = _tiles_of_pieces(tiles, tl.minimum(tl.maximum(rows, at_once), room), FEWEST)
+    if _cost(tiles, low, at_once, PIECE_TILES) < _cost(tiles, high, at_once, PIECE_TILES):
+        high = low
     count = (tiles + high - 1) // high
     each = tl.where(inside, (tiles + count - 1) // tl.maximum(count, 1), 1)  # as even as tiles allow
     count = (tiles + each - 1) // each
@@ -153,6 +156,28 @@ def _cut_contexts(
         tl.store(own + 6, count, exists)
     for number in range(tl.sum(count, 0), room, ROWS):
         tl.store(pieces + (number + lane) * COLUMNS + 6, 0, number + lane < room)
+
+
+@triton.jit
+def _tiles_of_pieces(tiles, room, FEWEST: tl.constexpr):
+    """Tiles a piece, as few as leave no more pieces than there is room for."""
+    low = FEWEST
+    high = tl.maximum(tl.max(tiles, 0), FEWEST)
+    while low < high:
+        middle = (low + high) // 2
+        if tl.sum((tiles + middle - 1) // middle, 0) <= room:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+@triton.jit
+def _cost(tiles, most, at_once, PIECE_TILES: tl.constexpr):
+    """See the reference."""
+    pieces = tl.sum((tiles + most - 1) // most, 0)
+    several = 2 * (tl.sum(tiles, 0) + PIECE_TILES * pieces) + most * at_once
+    return tl.where(pieces <= at_once, 2 * at_once * (most + PIECE_TILES), several)
 
 
 def attend_pieces(

@@ -23,6 +23,7 @@ def cut(
     device: str,
     singles: list[int] | None = None,
     fewest: int = 1,
+    at_once: int = 10,
 ) -> tuple[Tensor, Tensor]:
     """Pieces of the reference and ours. Rows' slots run backwards; with `singles`, only these have one token."""
     starts = torch.tensor([length - 1 for length in lengths], device=device)
@@ -30,19 +31,19 @@ def cut(
     chosen = None if singles is None else torch.tensor(singles, device=device)
     tokens = None if chosen is None else 2 * chosen + 1
     found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
-    ours.cut_contexts(starts, slots, chosen, tokens, window, tile, found, fewest)
-    reference.cut_contexts(starts, slots, chosen, tokens, window, tile, expected, fewest)
+    ours.cut_contexts(starts, slots, chosen, tokens, window, tile, found, at_once, fewest)
+    reference.cut_contexts(starts, slots, chosen, tokens, window, tile, expected, at_once, fewest)
     return found, expected
 
 
 @pytest.mark.parametrize("window", [None, 1, 8, 100])
 @pytest.mark.parametrize("extra", [0, 1, 9, 40])
 @pytest.mark.parametrize("lengths", [[1], [640], [3, 1000, 17, 129], [1, 8, 9, 16, 17] * 26, [50] * 33])
-@pytest.mark.parametrize("fewest", [1, 3])
+@pytest.mark.parametrize(("fewest", "at_once"), [(1, 1), (1, 9), (3, 40)])
 def test_contexts_are_cut_as_the_reference_cuts_them(
-    lengths: list[int], extra: int, window: int | None, fewest: int, device: str
+    lengths: list[int], extra: int, window: int | None, fewest: int, at_once: int, device: str
 ) -> None:
-    found, expected = cut(lengths, len(lengths) + extra, window, 8, device, fewest=fewest)
+    found, expected = cut(lengths, len(lengths) + extra, window, 8, device, fewest=fewest, at_once=at_once)
     live = expected[:, 6] > 0
     assert torch.equal(found[:, 6], expected[:, 6])
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
@@ -96,7 +97,7 @@ def check(
     singles = torch.arange(1, tokens, device=device)
     tile = ours.keys_of_tile(d, q.element_size())
     pieces = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
-    ours.cut_contexts(starts, slots, singles, singles, window, tile, pieces)
+    ours.cut_contexts(starts, slots, singles, singles, window, tile, pieces, 6)
     partials = reference.new_partials(len(pieces), heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
@@ -148,7 +149,7 @@ def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
     cache.values[cache.table[0, 2]] = NAN
     pieces = torch.empty((4, 8), dtype=torch.int32, device=device)
     ours.cut_contexts(
-        torch.tensor([39, 39], device=device), torch.arange(2, device=device), None, None, None, 32, pieces
+        torch.tensor([39, 39], device=device), torch.arange(2, device=device), None, None, None, 32, pieces, 4
     )
     partials = reference.new_partials(4, 2, 1, 16, torch.device(device))
     q, out = torch.randn(2, 2, 16, device=device), torch.empty(2, 2, 16, device=device)
@@ -164,14 +165,27 @@ def test_real_sizes(lengths: list[int], heads: int, kv_heads: int, d: int) -> No
     check(lengths, heads=heads, kv_heads=kv_heads, d=d, device="cuda", dtype=torch.bfloat16, room=len(lengths) + 33)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 8, 32])
-def test_room_for_pieces(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [16, 66, 528])
+def test_room_for_pieces(at_once: int) -> None:
     """One a row at least, more for more rows, and rounds of programs that are full as far as rows allow."""
-    monkeypatch.setattr(ours, "multiprocessors", lambda device: 132)
-    at_once, rooms = (
-        -(-4 * 132 // kv_heads),
-        [ours.pieces_for(n, kv_heads, torch.device("cpu")) for n in range(1, 2000)],
-    )
+    rooms = [ours.pieces_for(rows, at_once) for rows in range(1, 2000)]
     assert rooms[0] == at_once
     assert all(room >= rows and room % at_once == 0 for rows, room in enumerate(rooms, 1))
     assert rooms == sorted(rooms)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most"),
+    [
+        ([600] * 32, 5),  # two pieces each, which are taken at once, and not three, of which some would wait
+        ([600] * 64, 10),  # one piece each
+        ([600] * 63 + [100_000], 23),  # as many of the long one as there is room for
+        ([*range(1000, 2000, 10)], 16),  # two each: rounds are full, and the last of them is short
+    ],
+)
+def test_pieces_that_take_the_least_time(lengths: list[int], most: int, device: str) -> None:
+    """With 66 taken at once, as on an H200 with 8 KV heads; what was measured there."""
+    found, expected = cut(lengths, ours.pieces_for(len(lengths), 66), None, 64, device, fewest=2, at_once=66)
+    assert torch.equal(found[:, 6], expected[:, 6])
+    longest = max(end - begin for _, _, begin, end, _, _, count, _ in found.tolist() if count)
+    assert -(-longest // 64) == most
