@@ -12,9 +12,6 @@ from contextlib import contextmanager
 
 import torch
 
-IN_USE = False
-"""Whether there are any."""
-
 
 class Branch:
     """Made where steps of one device are launched.
@@ -30,7 +27,7 @@ class Branch:
     @contextmanager
     def beside(self) -> Iterator[None]:
         """What is launched inside may run at the same time as what is launched until `join`."""
-        if self._stream is None or not _is_open():
+        if self._stream is None or not torch.cuda.is_current_stream_capturing():
             yield
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -39,9 +36,5 @@ class Branch:
 
     def join(self) -> None:
         """What is launched from here on comes after both."""
-        if self._stream is not None and _is_open():
+        if self._stream is not None and torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
-
-
-def _is_open() -> bool:
-    return IN_USE and torch.cuda.is_current_stream_capturing()
