@@ -19,8 +19,11 @@ _TILE = 128
 """Rows that cuBLAS's products compute at a time where they are many."""
 _PADDING_ROWS = 2
 """Of a step with prompts in it: one for the tokens that are too many, and one without any."""
-_FEW, _MANY = 8, 64
-"""Rows of a step with prompts in it: prompts by themselves, and some of them beside sequences that draw."""
+_FEW, _SOME, _MANY = 8, 64, 128
+"""Rows of a step with prompts in it: prompts by themselves, and some of them beside sequences that draw, of which there
+may be more in …"""
+_LARGE = 256
+"""… steps of so many tokens."""
 MOST_ROWS = _MANY + _PADDING_ROWS
 """Of a recorded step with prompts in it."""
 
@@ -49,7 +52,7 @@ class StepShape:
     @classmethod
     def of_prompts(cls, tokens: int, rows: int, *, singles: bool) -> StepShape:
         """So many rows at most, each of any number of tokens; of at least two unless there are `singles`."""
-        most = _MANY if singles else _FEW
+        most = _FEW if not singles else _MANY if tokens >= _LARGE else _SOME
         assert tokens != most + _PADDING_ROWS, "as many rows as tokens are taken for a decode step"
         return cls(tokens, most + _PADDING_ROWS, min(rows, most), min(rows, most) if singles else 0)
 

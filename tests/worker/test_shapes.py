@@ -31,7 +31,8 @@ def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
         (512, 1, 0),
         (50, 9, 0),
         (20, 3, 1),
-        (512, 64, 64),
+        (160, 64, 60),
+        (512, 128, 128),
     ]:
         shape = shapes.of_prompts(tokens, rows, singles)
         assert shape is not None
@@ -39,7 +40,7 @@ def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
         assert shape.tokens - tokens < 64
         assert not any(s.tokens < shape.tokens for s in shapes._prompts if s.holds(tokens, rows, singles))
         assert bool(singles or rows > 8) == (shape.singles > 0)
-    for tokens, rows, singles in [(513, 1, 0), (512, 65, 1)]:
+    for tokens, rows, singles in [(513, 1, 0), (512, 129, 1)]:
         assert shapes.of_prompts(tokens, rows, singles) is None
 
 
