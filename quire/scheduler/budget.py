@@ -25,6 +25,9 @@ BACKLOG_SHARE = 1 / 16
 and a prompt waits for some 16 steps. But then …"""
 LONGEST_STALL_MS = 140.0
 """… the whole step should not take longer than this."""
+SHORTEST_STALL_MS = 25.0
+"""Where each token costs the same, small chunks save nothing: there a step with chunks may last for this long in any
+case, which no reader notices."""
 SMALLEST_CHUNK = 16
 """Tokens that a prompt moves forward by at least, so that it gets through beside any number of streams. What would fit
 less after another prompt's chunk is left alone."""
@@ -157,10 +160,11 @@ class Budget:
             each = self._cost.token_ms(0)
             for_queue = BACKLOG_SHARE * each * (waiting + int(ahead[ahead > 1].sum()))
             self._smallest_ms = SMALLEST_CHUNK * each
-            self._limit_ms = self._step_ms + max(
-                STREAMS_SHARE * self._step_ms,
-                each * (self._cost.free_tokens - count),
-                min(for_queue, LONGEST_STALL_MS - self._step_ms),
+            self._limit_ms = max(
+                self._step_ms * (1 + STREAMS_SHARE),
+                self._step_ms + each * (self._cost.free_tokens - count),
+                min(self._step_ms + for_queue, LONGEST_STALL_MS),
+                0.0 if self._sizes else SHORTEST_STALL_MS,
             )
 
     def _chunk(self, request: Request, count: int, used: int) -> int:

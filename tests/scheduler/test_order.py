@@ -11,7 +11,14 @@ import pytest
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
-from quire.scheduler.budget import BACKLOG_SHARE, LONGEST_STALL_MS, SMALLEST_CHUNK, STREAMS_SHARE, Budget
+from quire.scheduler.budget import (
+    BACKLOG_SHARE,
+    LONGEST_STALL_MS,
+    SHORTEST_STALL_MS,
+    SMALLEST_CHUNK,
+    STREAMS_SHARE,
+    Budget,
+)
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.waiting import PRIORITY_S, Policy
@@ -146,7 +153,7 @@ def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() ->
     chunks = beside_streams(Stage(tokens=512, blocks=600, cost=LinearCost()), 4_000)
     assert chunks[0] == int((LONGEST_STALL_MS - 5) / 2)  # counted in the context of the longest chunk there could be
     assert max(chunks) == chunks[0]
-    assert chunks[-2] == SMALLEST_CHUNK, "what is left at last is worth no stall"
+    assert chunks[-2] == SMALLEST_CHUNK, "what is left at last is worth no long stall"
     assert sum(chunks) == 4_000
 
 
@@ -155,6 +162,13 @@ def test_a_queue_of_prompts_is_worth_a_share_of_its_time_in_each_step_and_one_pr
     assert first == 16 * 60 * BACKLOG_SHARE == 60
     (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost(streams_ms=80.0)), 60)
     assert first == STREAMS_SHARE * 80
+
+
+def test_where_each_token_costs_the_same_a_chunk_takes_time_that_nobody_notices() -> None:
+    (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost()), 60)
+    assert first == SHORTEST_STALL_MS - 5 > SMALLEST_CHUNK
+    (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost(), sizes=range(1, 512)), 60)
+    assert first == SMALLEST_CHUNK
 
 
 def test_a_prompt_that_several_share_counts_once() -> None:
