@@ -67,6 +67,8 @@ class LLM:
 
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
         config = environment.apply(Config().with_values(model=model, **_known(settings)))
+        if config.scheduler.performance_mode is None:
+            config = config.with_values(performance_mode="throughput")
         choices = choose(config)
         self._config = choices.config
         self._text = load_model_text(self._config)

@@ -10,6 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, ContextLengthError, RequestError
+from quire.scheduler.budget import Budget
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.reference import Reference
 
@@ -146,6 +147,23 @@ def test_unknown_and_unsupported_settings_are_named(checkpoint: Path) -> None:
         LLM(str(checkpoint), tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="--max-model-len 513"):
         LLM(str(checkpoint), max_model_len=513)
+
+
+@pytest.mark.parametrize(("asked", "mode"), [({}, "throughput"), ({"performance_mode": "balanced"}, "balanced")])
+def test_prompts_need_not_wait_for_streams_unless_asked_to(
+    checkpoint: Path, asked: dict[str, Any], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads an answer of this class before all are there."""
+    modes: list[str] = []
+    made = Budget.__init__
+
+    def note(self: Budget, *limits: Any) -> None:
+        made(self, *limits)
+        modes.append(self._mode)
+
+    monkeypatch.setattr(Budget, "__init__", note)
+    LLM(str(checkpoint), **asked).close()
+    assert modes == [mode]
 
 
 def test_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,8 +126,8 @@ _MODEL: dict[str, ForeignSetting] = {
 
 _ENGINE: dict[str, ForeignSetting] = {
     **_group(_LATER,
-        max_num_partial_prefills=1, max_long_partial_prefills=1, scheduler_cls=None, performance_mode="balanced",
-        kv_offloading_size=None, kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,
+        max_num_partial_prefills=1, max_long_partial_prefills=1, scheduler_cls=None, kv_offloading_size=None,
+        kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,
         ec_transfer_config=None, weight_transfer_config=None, additional_config=None, profiler_config=None,
     ),
     **_group("recurrent models come in a later version; leave it out",

@@ -18,5 +18,9 @@ class SchedulerConfig:
     """Most tokens that one prompt moves forward by in a step; 0 for no such limit."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """Who goes first: by arrival, or by the requests' priority (lower first; a level is worth a minute of waiting)."""
+    performance_mode: Literal["balanced", "interactivity", "throughput"] | None = None
+    """What prompts may take of the time of sequences that stream beside them: a share that grows with the queue
+    (balanced), what is all but free (interactivity), or all of it (throughput). Default: balanced; throughput in the
+    class LLM, whose answers are read when all are there."""
     preemption_mode: Literal["recompute", "swap"] | None = None
     """What happens to a sequence that has to make room. Default: whichever is estimated to cost less each time."""

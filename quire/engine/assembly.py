@@ -87,7 +87,13 @@ def scheduler_of(
     return Scheduler(
         BlockPool(sizing.num_blocks, cache.block_size),
         limits.max_num_seqs,
-        Budget(limits.max_num_batched_tokens, limits.long_prefill_token_threshold, traits.cost, sizing.step_sizes),
+        Budget(
+            limits.max_num_batched_tokens,
+            limits.long_prefill_token_threshold,
+            traits.cost,
+            sizing.step_sizes,
+            limits.performance_mode or "balanced",
+        ),
         Preemption(HostPool(sizing.num_host_blocks), limits.preemption_mode, traits.cost),
         clock,
         groups=traits.groups,

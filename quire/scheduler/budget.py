@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from quire.scheduler.lengths import Column
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
 
+PerformanceMode = Literal["balanced", "interactivity", "throughput"]
+"""See SchedulerConfig."""
 STREAMS_SHARE = 1 / 2
 """Chunks in a step may take this share of the time that its streaming rows take alone; or, if that is more, as long as
 fills the step with the tokens that are all but free, because their weights are read anyway; or …"""
@@ -64,6 +66,8 @@ class Budget:
         sizes: Numbers of tokens from which on a step with chunks takes longer, ascending: it is padded to the next, or
             products compute whole tiles. Where time cuts a chunk, the step has just so many tokens, so that nothing is
             computed for nobody. None: each token counts.
+        mode: What prompts may take of the time of rows that stream: a share that grows with the queue, what is all but
+            free, or all of it, where nobody reads before all is there.
     """
 
     def __init__(
@@ -72,11 +76,13 @@ class Budget:
         long_prefill_threshold: int = 0,
         cost: StepCost | None = None,
         sizes: Sequence[int] = (),
+        mode: PerformanceMode = "balanced",
     ) -> None:
         self.max_tokens = max_tokens
         self._threshold = long_prefill_threshold
         self._cost = cost
         self._sizes = sizes
+        self._mode = mode
         self._step_ms = self._chunk_ms = 0.0  # predicted for this step, and for the chunks granted in it
         self._limit_ms: float | None = None  # of the whole step; None: nobody streams
         self._smallest_ms = 0.0  # the smallest chunk
@@ -156,9 +162,10 @@ class Budget:
         streaming = ahead == 1
         count = int(streaming.sum())
         self._step_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
-        if count:
+        if count and self._mode != "throughput":
             each = self._cost.token_ms(0)
-            for_queue = BACKLOG_SHARE * each * (waiting + int(ahead[ahead > 1].sum()))
+            share = BACKLOG_SHARE if self._mode == "balanced" else 0.0
+            for_queue = share * each * (waiting + int(ahead[ahead > 1].sum()))
             self._smallest_ms = SMALLEST_CHUNK * each
             self._limit_ms = max(
                 self._step_ms * (1 + STREAMS_SHARE),

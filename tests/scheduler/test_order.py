@@ -35,7 +35,8 @@ class Stage:
         self.clock = ManualClock()
         self.executor = FakeExecutor(blocks, 8, num_host_blocks=host, max_in_flight=1)
         preemption = Preemption(HostPool(host), more.pop("mode", None), more.pop("preemption_cost", None))
-        budget = Budget(tokens, more.pop("threshold", 0), more.pop("cost", None), more.pop("sizes", ()))
+        limits = more.pop("threshold", 0), more.pop("cost", None), more.pop("sizes", ())
+        budget = Budget(tokens, *limits, more.pop("performance", "balanced"))
         self.scheduler = Scheduler(BlockPool(blocks, 8), seqs, budget, preemption, self.clock, policy=policy)
         self.tokens = tokens
         self.ended: list[int] = []
@@ -169,6 +170,18 @@ def test_where_each_token_costs_the_same_a_chunk_takes_time_that_nobody_notices(
     assert first == SHORTEST_STALL_MS - 5 > SMALLEST_CHUNK
     (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost(), sizes=range(1, 512)), 60)
     assert first == SMALLEST_CHUNK
+
+
+def test_a_queue_is_worth_nothing_where_streams_come_first() -> None:
+    stage = Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost(), performance="interactivity")
+    (first, *_) = beside_streams(stage, *[60] * 16)
+    assert first == SHORTEST_STALL_MS - 5 < 16 * 60 * BACKLOG_SHARE
+
+
+def test_where_nobody_reads_meanwhile_prompts_have_all_of_a_step() -> None:
+    stage = Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost(), performance="throughput")
+    (first, *_) = beside_streams(stage, *[60] * 16)
+    assert first == 511
 
 
 def test_a_prompt_that_several_share_counts_once() -> None:
