@@ -38,8 +38,8 @@ _RESIDENT = 2
 _AHEAD = 2
 """Stages more than chunk.py has: with one program on a multiprocessor, nothing else is done while keys are on their
 way."""
-_POWERS = 3
-"""Parts that a program which merges reads at once are a power of two, up to that of so much."""
+_AT_ONCE = 8
+"""Parts that a program which merges reads at once."""
 
 
 def parts_side_by_side(kv_heads: int, device: torch.device) -> int:
@@ -92,7 +92,7 @@ def attend_parts(
     _merge_parts[(kv_heads, min(items, partials.outputs.shape[0] // queries))](
         *columns, *left, out, window or 0,
         WINDOWED=window is not None, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded(d),
-        M=shape.rows, N=shape.keys, FEWEST=FEWEST, POWERS=_POWERS, OVERLAP=overlap,
+        M=shape.rows, N=shape.keys, FEWEST=FEWEST, AT_ONCE=_AT_ONCE, OVERLAP=overlap,
         num_warps=8, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -216,11 +216,12 @@ def _merge_parts(
     M: tl.constexpr,
     N: tl.constexpr,
     FEWEST: tl.constexpr,
-    POWERS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """A share of the rows of a tile and a KV head, which has as many programs as parts. Written so that it reads
-    what parts have left while it still finds out how many of them there are and how many rows.
+    """A share of the rows of a tile and a KV head, which has as many programs as parts: from rows `left` of what parts
+    have left to rows `there` of the output. Written so that it reads them while it still finds out how many parts there
+    are, and how many rows.
     """
     release_dependents(OVERLAP)
     kv_head, item = tl.program_id(0), tl.program_id(1)
@@ -235,49 +236,22 @@ def _merge_parts(
     queries = tl.where(parts > 1, tl.minimum(count - offset, QUERIES), 0)
     left = (item - number) * QUERIES * HEADS + kv_head * GROUP  # of the tile's first part
     there = (first + offset) * HEADS + kv_head * GROUP
-    for power in tl.static_range(1, POWERS + 1):
-        if (dealt > 2 ** (power - 1)) & ((dealt <= 2**power) | (power == POWERS)):
-            _merge(
-                outputs, sums, out, left, there, number, dealt, parts, queries, HEADS, GROUP, QUERIES, D, D_BLOCK,
-                2**power, M // 2**power,
-            )  # fmt: skip
-
-
-@triton.jit
-def _merge(
-    outputs,
-    sums,
-    out,
-    left,
-    there,
-    number,
-    dealt,
-    parts,
-    queries,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    D: tl.constexpr,
-    D_BLOCK: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    """From rows `left` of what parts have left to rows `there` of the output."""
     column = tl.arange(0, D_BLOCK)
+    ROWS: tl.constexpr = M // AT_ONCE
     for at in range(number * ROWS, QUERIES * GROUP, dealt * ROWS):
         m = at + tl.arange(0, ROWS)
-        query, row = m // GROUP, m // GROUP * HEADS + m % GROUP
+        query, line = m // GROUP, m // GROUP * HEADS + m % GROUP
         highest = tl.full((ROWS,), float("-inf"), tl.float32)
         weights = tl.zeros((ROWS,), tl.float32)
         total = tl.zeros((ROWS, D_BLOCK), tl.float32)
         for begin in range(0, dealt, AT_ONCE):
             means, sizes = (), ()  # the larger ones first, so that all are on their way before one is waited for
             for part in tl.static_range(AT_ONCE):
-                cells = ((left + row + (begin + part) * (QUERIES * HEADS)) * D)[:, None] + column[None, :]
+                cells = ((left + line + (begin + part) * (QUERIES * HEADS)) * D)[:, None] + column[None, :]
                 readable = (query < QUERIES)[:, None] & (column < D)[None, :] & (begin + part < dealt)
                 means += (tl.load(outputs + cells, readable, 0.0),)  # type: ignore[assignment]
             for part in tl.static_range(AT_ONCE):
-                theirs = left + row + (begin + part) * (QUERIES * HEADS)
+                theirs = left + line + (begin + part) * (QUERIES * HEADS)
                 readable = (query < QUERIES) & (begin + part < dealt)
                 sizes += (tl.load(sums + theirs * 2, readable, 0.0),)  # type: ignore[assignment]
             higher = highest
@@ -292,7 +266,7 @@ def _merge(
                 weight = tl.where(written, tl.exp2(sizes[part] - basis), 0.0)
                 weights += weight
                 total += tl.where(written[:, None], means[part], 0.0) * weight[:, None]
-        where = ((there + row) * D)[:, None] + column[None, :]
+        where = ((there + line) * D)[:, None] + column[None, :]
         merged = (total / weights[:, None]).to(out.dtype.element_ty)
         tl.store(out + where, merged, (query < queries)[:, None] & (column < D)[None, :])
 
