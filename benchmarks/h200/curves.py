@@ -72,22 +72,29 @@ def draw(measured: Path, out: Path) -> None:
         if point["context"] != ROWS_CONTEXT:
             by_context[point["rows"]].append(point)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=False)
-    _curve(left, by_rows, "rows", f"rows, {ROWS_CONTEXT} tokens of context", "C0")
+    _curve(left, by_rows, "rows", "C0")
     for number, (rows, points) in enumerate(by_context.items()):
-        _curve(right, points, "context", "tokens of context", f"C{number}", f"{rows} row{'s' * (rows > 1)}")
+        _curve(right, points, "context", f"C{number}", f"{rows} row{'s' * (rows > 1)}")
+    _label(left, f"rows, {ROWS_CONTEXT} tokens of context", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    _label(right, "tokens of context", sorted({point["context"] for points in by_context.values() for point in points}))
     figure.suptitle(f"A decode step of {facts['model']} on one {facts['card']}, bf16; dashed: roofline")
     figure.tight_layout()
     figure.savefig(out)
 
 
-def _curve(axes: Any, points: list[dict[str, Any]], by: str, label: str, color: str, name: str = "measured") -> None:
+def _curve(axes: Any, points: list[dict[str, Any]], by: str, color: str, name: str = "measured") -> None:
     where = [point[by] for point in points]
     axes.plot(where, [point["ms"] for point in points], "o-", color=color, label=name)
     axes.plot(where, [point["least_ms"] for point in points], "--", color=color)
+
+
+def _label(axes: Any, label: str, where: list[int]) -> None:
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="milliseconds")
-    axes.set_xticks(where, [f"{n:,}" for n in where], rotation=45, minor=False)
+    axes.set_xticks(where, [f"{n:,}" for n in where], rotation=45)
+    axes.set_yticks([4, 5, 6, 8, 10, 15], ["4", "5", "6", "8", "10", "15"])
+    axes.minorticks_off()
     axes.legend()
-    axes.grid(visible=True, which="both", alpha=0.3)
+    axes.grid(visible=True, alpha=0.3)
 
 
 def main() -> None:
