@@ -21,11 +21,11 @@ PIECE_TILES = 3
 
 @dataclass(frozen=True)
 class Partials:
-    """Room for what pieces leave until they are merged; the reference needs none.
+    """Room for what pieces leave until they are merged, or the queries of parts; the reference needs none.
 
     Attributes:
-        outputs: [pieces, heads, d] fp32.
-        sums: [pieces, heads, 2] fp32, each piece's highest score and sum of weights.
+        outputs: [pieces, heads, d] fp32, sums of values, of parts their means.
+        sums: [pieces, heads, 2] fp32, each piece's highest score and sum of weights; of parts one logarithm of both.
         arrived: [pieces, kv_heads] int32, how many pieces of a row have ended; all zero between calls.
     """
 
