@@ -30,6 +30,10 @@ LONGEST_STALL_MS = 140.0
 SHORTEST_STALL_MS = 25.0
 """Where each token costs the same, small chunks save nothing: there a step with chunks may last for this long in any
 case, which no reader notices."""
+PATIENCE = 16
+"""A prompt that would take so many more steps for itself is long. Those behind it do not wait for all of it, but …"""
+LONG_SHARE = 3 / 4
+"""… it takes this share of the time for chunks."""
 SMALLEST_CHUNK = 16
 """Tokens that a prompt moves forward by at least, so that it gets through beside any number of streams. What would fit
 less after another prompt's chunk is left alone."""
@@ -86,6 +90,7 @@ class Budget:
         self._step_ms = self._chunk_ms = 0.0  # predicted for this step, and for the chunks granted in it
         self._limit_ms: float | None = None  # of the whole step; None: nobody streams
         self._smallest_ms = 0.0  # the smallest chunk
+        self._backlog = 0  # tokens of all known prompts
         self._is_cut = False  # whether time has cut a chunk of this step, so that there is none for others
 
     def open(self, planned: Column, ahead: Column, requests: Sequence[Request], waiting: int = 0) -> Column:
@@ -164,8 +169,8 @@ class Budget:
         self._step_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
         if count and self._mode != "throughput":
             each = self._cost.token_ms(0)
-            share = BACKLOG_SHARE if self._mode == "balanced" else 0.0
-            for_queue = share * each * (waiting + int(ahead[ahead > 1].sum()))
+            self._backlog = waiting + int(ahead[ahead > 1].sum())
+            for_queue = (BACKLOG_SHARE if self._mode == "balanced" else 0.0) * each * self._backlog
             self._smallest_ms = SMALLEST_CHUNK * each
             self._limit_ms = max(
                 self._step_ms * (1 + STREAMS_SHARE),
@@ -183,16 +188,17 @@ class Budget:
         if self._cost is not None:
             each = self._cost.token_ms(request.planned + count // 2)
             if self._limit_ms is not None:
-                fitting = self._fitting(each, used)
-                self._is_cut = fitting < count
+                is_long = PATIENCE * self._left_ms < count * each and count < self._backlog
+                fitting = self._fitting(self._left_ms * (LONG_SHARE if is_long else 1.0) / each, used)
+                self._is_cut = fitting < count and not is_long
                 count = min(count, fitting)
             self._chunk_ms += count * each
         return count
 
-    def _fitting(self, each: float, used: int) -> int:
-        """Tokens of `each` milliseconds that fit the time, and fill a step of `used` tokens up to one of the sizes. At
+    def _fitting(self, tokens: float, used: int) -> int:
+        """So many tokens, which fit the time, or fewer that fill a step of `used` tokens up to one of the sizes. At
         least the smallest chunk if it is the step's first, at least 1 of those behind it."""
-        total = used + max(SMALLEST_CHUNK, int(self._left_ms / each))
+        total = used + max(SMALLEST_CHUNK, int(tokens))
         least = used + (1 if self._chunk_ms else SMALLEST_CHUNK)
         below, above = bisect_right(self._sizes, total), bisect_left(self._sizes, least)
         if below > above:

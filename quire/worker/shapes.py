@@ -22,7 +22,7 @@ _PADDING_ROWS = 2
 _FEW, _SOME, _MANY = 8, 64, 128
 """Rows of a step with prompts in it: prompts by themselves, and some of them beside sequences that draw, of which there
 may be more in …"""
-_LARGE = 256
+_LARGE = 160
 """… steps of so many tokens."""
 MOST_ROWS = _MANY + _PADDING_ROWS
 """Of a recorded step with prompts in it."""

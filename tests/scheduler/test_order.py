@@ -14,6 +14,7 @@ from quire.kvcache.pool import BlockPool
 from quire.scheduler.budget import (
     BACKLOG_SHARE,
     LONGEST_STALL_MS,
+    PATIENCE,
     SHORTEST_STALL_MS,
     SMALLEST_CHUNK,
     STREAMS_SHARE,
@@ -205,6 +206,22 @@ def test_many_prompts_beside_a_stream_share_its_time_and_all_get_through() -> No
     beside = beside_streams(stage, *[60] * 49)
     assert LONGEST_STALL_MS - 5 - SMALLEST_CHUNK < max(beside) <= LONGEST_STALL_MS - 5
     assert stage.ended[:49] == list(range(49))
+
+
+def test_beside_streams_short_prompts_do_not_wait_for_all_of_a_long_one() -> None:
+    stage = Stage(tokens=512, seqs=5, blocks=900, cost=LinearCost())
+    stage.scheduler.add(add(-1, [510], 500))
+    stage.step()
+    stage.scheduler.add(add(0, [2] * 6_000, 1, arrival=1.0))
+    stage.step()
+    for number in (1, 2):
+        stage.scheduler.add(add(number, [2 + number] * 60, 1, arrival=1.0 + number))
+    steps = sum(1 for _ in stage.steps(until=2))
+    assert steps < PATIENCE
+    assert 0 not in stage.ended
+    assert all(counts[0] >= sum(n for number, n in counts.items() if number > 0) for counts in stage.counts[1:])
+    for _ in stage.steps(until=0):
+        pass
 
 
 SIZES = [32, 48, 64, 128, 192]
