@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -219,6 +220,37 @@ def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monke
         rest = 16 - sum(moves.values())
         dummies = () if room is None else (rest, *[0] * (5 - len(moves) - 1))
         scene.step(moves, dummies, room=room)
+
+
+def test_chunks_are_on_a_branch_beside_single_tokens_until_the_layer_ends(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Noted:
+        def __init__(self, device: torch.device) -> None:
+            pass
+
+        @contextmanager
+        def beside(self) -> Iterator[None]:
+            said.append("fork")
+            yield
+            said.append("back")
+
+        def join(self) -> None:
+            said.append("join")
+
+    monkeypatch.setattr("quire.attention.triton.Branch", Noted)
+    scene = Scene(triton_backend, device, 16, 3, groups=(0, 0))
+    for op in ("rotate_and_store", "attend_pieces", "attend_tiles", "attend_parts"):
+        own = getattr(scene.backend, f"_{op}")
+        word = "attend_chunks" if op in ("attend_tiles", "attend_parts") else op
+        monkeypatch.setattr(scene.backend, f"_{op}", lambda *a, own=own, word=word: (said.append(word), own(*a)))
+    scene.step({0: 5, 1: 3})
+    assert said == ["rotate_and_store", "attend_chunks"] * 2, "nothing is beside them"
+    said.clear()
+    scene.step({0: 1, 2: 40})
+    assert said == ["rotate_and_store", "fork", "attend_chunks", "back", "attend_pieces", "join"] * 2
 
 
 def test_any_steps(new_scene: SceneOf) -> None:
