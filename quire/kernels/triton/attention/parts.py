@@ -248,21 +248,21 @@ def _merge_parts(
             means, sizes = (), ()  # the larger ones first, so that all are on their way before one is waited for
             for part in tl.static_range(AT_ONCE):
                 cells = ((left + line + (begin + part) * (QUERIES * HEADS)) * D)[:, None] + column[None, :]
-                readable = (query < QUERIES)[:, None] & (column < D)[None, :] & (begin + part < dealt)
+                readable = (query < tl.where(begin + part < dealt, QUERIES, 0))[:, None] & (column < D)[None, :]
                 means += (tl.load(outputs + cells, readable, 0.0),)  # type: ignore[assignment]
             for part in tl.static_range(AT_ONCE):
                 theirs = left + line + (begin + part) * (QUERIES * HEADS)
-                readable = (query < QUERIES) & (begin + part < dealt)
+                readable = query < tl.where(begin + part < dealt, QUERIES, 0)
                 sizes += (tl.load(sums + theirs * 2, readable, 0.0),)  # type: ignore[assignment]
             higher = highest
             for part in tl.static_range(AT_ONCE):
-                written = (query < queries) & (begin + part < parts)
+                written = query < tl.where(begin + part < parts, queries, 0)
                 higher = tl.where(written, tl.maximum(higher, sizes[part]), higher)
             basis = tl.where(higher == float("-inf"), 0.0, higher)
             shrink = tl.exp2(highest - basis)
             weights, total, highest = weights * shrink, total * shrink[:, None], higher
             for part in tl.static_range(AT_ONCE):
-                written = (query < queries) & (begin + part < parts)  # elsewhere memory holds anything
+                written = query < tl.where(begin + part < parts, queries, 0)  # elsewhere memory holds anything
                 weight = tl.where(written, tl.exp2(sizes[part] - basis), 0.0)
                 weights += weight
                 total += tl.where(written[:, None], means[part], 0.0) * weight[:, None]
