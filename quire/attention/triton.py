@@ -109,8 +109,8 @@ class TritonAttention:
         self._keys_of_tile = keys_of_tile(d, item)
         self._at_once = pieces_at_once(kv_heads, device)
         pieces = pieces_for(max_rows + 1, self._at_once)  # one for a step's padding
-        queries = queries_of_tile(d, item, group)
-        parts = attention_parts.number_of_parts(kv_heads, device)
+        queries, shape = queries_of_tile(d, item, group, device), tile_shape(d, item, device)
+        parts = attention_parts.number_of_parts(kv_heads, device, shape.at_once)
         self._partials = new_partials(pieces, heads, kv_heads, d, device)
         self._partials_of_parts = new_partials(parts * queries, heads, kv_heads, d, device)
         self._branch = Branch(device)
@@ -120,7 +120,7 @@ class TritonAttention:
             queries,
             parts=parts,
             alone=attention_parts.parts_side_by_side(kv_heads, device),
-            keys=tile_shape(d, item).keys,
+            keys=shape.keys,
             fewest=attention_parts.FEWEST,
             merge=attention_parts.MERGE,
             shared=attention_parts.SHARED,

@@ -209,7 +209,7 @@ def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monke
     shape = TileShape(rows=16, keys=16, warps=4, stages=2)
     for module in (parts, triton):
         monkeypatch.setattr(module, "tile_shape", lambda *_: shape)
-    monkeypatch.setattr(triton, "queries_of_tile", lambda d, item, group: shape.rows // group)
+    monkeypatch.setattr(triton, "queries_of_tile", lambda d, item, group, device: shape.rows // group)
     monkeypatch.setattr(parts, "FEWEST", 1)
     monkeypatch.setattr(parts, "MERGE", 0)
     monkeypatch.setattr(parts, "number_of_parts", lambda *_: 6)

@@ -65,7 +65,7 @@ def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
 
         caches = _caches(rows, before + tokens, heads, device)
         q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv)
+        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv, device)
         offsets = torch.arange(0, tokens, queries).flip(0)
         tiles = (torch.arange(rows).repeat(len(offsets)), offsets.repeat_interleave(rows))
         starts, counts = torch.full((rows,), before), torch.full((rows,), tokens)
@@ -89,12 +89,13 @@ def _parts(tokens: int, before: int, heads: _Heads) -> KernelCase:
 
         caches = _caches(1, before + tokens, heads, device)
         q = torch.randn(tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv)
+        queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv, device)
+        shape = tile_shape(heads.width, _ITEM, device)
         sizes = tiling.TileSizes(
             queries,
-            parts=parts.number_of_parts(heads.kv, device),
+            parts=parts.number_of_parts(heads.kv, device, shape.at_once),
             alone=parts.parts_side_by_side(heads.kv, device),
-            keys=tile_shape(heads.width, _ITEM).keys,
+            keys=shape.keys,
             fewest=parts.FEWEST,
             merge=parts.MERGE,
             shared=parts.SHARED,

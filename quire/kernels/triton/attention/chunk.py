@@ -12,13 +12,18 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.attention.scores import factors, padded, scores
+from quire.kernels.triton.launching.card import program_memory
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
+
+_AMPLE = 227 * 1024
+"""Bytes of shared memory that a program of sm_90 may have."""
 
 
 @dataclass(frozen=True)
@@ -30,27 +35,39 @@ class TileShape:
         keys: Of a tile.
         warps: Of a program.
         stages: Tiles in work or on their way. The table's loads count too, for half of them.
+        ahead: Stages more where tiles are cut into parts, of which few are on a multiprocessor; see parts.py.
+        at_once: Programs of a multiprocessor that take parts, as far as registers and shared memory go.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    ahead: int = 0
+    at_once: int = 1
+
+
+def tile_shape(d: int, item: int, device: torch.device) -> TileShape:
+    """By the width of a head, the bytes of an element, and what the card has."""
+    return shape_within(program_memory(device), d, item)
 
 
 @functools.cache
-def tile_shape(d: int, item: int) -> TileShape:
-    """By the width of a head and the bytes of an element."""
+def shape_within(memory: int, d: int, item: int) -> TileShape:
+    """The same by the bytes of shared memory that a program may have. Measured on Hopper; on cards that have less,
+    chosen so that programs fit and their registers do too."""
+    ample = memory >= _AMPLE
     if item == 4:
-        return TileShape(rows=16, keys=32, warps=8, stages=2)
+        return TileShape(rows=16, keys=32, warps=8, stages=2, at_once=2 if ample or d <= 128 else 1)
     if d > 128:
-        return TileShape(rows=128, keys=32, warps=8, stages=3)
-    return TileShape(rows=64, keys=64, warps=4, stages=3)
+        rows, ahead = (128, 2) if ample else (64, 0)
+        return TileShape(rows=rows, keys=32, warps=8, stages=3, ahead=ahead, at_once=1)
+    return TileShape(rows=64, keys=64, warps=4, stages=3, ahead=2, at_once=2 if ample or d <= 64 else 1)
 
 
-def queries_of_tile(d: int, item: int, group: int) -> int:
+def queries_of_tile(d: int, item: int, group: int, device: torch.device) -> int:
     """Query tokens of a tile, where `group` query heads share a KV head."""
-    return tile_shape(d, item).rows // group
+    return tile_shape(d, item, device).rows // group
 
 
 def attend_tiles(
@@ -73,7 +90,7 @@ def attend_tiles(
     """See the reference; `queries` is that of `queries_of_tile`. All but the table are contiguous."""
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
-    shape = tile_shape(d, q.element_size())
+    shape = tile_shape(d, q.element_size(), q.device)
     assert queries == shape.rows // (heads // kv_heads)
     assert all(
         map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, firsts, slots, out))

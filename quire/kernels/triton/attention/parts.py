@@ -33,11 +33,6 @@ MOST_OF_A_TILE = 32
 """Parts."""
 _MOST = 64
 """Of all tiles together."""
-_RESIDENT = 2
-"""Programs of a multiprocessor at once."""
-_AHEAD = 2
-"""Stages more than chunk.py has: with one program on a multiprocessor, nothing else is done while keys are on their
-way."""
 _AT_ONCE = 8
 """Parts that a program which merges reads at once."""
 
@@ -47,9 +42,9 @@ def parts_side_by_side(kv_heads: int, device: torch.device) -> int:
     return min(max(1, multiprocessors(device) // kv_heads), _MOST)
 
 
-def number_of_parts(kv_heads: int, device: torch.device) -> int:
-    """Parts of all tiles together that the device has at once."""
-    return min(max(1, _RESIDENT * multiprocessors(device) // kv_heads), _MOST)
+def number_of_parts(kv_heads: int, device: torch.device, at_once: int) -> int:
+    """Parts of all tiles together that the device has at once, with so many programs of a multiprocessor."""
+    return min(max(1, at_once * multiprocessors(device) // kv_heads), _MOST)
 
 
 def attend_parts(
@@ -75,19 +70,18 @@ def attend_parts(
     """See the reference; `queries` is that of `queries_of_tile`. All but the table are contiguous."""
     _, block_size, kv_heads, d = keys.shape
     heads, items = q.shape[1], tile_rows.shape[0]
-    shape = tile_shape(d, q.element_size())
+    shape = tile_shape(d, q.element_size(), q.device)
     assert queries == shape.rows // (heads // kv_heads)
     columns = (tile_rows, tile_offsets, part_numbers, part_counts, starts, counts, firsts)
     assert all(map(Tensor.is_contiguous, (q, keys, values, *columns, slots, out)))
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
     left = (partials.outputs, partials.sums)
-    ahead = _AHEAD if shape.stages > 2 else 0
     _attend_parts[(kv_heads, items)](
         q, keys, values, table, *columns, slots, *left, out, table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
-        STAGES=shape.stages + ahead, FEWEST=FEWEST, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+        STAGES=shape.stages + shape.ahead, FEWEST=FEWEST, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
     _merge_parts[(kv_heads, min(items, partials.outputs.shape[0] // queries))](
         *columns, *left, out, window or 0,

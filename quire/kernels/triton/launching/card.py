@@ -1,4 +1,4 @@
-"""How large the card is, for grids of as many programs as it runs at once."""
+"""How large the card is: for grids of as many programs as it runs at once, and for programs of a size that it takes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ import torch
 
 _INTERPRETED = 4
 """Where kernels are interpreted: few, but several."""
+_INTERPRETED_MEMORY = 227 * 1024
+"""The same as on Hopper."""
+_KEPT = 1024
+"""Bytes of shared memory."""
 
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Of this device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else _INTERPRETED
+
+
+@functools.cache
+def program_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have, all of a multiprocessor's but what that keeps for itself: 163 KiB
+    on sm_80, 99 on sm_86 and sm_89, 227 on sm_90."""
+    if device.type != "cuda":
+        return _INTERPRETED_MEMORY
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - _KEPT

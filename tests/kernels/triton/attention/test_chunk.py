@@ -31,7 +31,7 @@ def check(
     firsts = 1 + counts.cumsum(0) - counts
     q = torch.randn(int(counts.sum()) + 2, heads, d).to(dtype).to(device)
     q[0] = q[-1] = NAN
-    queries = queries_of_tile(d, q.element_size(), heads // kv_heads)
+    queries = queries_of_tile(d, q.element_size(), heads // kv_heads, q.device)
     tiles = [(row, at) for row, (_, n) in enumerate(rows) for at in range(0, n, queries)]
     tile_rows, tile_offsets = torch.tensor(tiles, device=device).T.contiguous()
     starts = torch.tensor([start for start, _ in rows], device=device)

@@ -35,7 +35,7 @@ def check(
     firsts = 1 + counts.cumsum(0) - counts
     q = torch.randn(int(counts.sum()) + 2, heads, d).to(dtype).to(device)
     q[0] = q[-1] = NAN
-    queries = queries_of_tile(d, q.element_size(), heads // kv_heads)
+    queries = queries_of_tile(d, q.element_size(), heads // kv_heads, q.device)
     tiles = [(row, at) for row, (_, n) in enumerate(rows) for at in range(0, n, queries)]
     cut = [(*tile, number, parts) for tile in tiles for number in range(parts)]
     of_part = torch.tensor(cut + [(len(rows) - 1, 0, 0, n % 2) for n in range(padding)], device=device).T.contiguous()
