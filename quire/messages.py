@@ -360,6 +360,6 @@ class Sizing(_Message, frozen=True):
     """Blocks of the host pool that preempted sequences are swapped to; ids from 0."""
     startup: dict[str, float] = {}
     """Seconds by stage."""
-    step_sizes: list[int] = []
-    """Numbers of tokens from which on a step with prompts beside rows of one token takes longer, ascending. None: each
-    token counts."""
+    step_sizes: list[tuple[int, int]] = []
+    """Numbers of tokens from which on a step with prompts beside rows of one token takes longer, ascending, and rows up
+    to which it does. None: each token counts."""

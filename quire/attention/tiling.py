@@ -91,7 +91,7 @@ def singles_and_tiles_within(
     fewest = 2 if room.singles else 1  # tokens of a row that is cut into tiles
     single = np.flatnonzero(counts == 1) if room.singles else counts[:0]
     of_tile, offsets = tiles(counts, bounds, np.flatnonzero(counts >= fewest), size)
-    most = room.tokens // size + room.rows
+    most = room.tokens // size + min(room.rows, room.tokens // fewest)
     return (
         (_padded(single, room.singles, -1), _padded(_firsts(counts)[single], room.singles, 0)),
         (_padded(of_tile, most, room.rows - 1), _padded(offsets, most, 0)),

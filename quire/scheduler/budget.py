@@ -67,9 +67,9 @@ class Budget:
         max_tokens: Most tokens of a step.
         long_prefill_threshold: Most tokens of one row; 0 for no such limit.
         cost: Predicts milliseconds; without it only tokens count.
-        sizes: Numbers of tokens from which on a step with chunks takes longer, ascending: it is padded to the next, or
-            products compute whole tiles. Where time cuts a chunk, the step has just so many tokens, so that nothing is
-            computed for nobody. None: each token counts.
+        sizes: Numbers of tokens from which on a step with chunks takes longer, ascending, and rows up to which it does:
+            it is padded to the next, or products compute whole tiles. Where time cuts a chunk, the step has just so
+            many tokens, so that nothing is computed for nobody. None: each token counts.
         mode: What prompts may take of the time of rows that stream: a share that grows with the queue, what is all but
             free, or all of it, where nobody reads before all is there.
     """
@@ -79,13 +79,14 @@ class Budget:
         max_tokens: int,
         long_prefill_threshold: int = 0,
         cost: StepCost | None = None,
-        sizes: Sequence[int] = (),
+        sizes: Sequence[tuple[int, int]] = (),
         mode: PerformanceMode = "balanced",
     ) -> None:
         self.max_tokens = max_tokens
         self._threshold = long_prefill_threshold
         self._cost = cost
-        self._sizes = sizes
+        self._sizes_of_rows = sizes
+        self._sizes: list[int] = []  # that this step may have
         self._mode = mode
         self._step_ms = self._chunk_ms = 0.0  # predicted for this step, and for the chunks granted in it
         self._limit_ms: float | None = None  # of the whole step; None: nobody streams
@@ -172,11 +173,12 @@ class Budget:
             self._backlog = waiting + int(ahead[ahead > 1].sum())
             for_queue = (BACKLOG_SHARE if self._mode == "balanced" else 0.0) * each * self._backlog
             self._smallest_ms = SMALLEST_CHUNK * each
+            self._sizes = [tokens for tokens, rows in self._sizes_of_rows if rows > count]  # a chunk is a row as well
             self._limit_ms = max(
                 self._step_ms * (1 + STREAMS_SHARE),
                 self._step_ms + each * (self._cost.free_tokens - count),
                 min(self._step_ms + for_queue, LONGEST_STALL_MS),
-                0.0 if self._sizes else SHORTEST_STALL_MS,
+                0.0 if self._sizes_of_rows else SHORTEST_STALL_MS,
             )
 
     def _chunk(self, request: Request, count: int, used: int) -> int:

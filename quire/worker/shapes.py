@@ -19,12 +19,15 @@ _TILE = 128
 """Rows that cuBLAS's products compute at a time where they are many."""
 _PADDING_ROWS = 2
 """Of a step with prompts in it: one for the tokens that are too many, and one without any."""
-_FEW, _SOME, _MANY = 8, 64, 128
-"""Rows of a step with prompts in it: prompts by themselves, and some of them beside sequences that draw, of which there
-may be more in …"""
-_LARGE = 160
-"""… steps of so many tokens."""
-MOST_ROWS = _MANY + _PADDING_ROWS
+_ALONE = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens of prompts by themselves …"""
+_FEW = 8
+"""… and their rows."""
+_MIXED = {64: 64, 128: 128, **dict.fromkeys(_MIDDLE, 128)}
+"""Tokens of prompts beside sequences that draw, and rows of both. Each row costs its read, so …"""
+_WIDE = {256: 255, 384: 255, 512: 255}
+"""… there are others for more. That and the padding's make 256 single tokens: what cuts contexts takes a power of 2."""
+MOST_ROWS = max(_WIDE.values()) + _PADDING_ROWS
 """Of a recorded step with prompts in it."""
 
 
@@ -50,9 +53,9 @@ class StepShape:
         return cls(rows, rows, rows, rows)
 
     @classmethod
-    def of_prompts(cls, tokens: int, rows: int, *, singles: bool) -> StepShape:
-        """So many rows at most, each of any number of tokens; of at least two unless there are `singles`."""
-        most = _FEW if not singles else _MANY if tokens >= _LARGE else _SOME
+    def of_prompts(cls, tokens: int, most: int, rows: int, *, singles: bool) -> StepShape:
+        """So many rows at most, and no more than the engine's `rows`, each of any number of tokens; of at least two
+        unless there are `singles`."""
         assert tokens != most + _PADDING_ROWS, "as many rows as tokens are taken for a decode step"
         return cls(tokens, most + _PADDING_ROWS, min(rows, most), min(rows, most) if singles else 0)
 
@@ -85,6 +88,7 @@ class Shapes:
     """
 
     def __init__(self, most: int, rows: int, tokens: int, length: int) -> None:
+        self._rows = rows
         self._decode = [StepShape.of_decode(size) for size in decode_sizes(min(most, rows))] if most else []
         self._prompts = prompt_shapes(min(most, _MOST_TOKENS, tokens, length), rows)
 
@@ -101,12 +105,13 @@ class Shapes:
         """The smallest of any other step."""
         return next((shape for shape in self._prompts if shape.holds(tokens, rows, singles)), None)
 
-    def mixed_sizes(self, most: int) -> list[int]:
-        """Numbers of tokens, of up to `most`, from which on a step with prompts beside rows of one token takes longer:
-        it is padded to the next, and with more than any recorded step has, products compute whole tiles."""
-        recorded = sorted({shape.tokens for shape in self._prompts if shape.singles})
-        tiles = range(_TILE, most + 1, _TILE)
-        return recorded + [size for size in tiles if not recorded or size > recorded[-1]]
+    def mixed_sizes(self, most: int) -> list[tuple[int, int]]:
+        """Numbers of tokens, of up to `most`, from which on a step with prompts beside rows of one token takes longer,
+        and rows up to which it does: it is padded to the next, and where none is recorded, products compute whole
+        tiles. These are recorded sizes too, so they hold for any number of rows."""
+        tiles = dict.fromkeys([*range(_TILE, most, _TILE), most], self._rows)
+        recorded = {shape.tokens: shape.reads for shape in self._prompts if shape.singles}
+        return sorted((recorded | tiles).items())
 
 
 def decode_sizes(max_rows: int) -> list[int]:
@@ -120,9 +125,12 @@ def prompt_shapes(most: int, rows: int) -> list[StepShape]:
 
     Weights are read whatever the number of tokens up to some 64; from there on sizes are as far apart as a host takes
     longer to launch a step than a device to compute so many tokens. Prompts alone have smaller ones, and ask for
-    nothing that only rows of one token need.
+    nothing that only rows of one token need; they do with some steps that have room for these. Many rows have sizes
+    farther apart: beside so many, more prompts wait, and fill a step up.
     """
-    shapes = [StepShape.of_prompts(size, rows, singles=False) for size in (16, 32, 64, 96, 128, *_MIDDLE)]
-    shapes += [StepShape.of_prompts(size, rows, singles=True) for size in (64, 128, *_MIDDLE)]
+    shapes = [StepShape.of_prompts(size, _FEW, rows, singles=False) for size in _ALONE]
+    shapes += [StepShape.of_prompts(size, most, rows, singles=True) for size, most in _MIXED.items()]
+    if rows > max(_MIXED.values()):
+        shapes += [StepShape.of_prompts(size, most, rows, singles=True) for size, most in _WIDE.items()]
     fitting = [shape for shape in shapes if shape.tokens <= most]
     return sorted(fitting, key=lambda shape: (shape.tokens, shape.reads, shape.singles))

@@ -149,3 +149,20 @@ def test_parts_have_room_in_steps_of_one_size(singles: int) -> None:
         assert {*zip(cut[0][real], cut[1][real], strict=True)} == {*zip(*own, strict=True)}
         assert real.sum() <= max(len(own[0]), sizes.parts)
     assert lengths == {max(40 // 16 + 6, 9)}
+
+
+@pytest.mark.parametrize("singles", [0, 30])
+def test_tiles_have_room_however_tokens_are_dealt_to_rows(singles: int) -> None:
+    """Also where there are more rows than can have several tokens."""
+    rng, room = random.Random(2), Room(40, 42, singles)
+    longest = 40 // 4 + (20 if singles else 40)
+    for each in [1, 2, 3, 5, 6, 40, *[0] * 20]:
+        counts = np.zeros(42, dtype=np.int64)
+        for row in range(41):
+            counts[row] = min(40 - counts.sum(), each or rng.randint(1, 9))
+        if singles and (counts == 1).sum() > singles:
+            continue
+        single, tiles = tiling.singles_and_tiles_within(room, counts, 0 * counts, 4)
+        assert [len(column) for column in (*single, *tiles)] == [singles, singles, longest, longest]
+        of_tile = [(row, at) for row in range(42) if counts[row] > (singles > 0) for at in range(0, counts[row], 4)]
+        assert sorted(zip(*tiles, strict=True))[: len(of_tile)] == of_tile

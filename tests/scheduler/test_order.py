@@ -169,7 +169,9 @@ def test_a_queue_of_prompts_is_worth_a_share_of_its_time_in_each_step_and_one_pr
 def test_where_each_token_costs_the_same_a_chunk_takes_time_that_nobody_notices() -> None:
     (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost()), 60)
     assert first == SHORTEST_STALL_MS - 5 > SMALLEST_CHUNK
-    (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost(), sizes=range(1, 512)), 60)
+    (first, *_) = beside_streams(
+        Stage(tokens=512, cost=LinearCost(), sizes=[(size, 500) for size in range(1, 512)]), 60
+    )
     assert first == SMALLEST_CHUNK
 
 
@@ -225,16 +227,25 @@ def test_beside_streams_short_prompts_do_not_wait_for_all_of_a_long_one() -> Non
 
 
 SIZES = [32, 48, 64, 128, 192]
+FOR_ALL = [(size, 500) for size in SIZES]
 
 
 def test_where_time_cuts_a_step_has_one_of_the_sizes() -> None:
-    chunks = beside_streams(Stage(tokens=512, blocks=400, cost=LinearCost(), sizes=SIZES), 2_100)
+    chunks = beside_streams(Stage(tokens=512, blocks=400, cost=LinearCost(), sizes=FOR_ALL), 2_100)
     assert [1 + chunk for chunk in chunks[:-1]] == [64] * 2 + [48] * 11 + [32] * (len(chunks) - 14)
     assert sum(chunks) == 2_100
 
 
+def test_sizes_that_are_recorded_for_fewer_rows_are_none_of_a_step_with_more() -> None:
+    sizes = [(48, 20), (64, 33), (96, 500)]
+    for streams, expected in ((19, 48), (20, 64), (32, 64), (33, 96)):
+        stage = Stage(tokens=512, seqs=60, blocks=400, cost=LinearCost(), sizes=sizes)
+        (first, *_) = beside_streams(stage, 200, streams=streams)
+        assert streams + first == expected
+
+
 def test_the_last_of_several_prompts_fills_a_step_up_and_the_next_waits() -> None:
-    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost(free_tokens=80), sizes=SIZES)
+    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost(free_tokens=80), sizes=FOR_ALL)
     beside_streams(stage, 25, 50, 50, streams=3)
     assert [{k: n for k, n in counts.items() if k >= 0} for counts in stage.counts[1:4]] == [
         {0: 25, 1: 36},  # 64 with the streams
@@ -244,20 +255,20 @@ def test_the_last_of_several_prompts_fills_a_step_up_and_the_next_waits() -> Non
 
 
 def test_running_prompts_fill_a_step_up_together() -> None:
-    stage = Stage(tokens=512, seqs=9, blocks=400, threshold=20, cost=LinearCost(free_tokens=40), sizes=SIZES)
+    stage = Stage(tokens=512, seqs=9, blocks=400, threshold=20, cost=LinearCost(free_tokens=40), sizes=FOR_ALL)
     beside_streams(stage, 100, 100, streams=3)
     assert [{k: n for k, n in counts.items() if k >= 0} for counts in stage.counts[1:4]] == [{0: 20, 1: 9}] * 3
 
 
 def test_a_rest_of_time_that_is_smaller_than_any_chunk_is_left() -> None:
-    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost(free_tokens=64 + SMALLEST_CHUNK - 1), sizes=SIZES)
+    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost(free_tokens=64 + SMALLEST_CHUNK - 1), sizes=FOR_ALL)
     beside_streams(stage, 61, 61, streams=3)
     assert [{k: n for k, n in counts.items() if k >= 0} for counts in stage.counts[1:3]] == [{0: 61}, {1: 61}]
 
 
 @pytest.mark.parametrize("streams", [1, 31, 32, 40, 47, 48, 60, 190, 200])
 def test_a_prompt_gets_through_beside_any_number_of_streams(streams: int) -> None:
-    stage = Stage(tokens=220, seqs=streams + 1, blocks=streams * 20, cost=LinearCost(), sizes=SIZES)
+    stage = Stage(tokens=220, seqs=streams + 1, blocks=streams * 20, cost=LinearCost(), sizes=FOR_ALL)
     chunks = beside_streams(stage, 90, streams=streams)
     assert all(chunk >= SMALLEST_CHUNK for chunk in chunks[:-1])
     assert all(streams + chunk in SIZES or streams > 176 for chunk in chunks[:-1])
@@ -269,7 +280,7 @@ def test_random_prompts_beside_streams_all_get_through() -> None:
         streams, tokens = rng.randint(1, 40), rng.choice([64, 100, 250])
         stage = Stage(
             tokens=tokens, seqs=streams + rng.randint(1, 6), blocks=4_000, threshold=rng.choice([0, 0, 20]),
-            cost=LinearCost(rng.randint(0, 90), rng.uniform(2, 60)), sizes=rng.choice([SIZES, SIZES, ()]),
+            cost=LinearCost(rng.randint(0, 90), rng.uniform(2, 60)), sizes=rng.choice([FOR_ALL, FOR_ALL, ()]),
         )  # fmt: skip
         lengths = [rng.randint(1, 300) for _ in range(8)]
         assert sum(beside_streams(stage, *lengths, streams=streams)) == sum(lengths)

@@ -33,6 +33,7 @@ def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
         (20, 3, 1),
         (160, 64, 60),
         (512, 128, 128),
+        (110, 70, 69),
     ]:
         shape = shapes.of_prompts(tokens, rows, singles)
         assert shape is not None
@@ -40,22 +41,31 @@ def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
         assert shape.tokens - tokens < 64
         assert not any(s.tokens < shape.tokens for s in shapes._prompts if s.holds(tokens, rows, singles))
         assert bool(singles or rows > 8) == (shape.singles > 0)
-    for tokens, rows, singles in [(513, 1, 0), (512, 129, 1)]:
+    wide = shapes.of_prompts(300, 200, 190)
+    assert wide is not None
+    assert (wide.tokens, wide.reads) == (384, 255)
+    for tokens, rows, singles in [(513, 1, 0), (512, 256, 1)]:
         assert shapes.of_prompts(tokens, rows, singles) is None
 
 
-def test_a_step_of_a_mixed_size_has_no_padding_of_tokens() -> None:
-    shapes = Shapes(512, 256, 8192, 4096)
-    sizes = shapes.mixed_sizes(8192)
+@pytest.mark.parametrize("streams", [3, 40, 63, 64, 100, 127, 128, 200, 254, 255, 300])
+def test_a_step_of_a_mixed_size_has_no_padding_of_tokens(streams: int) -> None:
+    shapes = Shapes(512, 512, 8192, 4096)
+    sizes = [size for size, rows in shapes.mixed_sizes(8192) if streams < rows and streams < size]
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == 8192
-    for before, size in itertools.pairwise([1, *sizes]):
-        shape = shapes.of_prompts(size, 4, 3)
-        assert size > 512 if shape is None else shape.tokens == size
-        smaller = shapes.of_prompts(size - 1, 4, 3)
+    for before, size in itertools.pairwise([streams + 1, *sizes]):
+        shape = shapes.of_prompts(size, streams + 1, streams)
+        assert (shape is None) == (size > 512 or streams > 254)
+        assert shape is None or shape.tokens == size
+        smaller = shapes.of_prompts(size - 1, streams + 1, streams)
         assert smaller == shape, "a size at which no more is computed"
-        assert shape is not None or before == 512 or size - before == 128
-    assert Shapes(0, 256, 1000, 4096).mixed_sizes(1000) == [128, 256, 384, 512, 640, 768, 896]
+        assert shape is not None or size - before <= 128
+
+
+def test_sizes_of_steps_that_are_not_recorded_are_whole_tiles_or_all_there_can_be() -> None:
+    assert Shapes(0, 256, 300, 4096).mixed_sizes(300) == [(128, 256), (256, 256), (300, 256)]
+    assert Shapes(0, 16, 100, 4096).mixed_sizes(100) == [(100, 16)], "never none: on a GPU not each token counts"
 
 
 @pytest.mark.parametrize(
@@ -83,8 +93,8 @@ def test_what_a_step_lacks_is_the_dummys() -> None:
         check_padded(counts, reads, shape)
     for rows in (1, 5, 8):
         check_padded([1] * rows, list(range(rows)), StepShape.of_decode(8))
-    check_padded([16], [0], StepShape.of_prompts(16, 64, singles=False))
-    check_padded([15], [], StepShape.of_prompts(16, 64, singles=False))
+    check_padded([16], [0], StepShape.of_prompts(16, 8, 64, singles=False))
+    check_padded([15], [], StepShape.of_prompts(16, 8, 64, singles=False))
 
 
 def check_padded(counts: list[int], reads: list[int], shape: StepShape) -> None:
