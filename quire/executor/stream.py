@@ -22,6 +22,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
+from quire.kernels.triton.launching.compiler_processes import begin_processes
 from quire.messages import Masks, Plan, Result, Sizing
 from quire.worker.context import open_context
 
@@ -145,11 +146,13 @@ def _sleep_exactly() -> None:
 
 
 def _begin() -> Precompiler:
-    """What takes long and does without torch goes on in threads while torch is imported."""
+    """What takes long and does without torch goes on in threads and in other processes while torch is imported."""
+    cores = len(os.sched_getaffinity(0))
+    processes = begin_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch
 
-    return Precompiler(len(os.sched_getaffinity(0)))
+    return Precompiler(cores, processes=processes)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """Compiles kernels side by side before they are needed; Triton alone compiles one after another, at each first launch.
 
 In a rehearsal, all that will be launched later is launched on tensors of the same shapes, but nothing runs: Triton only
-looks up what serves each launch, and cuBLAS is not asked. What Triton has not compiled yet is compiled by other
-threads, which spend most of their time in LLVM, in ptxas and in a C compiler, without the interpreter's lock; what
-stands in its cache on disk is read by them. Outputs are left as they are found, so nothing in a rehearsal may depend on
-them.
+looks up what serves each launch, and cuBLAS is not asked. What Triton has not compiled yet, other processes compile
+into its cache on disk, and threads of this one load it from there. Where there are no such processes, or they fail, the
+threads compile: they spend much of their time in LLVM, in ptxas and in a C compiler, without the interpreter's lock.
+Outputs are left as they are found, so nothing in a rehearsal may depend on them.
 
 Triton makes all keys itself, so a rehearsal can do no harm: a kernel that it misses is compiled when it is launched.
 Imports no torch, so that work can begin while torch is imported.
@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from triton import knobs
 from triton.backends.nvidia.driver import CudaUtils
 from triton.runtime import cache
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
 from quire.kernels.triton.launching.keys import settle_key
 
 if TYPE_CHECKING:
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
 Compile = Callable[[JITFunction[Any], str], Any]
 """A function and one of its specialisations, as Triton writes it down → the compiled kernel."""
 _LATER_PART = 8
-"""One thread in so many compiles what has time: they share the interpreter's lock with the first requests."""
+"""One thread in so many loads or compiles what has time: they share the interpreter's lock with the first requests."""
 _TURN_S = 2e-4
-"""For which a thread that compiles what has time holds the interpreter's lock while others wait for it: Python's usual
-5 ms are longer than a step."""
+"""For which a thread that loads or compiles what has time holds the interpreter's lock while others wait for it:
+Python's usual 5 ms are longer than a step."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,16 +49,24 @@ class Precompiler:
     if that is an error; the rest is, some time before `close`.
 
     Args:
-        threads: How many compile at the same time.
-        compile: Compiles one of a function's specialisations, in a thread.
+        threads: How many load or compile at the same time.
+        compile: Compiles one of a function's specialisations, or finds it on disk, in a thread.
         prepare: What every compilation needs, in a thread before the first.
+        processes: Compile to the disk, before `compile` is called; this object lets them end.
 
     Attributes:
         names: The kernels of all compilations, in the order in which rehearsals missed them.
     """
 
-    def __init__(self, threads: int, compile: Compile | None = None, prepare: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        compile: Compile | None = None,
+        prepare: Callable[[], None] | None = None,
+        processes: CompilerProcesses | None = None,
+    ) -> None:
         self.names: list[str] = []
+        self._processes = processes
         self._compile = compile or _compile_and_load
         self._now = ThreadPoolExecutor(threads, "compile now")
         self._later = ThreadPoolExecutor(max(1, threads // _LATER_PART), "compile later")
@@ -82,18 +92,23 @@ class Precompiler:
             compilation.end()
         self._begun.clear()
         self._needed.set()
+        if self._processes is not None:
+            self._processes.finish()
 
     def close(self) -> None:
         """Compile nothing more, and wait for what is being compiled: the device's context must be there till then."""
         self._closed = True
         self._needed.set()
+        if self._processes is not None:
+            self._processes.close()
         for pool in (self._now, self._later):
             pool.shutdown(cancel_futures=True)
 
     @contextmanager
     def rehearsal(self, *, later: bool = False) -> Iterator[None]:
-        """What this thread launches inside does not run; what is not compiled yet, is from the end on. Sooner it would
-        only take the interpreter's lock from the rehearsal, which is over before the first compilation would be.
+        """What this thread launches inside does not run; what is not compiled yet, is: by other processes at once, by
+        this one from the end on. Sooner it would only take the interpreter's lock from the rehearsal, which is over
+        before the first compilation would be.
 
         May stand within another.
 
@@ -150,6 +165,8 @@ class Precompiler:
             JITFunction.__getitem__, Kernel.__getitem__ = usual  # type: ignore[method-assign]
             self._rehearsing = False
             self._undisturbed.set()
+            if self._processes is not None:
+                self._processes.release()
 
     def _begin(self, function: JITFunction[Any], missed: dict[str, Any]) -> None:
         """Compile what a launch missed, and say so where Triton looks for it."""
@@ -157,7 +174,8 @@ class Precompiler:
         self.names.append(function.fn.__name__)
         pool, begins = (self._later, self._needed) if self._has_time else (self._now, self._undisturbed)
         specialization = missed["specialization_data"]
-        done = pool.submit(self._compile_prepared, begins, function, specialization)
+        elsewhere = self._ask_processes(function, specialization)
+        done = pool.submit(self._compile_prepared, elsewhere, begins, function, specialization)
         again = functools.partial(self._compile, function, specialization)
         kernels[key] = compilation = _Compilation(kernels, key, done, again, self._needed if self._has_time else None)
         if self._has_time:
@@ -165,7 +183,22 @@ class Precompiler:
         else:
             self._begun.append(compilation)
 
-    def _compile_prepared(self, begins: threading.Event, function: JITFunction[Any], specialization: str) -> Any:
+    def _ask_processes(self, function: JITFunction[Any], specialization: str) -> Future[bool] | None:
+        """Done when they are, whether they could compile it or not."""
+        if self._processes is None:
+            return None
+        target = vars(driver.active.get_current_target())
+        return self._processes.ask(function, specialization, target, has_time=self._has_time)
+
+    def _compile_prepared(
+        self,
+        elsewhere: Future[bool] | None,
+        begins: threading.Event,
+        function: JITFunction[Any],
+        specialization: str,
+    ) -> Any:
+        if elsewhere is not None:
+            elsewhere.result()
         begins.wait()
         if self._closed or thread._shutdown:  # the interpreter ends, and would wait for all that is left
             raise CancelledError
@@ -247,7 +280,9 @@ class _Compilation:
 
 
 def _compile_and_load(function: JITFunction[Any], specialization: str) -> Any:
-    """The compiled kernel on the device, with what launches it, which Triton makes by a C compiler."""
+    """The compiled kernel on the device, with what launches it, which Triton makes by a C compiler. Both come from the
+    disk if they lie there.
+    """
     kernel = function.preload(specialization)
     kernel.run  # noqa: B018
     return kernel

@@ -1,0 +1,165 @@
+"""A process that compiles kernels for another one, into Triton's cache on disk, where that one finds them.
+
+    python -c "…; main([descriptor, …])"
+
+Started by `compiler_processes`, at each start of an engine on a GPU, and ready before that engine has imported torch:
+it prepares what all compilations need, then forks a worker for each socket that it was given. A worker reads requests
+as lines of JSON, compiles one at a time and answers each: `{"error": ""}`, or why it failed. It leaves when the other
+end of its socket is closed, so nobody stays behind whatever happens to the parent.
+
+Nothing here touches a device, so all of it may run on a machine without one. Keys on disk are made by Triton itself
+from the same sources, settings and environment as the parent's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType, ModuleType
+from typing import Any
+
+
+def main(descriptors: Sequence[int]) -> None:
+    """Serve these sockets; each is one worker's. Returns once all workers are gone."""
+    channels = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    for channel in channels:
+        channel.set_inheritable(False)  # or ptxas would hold it open after the worker's death
+    try:
+        _prepare()
+    except Exception as error:
+        for channel in channels:
+            with suppress(OSError):  # the parent is gone
+                channel.sendall(_answer(error))
+        return
+    _wait_for(_fork(channels))
+
+
+def _prepare() -> None:
+    """What all workers share: Triton, the hash of its 400 MB, and our kernels."""
+    _do_without_torch()
+    from triton.runtime import cache
+
+    import quire.kernels.triton as kernels
+
+    cache.triton_key()
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        importlib.import_module(module.name)
+
+
+def _do_without_torch() -> None:
+    """Let modules of kernels import torch without its being there: it is only what launches them that computes with it,
+    and importing it takes seconds.
+    """
+    if "torch" not in sys.modules:
+        for name in ("torch", "torch.nn", "torch.nn.functional"):
+            sys.modules[name] = _Absent(name)
+
+
+class _Absent(ModuleType):
+    """A module in which everything can be named and nothing used."""
+
+    def __getattr__(self, name: str) -> ModuleType:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__dict__[name] = found = _Absent(f"{self.__name__}.{name}")
+        return found
+
+
+def _fork(channels: list[socket.socket]) -> list[int]:
+    """A worker for each; their process ids. A request to leave ends them, whatever they are at."""
+    workers: list[int] = []
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, leave)
+    for channel in channels:
+        worker = os.fork()
+        if worker == 0:
+            try:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                for other in channels:
+                    if other is not channel:
+                        other.close()
+                _serve(channel)
+            finally:
+                os._exit(0)
+        workers.append(worker)
+    for channel in channels:
+        channel.close()
+    return workers
+
+
+def _wait_for(workers: list[int]) -> None:
+    for worker in workers:
+        os.waitpid(worker, 0)
+
+
+def _serve(channel: socket.socket) -> None:
+    """Answer requests until there will be no more."""
+    with suppress(OSError):  # the parent is gone
+        for line in channel.makefile("rb"):
+            try:
+                _compile(**json.loads(line))
+            except Exception as error:
+                channel.sendall(_answer(error))
+            else:
+                channel.sendall(_answer(None))
+
+
+def _answer(error: Exception | None) -> bytes:
+    return json.dumps({"error": repr(error) if error else ""}).encode() + b"\n"
+
+
+def _compile(module: str, name: str, target: dict[str, Any], specialization: str, has_time: bool) -> None:
+    """Put one specialisation of a kernel into Triton's cache, with what launches it.
+
+    Args:
+        module: Where the kernel is.
+        name: Its own, there.
+        target: The fields of Triton's `GPUTarget`.
+        specialization: As Triton writes it down for `JITFunction.preload`.
+        has_time: Nobody waits for it.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.runtime.driver import driver
+
+    from quire.kernels.triton.launching.keys import settle_key
+
+    if has_time:  # from now on, for what comes afterwards has time too
+        os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
+    driver.set_active(_Card(GPUTarget(**target)))
+    function = getattr(importlib.import_module(module), name)
+    function = getattr(function, "function", function)  # of `launch.Kernel`
+    settle_key(function)
+    kernel = function.preload(specialization)
+    function.device_caches.clear()
+    with suppress(Exception):  # no C compiler, or no driver to link to: the parent will say so. Later Tritons need none
+        CudaLauncher(kernel.src, kernel.metadata)
+
+
+_LOW_PRIORITY = 10
+"""A nice value: the engine serves meanwhile."""
+
+
+class _Card:
+    """A driver that knows what to compile for, and can do nothing else."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0

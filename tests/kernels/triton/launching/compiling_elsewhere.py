@@ -1,0 +1,95 @@
+"""Has kernels compiled for sm_90 by other processes, on a machine with or without a card, and says who compiled what.
+
+    TRITON_CACHE_DIR=… python -m tests.kernels.triton.launching.compiling_elsewhere
+
+Prints one line of JSON; see test_compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+from quire.bench.kernels import all_cases
+from quire.kernels.table import kernel
+from quire.kernels.triton.embedding import embed
+from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
+from quire.kernels.triton.launching.precompiler import Precompiler
+from tests.kernels.triton.compile_cases import NoCard
+
+SECONDS = 120
+
+compiled: list[tuple[str, bool, str]] = []
+"""A kernel, whether Triton's cache on disk had it, and the thread that asked for it."""
+functions: list[JITFunction[Any]] = []
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(NoCard())
+    knobs.compilation.listener = lambda *, src, cache_hit, **_: compiled.append(
+        (src.fn.__name__, cache_hit, threading.current_thread().name.split("_")[0])
+    )
+    found: dict[str, Any] = {}
+    processes = CompilerProcesses(2)
+    with Precompiler(2, preload, lambda: None, processes) as precompiler, precompiler.rehearsal():
+        embed_by(None)
+        attend_long()
+        with precompiler.rehearsal(later=True):
+            embed_by(2.5)
+    found["start"] = [each for each in compiled if each[2] != "compile later"]
+    until(lambda: len(compiled) == 3 and processes._process.poll() is not None)
+    found["later"] = [each for each in compiled if each[2] == "compile later"]
+    forget()
+
+    os.environ["TRITON_CACHE_DIR"] += "/other"
+    processes = CompilerProcesses(2)
+    with Precompiler(2, preload, lambda: None, processes) as precompiler, precompiler.rehearsal():
+        os.killpg(processes.pid, signal.SIGKILL)
+        embed_by(None)
+    found["killed"] = list(compiled)
+    forget()
+    precompiler.close()
+    print(json.dumps(found))
+
+
+def preload(function: JITFunction[Any], specialization: str) -> Any:
+    """All that can be done without a card to load it on."""
+    functions.append(function)
+    return function.preload(specialization)
+
+
+def embed_by(scale: float | None) -> None:
+    embed(torch.zeros(8, dtype=torch.int64), torch.zeros(9, 32), scale, torch.empty(8, 32))
+
+
+def attend_long() -> None:
+    """In Gluon."""
+    case = next(case for case in all_cases(torch.device("cpu")) if case.op == "attend_long")
+    arguments, named = case.make(torch.device("cpu"))
+    kernel("attend_long", "cuda")(*arguments, **named)
+
+
+def forget() -> None:
+    """As in a new process."""
+    compiled.clear()
+    for function in functions:
+        function.device_caches.clear()
+
+
+def until(come_true: Any) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not come_true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    main()

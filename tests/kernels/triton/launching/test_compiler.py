@@ -1,0 +1,48 @@
+"""A kernel that another process compiled is found on disk, under the key that this one asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    settings["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    command = [sys.executable, "-m", "tests.kernels.triton.launching.compiling_elsewhere"]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=280, cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_nothing_is_left_to_compile_here(found: dict[str, Any]) -> None:
+    assert sorted(found["start"]) == [["_attend_long", True, "compile now"], ["_embed", True, "compile now"]]
+
+
+def test_what_has_time_comes_from_there_too_before_they_leave(found: dict[str, Any]) -> None:
+    assert found["later"] == [["_embed", True, "compile later"]]
+
+
+def test_threads_compile_where_processes_die(found: dict[str, Any]) -> None:
+    assert found["killed"] == [["_embed", False, "compile now"]]
+
+
+def test_modules_of_kernels_need_no_torch() -> None:
+    """Only what launches them computes with it. A process that compiles them is ready before torch is imported."""
+    program = (
+        "import sys; from quire.kernels.triton.launching import compiler; compiler._prepare()\n"
+        "from quire.kernels.triton.linear import linear, rows\n"
+        "assert 'numpy' not in sys.modules and not hasattr(sys.modules['torch'], '__version__')\n"
+        "assert type(rows._row_kernel).__name__ in ('JITFunction', 'Kernel'), rows._row_kernel"
+    )
+    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
