@@ -71,8 +71,8 @@ class Admission:
             yield victim
 
     def admitted(self, step: Step) -> Iterator[Request]:
-        """Waiting requests that get slots, while rows, tokens and blocks last; the first that does not fit waits with
-        all. Each must be seated and moved before the next is asked for."""
+        """Waiting requests that get slots, while rows, tokens, time and blocks last; the first that does not fit waits
+        with all. Each must be seated and moved before the next is asked for."""
         roster = self._roster
         if not roster.waiting or not roster.free_slots:
             return
@@ -109,17 +109,26 @@ class Admission:
         return not request.drawing and forkable
 
     def _fits(self, request: Request, promised: int, step: Step) -> bool:
-        """Give a waiting request what is there of its tokens, if blocks for the rest of them are free as well."""
+        """Give a waiting request what is there of its tokens, if the rest of them has blocks and time as well."""
+        if not self._budget.has_time(self._least_ahead(request)):
+            return False
         if request.swapped:
             room = self._missing(request) + promised <= self._pool.num_free
             return room and self._preemption.bring_back(request, step)
         self._key_lengths.count(request)
         start, to_copy = self._find_computed(request)
-        if self._missing(request) + to_copy + promised > self._pool.num_free:
+        has_room = self._missing(request) + to_copy + promised <= self._pool.num_free
+        if not has_room or not self._budget.has_time(len(request.tokens) - start):
             request.table.release()
             return False
         request.start_at(start)
         return True
+
+    def _least_ahead(self, request: Request) -> int:
+        """Tokens that it is behind, whatever may be found of it: of others, no more than whole blocks."""
+        if request.swapped:
+            return request.ahead
+        return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1
 
     def _find_computed(self, request: Request) -> tuple[int, int]:
         """Let its table hold what others have computed: how many tokens, at most all but one; and how many blocks of

@@ -134,8 +134,12 @@ class Budget:
         return granted
 
     def has_room(self, used: int) -> bool:
-        """Whether a request could be admitted, when `used` tokens are in the step already."""
-        return used < self.max_tokens and not self._time_is_up
+        """Whether a request could be admitted, when `used` tokens are in the step already, if there is time for it."""
+        return used < self.max_tokens
+
+    def has_time(self, ahead: int) -> bool:
+        """Whether there is time for a newly admitted request of so many tokens: a single one takes next to none."""
+        return ahead <= 1 or not self._time_is_up
 
     def grant(self, request: Request, used: int) -> int:
         """How many tokens a newly admitted request may move forward by: at least 1 while there is room."""

@@ -266,6 +266,36 @@ def test_a_rest_of_time_that_is_smaller_than_any_chunk_is_left() -> None:
     assert [{k: n for k, n in counts.items() if k >= 0} for counts in stage.counts[1:3]] == [{0: 61}, {1: 61}]
 
 
+def test_forks_do_not_wait_while_a_short_prompt_takes_the_time() -> None:
+    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost())
+    stage.scheduler.add(add(-1, [510], 500))
+    stage.step()
+    stage.scheduler.add(add(0, [2] * 4, 9))
+    stage.scheduler.add(add(1, [2] * 4, 9, fork_of=0))
+    stage.scheduler.add(add(2, [2] * 4, 9, fork_of=0))
+    stage.scheduler.add(add(3, [3] * 60, 9, arrival=1.0))
+    stage.scheduler.add(add(4, [4] * 60, 9, arrival=2.0))
+    stage.step()
+    assert stage.counts[-1] == {-1: 1, 0: 4, 3: 16}
+    stage.step()
+    assert stage.counts[-1] == {-1: 1, 0: 1, 3: 20, 1: 1, 2: 1}
+
+
+def test_prompts_that_are_cached_but_for_a_token_do_not_wait_for_time() -> None:
+    stage = Stage(tokens=512, seqs=9, blocks=400, cost=LinearCost())
+    stage.scheduler.add(add(-1, [510] * 17, 500))
+    stage.step()
+    stage.scheduler.add(add(0, [2] * 100, 9))
+    stage.step()
+    stage.scheduler.add(add(1, [510] * 17, 9, arrival=1.0))
+    stage.scheduler.add(add(2, [510] * 16 + [3] * 2, 9, arrival=2.0))
+    stage.scheduler.add(add(3, [510] * 17, 9, arrival=3.0))
+    free = stage.scheduler.pool.num_free
+    stage.step()
+    assert stage.counts[-1] == {-1: 1, 0: 20, 1: 1}, "who is first in the queue is not overtaken"
+    assert stage.scheduler.pool.num_free == free - 2 - 1, "who waits holds nothing"
+
+
 @pytest.mark.parametrize("streams", [1, 31, 32, 40, 47, 48, 60, 190, 200])
 def test_a_prompt_gets_through_beside_any_number_of_streams(streams: int) -> None:
     stage = Stage(tokens=220, seqs=streams + 1, blocks=streams * 20, cost=LinearCost(), sizes=FOR_ALL)

@@ -27,6 +27,7 @@ from quire.scheduler.budget import Budget
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
 from tests.engine.harness import HashMasker, add, drafts_of
+from tests.scheduler.test_order import LinearCost
 
 CHUNKS = st.sampled_from([40, 20, 13, 7, 2, 1])
 STEMS = [list(range(start, start + 50)) for start in (0, 100)]
@@ -54,6 +55,7 @@ class Lives(RuleBasedStateMachine):
         mode=st.sampled_from(["recompute", "swap"]),
         policy=st.sampled_from(["fcfs", "priority"]),
         prefix_caching=st.booleans(),
+        timed=st.booleans(),
         seed=st.integers(0, 2**32),
     )
     def start(
@@ -68,6 +70,7 @@ class Lives(RuleBasedStateMachine):
         mode: Any,
         policy: Any,
         prefix_caching: bool,
+        timed: bool,
         seed: int,
     ) -> None:
         groups, luck = [GroupReach(window) for window in windows], random.Random(seed)
@@ -87,7 +90,7 @@ class Lives(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.pool,
             seqs,
-            Budget(tokens),
+            Budget(tokens, cost=LinearCost(streams_ms=12.0) if timed else None),
             Preemption(self.host, mode),
             SystemClock(),
             groups=groups,
