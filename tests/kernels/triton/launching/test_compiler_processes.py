@@ -40,8 +40,14 @@ def ask(processes: CompilerProcesses, name: str = "f", module: str = "no_such_mo
 
 
 def children_of(pid: int) -> list[int]:
+    processes = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [each for each in processes if status_of(each)[1:2] == [str(pid)]]
+
+
+def status_of(pid: int) -> list[str]:
+    """Its state, its parent and more, see proc(5); nothing if it is gone."""
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -59,11 +65,8 @@ def sockets_of(pid: int) -> int:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs: it has not ended, whether that was noted by its parent or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    """Whether a process has not ended, whether that was noted by its parent or not."""
+    return status_of(pid)[:1] not in ([], ["Z"])
 
 
 def until(come_true: Callable[[], bool]) -> None:
@@ -152,9 +155,13 @@ def test_they_leave_when_the_parent_is_killed() -> None:
     until(lambda: not any(is_there(pid) for pid in family))
 
 
-def test_an_interpreter_that_ends_waits_for_nobody() -> None:
-    nowhere = "SimpleNamespace(fn=SimpleNamespace(__module__='no_such_module', __qualname__='f'))"
-    parent = _parent(f"[processes.ask({nowhere}, '', {{}}) for _ in range(9)]")
+def test_an_interpreter_that_ends_waits_for_what_is_under_way_alone() -> None:
+    parent = _parent(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "compiler_processes._ask = lambda *_: time.sleep(0.5) or ''\n"
+        "function = SimpleNamespace(fn=SimpleNamespace(__module__='m', __qualname__='f'))\n"
+        "ThreadPoolExecutor(1).submit([processes.ask(function, '', {}) for _ in range(200)][-1].result)"
+    )
     assert parent.wait(SECONDS) == 0
 
 
@@ -171,7 +178,7 @@ def _parent(does: str, **how: Any) -> subprocess.Popen[Any]:
     """A process that has two that compile."""
     program = (
         "import time\nfrom types import SimpleNamespace\n"
-        "from quire.kernels.triton.launching.compiler_processes import CompilerProcesses\n"
-        f"processes = CompilerProcesses(2)\n{does}"
+        "from quire.kernels.triton.launching import compiler_processes\n"
+        f"processes = compiler_processes.CompilerProcesses(2)\n{does}"
     )
     return subprocess.Popen([sys.executable, "-c", program], **how)
