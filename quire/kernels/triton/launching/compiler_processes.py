@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FEWEST_CORES = 4
 """From which on processes compile sooner than threads: with fewer, preparing them takes more than locks do."""
+_MOST = 16
+"""Of the some fifty kernels of a start, the longest takes as long as a dozen processes need for all others."""
 _PROGRAM = "import sys; sys.path[:] = {}; from quire.kernels.triton.launching.compiler import main; main({})"
 _LEAVING_S = 5.0
 """What it may take the processes to end."""
@@ -35,11 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 def begin_processes(cores: int) -> CompilerProcesses | None:
-    """As many as there are cores; None where threads do as well, or where there can be none."""
+    """As many as there are cores and help; None where threads do as well, or where there can be none."""
     if cores < FEWEST_CORES:
         return None
     try:
-        return CompilerProcesses(cores)
+        return CompilerProcesses(min(cores, _MOST))
     except OSError as error:
         _log.info("kernels     compiled by threads: no other process could be begun: %s", error)
         return None

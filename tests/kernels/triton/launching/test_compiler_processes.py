@@ -165,10 +165,13 @@ def test_an_interpreter_that_ends_waits_for_what_is_under_way_alone() -> None:
     assert parent.wait(SECONDS) == 0
 
 
-def test_few_cores_do_without(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_as_many_as_cores_that_help_and_none_for_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert begin_processes(compiler_processes.FEWEST_CORES - 1) is None
     assert not caplog.text
+    monkeypatch.setattr(compiler_processes, "CompilerProcesses", lambda number: number)
+    assert [begin_processes(cores) for cores in (4, 5, 200)] == [4, 5, compiler_processes._MOST]
+    monkeypatch.undo()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert begin_processes(compiler_processes.FEWEST_CORES) is None
     assert "compiled by threads" in caplog.text
