@@ -165,7 +165,9 @@ def test_an_interpreter_that_ends_waits_for_what_is_under_way_alone() -> None:
     assert parent.wait(SECONDS) == 0
 
 
-def test_as_many_as_cores_that_help_and_none_for_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_as_many_as_help_and_none_for_few_cores(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     assert begin_processes(compiler_processes.FEWEST_CORES - 1) is None
     assert not caplog.text
