@@ -14,6 +14,8 @@ from __future__ import annotations
 import heapq
 import json
 import logging
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -197,7 +199,7 @@ class CompilerProcesses:
         try:
             self._process.wait(_LEAVING_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # its children too
             self._process.wait()
 
 
