@@ -1,4 +1,4 @@
-"""Logits of single tokens, changed for the slots that ask: only some allowed, some forbidden for a while, some biased.
+"""Logits of single tokens, changed for the slots that ask: some forbidden for a while, some biased.
 
 All asking reads of a step are changed by a handful of operations, however many there are. Knows nothing about what was
 drawn before.
@@ -29,21 +29,18 @@ class Forbidden:
 
 
 class TokenBias:
-    """By slot, for those that ask: `allowed_token_ids`, `logit_bias`, and stop tokens before `min_tokens`."""
+    """By slot, for those that ask: `logit_bias`, and stop tokens before `min_tokens`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._allowed: dict[int, Tensor] = {}
         self._forbidden: dict[int, Forbidden] = {}
         self._bias: dict[int, tuple[Tensor, Tensor]] = {}
 
     def admit(self, owner: Admitted) -> bool:
         """A slot's new owner; whether it asks for any of this."""
         slot, sampling = owner.slot, owner.sampling
-        for rules in (self._allowed, self._forbidden, self._bias):
+        for rules in (self._forbidden, self._bias):
             rules.pop(slot, None)
-        if sampling.allowed_token_ids:
-            self._allowed[slot] = self._ids(sorted(set(sampling.allowed_token_ids)))
         if owner.drawn < sampling.min_tokens and owner.stop_ids:
             self._forbidden[slot] = Forbidden(self._ids(owner.stop_ids), sampling.min_tokens - owner.drawn)
         if sampling.logit_bias:
@@ -53,11 +50,10 @@ class TokenBias:
 
     def concerns(self, slot: int) -> bool:
         """Whether the slot's logits are changed from here on."""
-        return slot in self._allowed or slot in self._forbidden or slot in self._bias
+        return slot in self._forbidden or slot in self._bias
 
     def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> list[int]:
         """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot). Returns slots that forbid no more."""
-        self._allow(logits, [(read, self._allowed[slot]) for read, slot in asking if slot in self._allowed])
         forbidding = [(read, slot, self._forbidden[slot]) for read, slot in asking if slot in self._forbidden]
         if forbidding:
             where = flat_index(logits, [(read, rule.token_ids) for read, _, rule in forbidding])
@@ -73,14 +69,6 @@ class TokenBias:
                 del self._forbidden[slot]
                 ended.append(slot)
         return ended
-
-    def _allow(self, logits: Tensor, allowing: Sequence[tuple[int, Tensor]]) -> None:
-        if not allowing:
-            return
-        flat, where = logits.view(-1), flat_index(logits, allowing)
-        kept = flat.index_select(0, where)
-        logits.index_fill_(0, upload([read for read, _ in allowing], logits.device), _MINUS_INFINITY)
-        flat.index_copy_(0, where, kept)
 
     def _ids(self, values: Sequence[int]) -> Tensor:
         return upload(values, self._device)

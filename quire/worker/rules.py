@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted
+from quire.worker.allowed import AllowedTokens
 from quire.worker.bad_words import BadWords
 from quire.worker.bias import TokenBias
 from quire.worker.penalties import Penalties
@@ -37,11 +38,12 @@ class Rules:
         self, slots: int, vocab_size: int, device: torch.device, processors: Sequence[LogitsProcessor] = ()
     ) -> None:
         self._asks = np.zeros(slots, dtype=np.bool_)
+        self._allowed = AllowedTokens(slots, vocab_size, device)
         self._bias = TokenBias(device)
         self._bad_words = BadWords(device)
         self._processors = SlotProcessors(processors)
         self._penalties = Penalties(slots, vocab_size, device)
-        self._parts = (self._bias, self._bad_words, self._processors, self._penalties)
+        self._parts = (self._allowed, self._bad_words, self._bias, self._processors, self._penalties)
 
     def admit(self, owner: Admitted) -> None:
         """A slot's new owner."""
@@ -57,6 +59,7 @@ class Rules:
 
     def apply(self, logits: Tensor, asking: Asking) -> dict[int, str]:
         """Change logits [reads, vocab] fp32 in place. Returns what went wrong, by read."""
+        self._allowed.apply(logits, asking)
         self._bad_words.apply(logits, asking)
         for slot in self._bias.apply(logits, asking):
             self._asks[slot] = any(part.concerns(slot) for part in self._parts)
@@ -65,7 +68,9 @@ class Rules:
         return errors
 
     def rehearse(self, logits: Tensor) -> None:
-        """Run the kernels that rules may need, on logits [reads, vocab] fp32 that are nobody's."""
+        """Run the kernels that rules may need, with the memory of those that take much, on logits [reads, vocab] fp32
+        that are nobody's."""
+        self._allowed.rehearse(logits)
         self._penalties.rehearse(logits)
 
     def drew(self, tokens: Tensor, asking: Asking) -> None:

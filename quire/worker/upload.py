@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | npt.NDArray[np.generic]
 
 
 def upload(values: Values, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
