@@ -96,7 +96,7 @@ class Draws:
     def brought(self, reads: Reads, seen: Tensor, of_prompts: PromptScores, errors: Errors = errors_of) -> Flight:
         """What was drawn on its way to the host, and what is reported of it by the logits that are to be seen."""
         reports, number = reads.reports, len(reads.slots)
-        reported = reports.launch(seen, self._drawn.tokens[:number]).to_host() if reports else None
+        reported = reports.launch(seen, self._drawn.tokens[:number]) if reports else None
         tokens, faults = self._drawn.to_host()
 
         def finish(device_ms: float) -> Result:

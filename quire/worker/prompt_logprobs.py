@@ -13,11 +13,8 @@ from torch import Tensor
 from quire.messages import Plan, ScoredRow, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch, HostBatch
-from quire.worker.logprobs import Scores, entries_of, scores_of
+from quire.worker.logprobs import FEW, Scores, entries_of, rows_at_once, scores_of
 from quire.worker.upload import upload
-
-ROOM = 2**24
-"""Logits of a slice, at most (but one row at least): 64 MB in fp32."""
 
 
 class PromptLogprobs:
@@ -33,7 +30,7 @@ class PromptLogprobs:
 
     def __init__(self, model: Model, vocab_size: int) -> None:
         self._model = model
-        self.positions = max(1, ROOM // vocab_size)
+        self.positions = rows_at_once(vocab_size)
 
     def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]) -> PromptScores:
         """One list for each of `plan.scored`, collected once the device is done.
@@ -45,6 +42,16 @@ class PromptLogprobs:
         """
         rows = zip(plan.scored, wanted, strict=True)
         return PromptScores([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
+
+    def rehearse(self, logits: Tensor, most: int) -> None:
+        """Take the memory that scores of a slice take at most.
+
+        Args:
+            logits: [n, vocab], any, as many as a slice has.
+            most: How many of the likeliest tokens may be wanted.
+        """
+        if most > FEW:
+            scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
 
     def _row(self, scored: ScoredRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
         """By slice."""

@@ -71,6 +71,7 @@ class Runner:
         largest: See LargestStep.
         by_length: Whether the model asks how long sequences count as.
         logprobs_mode: What is reported of drawn tokens.
+        max_logprobs: How many tokens a request may have reported beside one; -1 for all.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Runner:
         largest: LargestStep,
         by_length: bool = False,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        max_logprobs: int = 20,
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             modes = ", ".join(get_args(LogprobsMode))
@@ -91,6 +93,7 @@ class Runner:
         self._attention = attention
         self._slots = slots
         self._logprobs_mode: LogprobsMode = logprobs_mode
+        self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         rows = max(largest.rows, MOST_ROWS)
         self._batches = BatchBuffers(slots, rows, largest.tokens, by_length)
@@ -152,7 +155,8 @@ class Runner:
             _, hidden = self._forward(host, self._lay(_NOTHING, host, ()))
             logits = self._model.logits(hidden[: max(rows, positions)].clone())  # reads are gathered from the tokens
             if draw:
-                rehearse(logits[:rows], self._slots, self._logprobs_mode, aside)
+                rehearse(logits[:rows], self._slots, self._logprobs_mode, aside, self._max_logprobs)
+                self._prompt_logprobs.rehearse(logits[:positions], self._max_logprobs)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

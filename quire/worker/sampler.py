@@ -24,7 +24,7 @@ from quire.kernels.reference.sampling import (
     scores_within,
 )
 from quire.kernels.table import kernel
-from quire.worker.logprobs import LogprobsMode, score
+from quire.worker.logprobs import FEW, LogprobsMode, rows_at_once, score
 from quire.worker.rules import Asking
 from quire.worker.slots import SlotTable
 from quire.worker.upload import upload
@@ -135,7 +135,9 @@ def sample(
     return Drawn(tokens, faults, {read_of[at]: text for at, text in ruled.broken.items()}, scores, set(read_of))
 
 
-def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode, aside: Aside = nullcontext) -> None:
+def rehearse(
+    logits: Tensor, slots: SlotTable, mode: LogprobsMode, aside: Aside = nullcontext, max_logprobs: int = 1
+) -> None:
     """Run all that draws from such logits may ever run, with the memory it takes, so that no kernel is compiled and no
     memory is missed in the middle of serving.
 
@@ -144,12 +146,13 @@ def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode, aside: Aside 
         slots: Their table; its dummy slot is drawn for.
         mode: What will be reported.
         aside: Within it is run what only rules, and scores that are kept, need. Kernels may do nothing there.
+        max_logprobs: How many tokens may be reported beside one.
     """
     reads = torch.arange(len(logits), device=logits.device)
     where = torch.full_like(reads, slots.dummy)
     tokens, faults = torch.empty_like(reads), torch.empty_like(reads, dtype=torch.int8)
     draw_and_advance(logits, where, slots, tokens, faults)
-    _rehearse_scores(logits, reads, tokens, mode)
+    _rehearse_scores(logits, reads, tokens, mode, max_logprobs)
     with aside():
         chosen = logits.index_select(0, reads)
         held = []  # at once, as in a step in which nearly all reads have rules
@@ -157,13 +160,16 @@ def rehearse(logits: Tensor, slots: SlotTable, mode: LogprobsMode, aside: Aside 
             for keep_scores in {False, mode.startswith("processed")}:
                 tokens, _, _, scores = _draw(rows, where, slots, keep_scores=keep_scores)
                 held.append(scores)
-            _rehearse_scores(rows, reads, tokens, mode)
+            _rehearse_scores(rows, reads, tokens, mode, max_logprobs)
         slots.rules.rehearse(rows)
 
 
-def _rehearse_scores(logits: Tensor, reads: Tensor, tokens: Tensor, mode: LogprobsMode) -> None:
+def _rehearse_scores(logits: Tensor, reads: Tensor, tokens: Tensor, mode: LogprobsMode, most: int) -> None:
     for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
         score(logits, reads, tokens, 1, normalise=normalise)
+    if most > FEW:
+        each = rows_at_once(logits.shape[-1])
+        score(logits, reads[:each], tokens[:each], most, normalise=True)
 
 
 def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: Asking, *, keep_scores: bool) -> Drawn:

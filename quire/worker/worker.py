@@ -240,6 +240,7 @@ class Worker:
             largest,
             spec.keys is not None,
             self._config.model.logprobs_mode,
+            self._config.model.max_logprobs,
         )
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from quire.kernels.reference.logprobs import TokenScores, token_logprobs
 from quire.messages import TokenLogprobs
-from quire.worker.logprobs import LogprobsMode, Reports
+from quire.worker import logprobs, sampler
+from quire.worker.logprobs import FEW, LogprobsMode, Reports
+from quire.worker.logprobs import score as plain_score
+from tests.checkpoints import make_llama
+from tests.worker.driver import Driver, config_for
 
 
 def report(
@@ -21,7 +29,7 @@ def report(
 ) -> list[TokenLogprobs | None]:
     made = Reports(np.array(wanted), named or {}, mode)
     assert made
-    return made.collect(made.launch(logits, torch.tensor(tokens)).to_host())
+    return made.collect(made.launch(logits, torch.tensor(tokens)))
 
 
 def test_values_ranks_and_order() -> None:
@@ -66,3 +74,50 @@ def test_named_tokens_stand_in_their_own_order() -> None:
 def test_logits_are_reported_as_they_are() -> None:
     entry = report(torch.tensor([[1.0, 3.0, 2.0]]), [0], [2], mode="raw_logits")[0]
     assert entry == TokenLogprobs(1.0, 3, [1, 2], [3.0, 2.0])
+
+
+@pytest.mark.parametrize("wanted", [[100, -1, 3, 70, 0], [64, 3, 3, 3, 3]])
+def test_where_many_are_wanted_rows_are_looked_at_some_at_a_time(
+    wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, tokens, named = torch.randn(5, 130), [4, 5, 6, 7, 129], {2: [3, 129], 4: []}
+    expected = report(logits, tokens, wanted, named)
+    asked: list[tuple[int, int]] = []
+
+    def remembering(op: str, device: str) -> object:
+        def scoring(logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, normalise: bool) -> TokenScores:
+            asked.append((len(reads), k))
+            return token_logprobs(logits, reads, tokens, k, normalise=normalise)
+
+        return scoring
+
+    monkeypatch.setattr(logprobs, "ROOM", 2 * 130)
+    monkeypatch.setattr(logprobs, "kernel", remembering)
+    assert report(logits, tokens, wanted, named) == expected
+    assert asked == ([(2, 100), (2, 100)] if max(wanted) > FEW else [(5, 64)])
+
+
+def test_what_is_named_asks_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    most: list[int] = []
+    monkeypatch.setattr(
+        logprobs, "score", lambda *args, **options: most.append(args[3]) or plain_score(*args, **options)
+    )
+    report(torch.randn(2, 9), [1, 2], [7, 3], {0: [1, 2, 3, 4, 5, 6, 7]})
+    assert most == [3]
+
+
+def test_the_largest_step_reports_as_many_as_may_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make_llama(tmp_path, tokenizer=False)
+    most: dict[int, set[int]] = {}
+    for asked in (20, -1):
+        runner = Driver(config_for(directory, max_logprobs=asked)).worker._runner
+        taken = most.setdefault(asked, set())
+
+        def remember(*args: Any, taken: set[int] = taken, **options: Any) -> TokenScores:
+            taken.add(args[3])
+            return plain_score(*args, **options)
+
+        for module in (logprobs, sampler):
+            monkeypatch.setattr(module, "score", remember)
+        runner.run_largest()
+    assert most == {20: {1}, -1: {1, runner._slots.vocab_size}}

@@ -84,7 +84,7 @@ def launched(slots: SlotTable, logits: Tensor, reads: Any, mode: LogprobsMode) -
     with no_waiting() if logits.is_cuda else open_end():
         reports = slots.host.reports(reads, mode)
         drawn = sample(logits, reads, slots, keep_scores=reports.processed)
-        reported = reports.launch(logits if drawn.scores is None else drawn.scores, drawn.tokens).to_host()
+        reported = reports.launch(logits if drawn.scores is None else drawn.scores, drawn.tokens)
         slots.drawn.add_(1)
         tokens, faults = (column.to("cpu", non_blocking=True) for column in (drawn.tokens, drawn.faults))
     return tokens, faults, reported, drawn
