@@ -20,7 +20,7 @@ from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Room
 from quire.attention.branch import Branch
 from quire.attention.tiling import Kinds, TileSizes
 from quire.errors import ConfigError
-from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
+from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials, new_partials_of_parts
 from quire.kernels.table import kernel
 from quire.kernels.triton.attention import long as attention_long
 from quire.kernels.triton.attention import parts as attention_parts
@@ -112,7 +112,7 @@ class TritonAttention:
         queries, shape = queries_of_tile(d, item, group, device), tile_shape(d, item, device)
         parts = attention_parts.number_of_parts(kv_heads, device, shape.at_once)
         self._partials = new_partials(pieces, heads, kv_heads, d, device)
-        self._partials_of_parts = new_partials(parts * queries, heads, kv_heads, d, device)
+        self._partials_of_parts = new_partials_of_parts(parts * queries, heads, d, device)
         self._branch = Branch(device)
         self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)

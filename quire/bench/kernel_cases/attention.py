@@ -104,7 +104,7 @@ def _parts(tokens: int, before: int, heads: _Heads) -> KernelCase:
         counts, bounds = np.array([tokens]), np.array([before])
         cut = tiling.parts(tiling.tiles(counts, bounds, np.arange(1), queries), counts, bounds, sizes)
         columns = (*cut, bounds, counts, 0 * counts, 0 * counts)
-        partials = paged_rows.new_partials(len(cut[0]) * queries, heads.query, heads.kv, heads.width, device)
+        partials = paged_rows.new_partials_of_parts(len(cut[0]) * queries, heads.query, heads.width, device)
         rest = (*(torch.from_numpy(column).to(device) for column in columns), None, queries, partials)
         return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
 

@@ -21,11 +21,11 @@ PIECE_TILES = 3
 
 @dataclass(frozen=True)
 class Partials:
-    """Room for what pieces leave until they are merged, or the queries of parts; the reference needs none.
+    """Room for what pieces leave until they are merged; the reference needs none.
 
     Attributes:
-        outputs: [pieces, heads, d] fp32, sums of values, of parts their means.
-        sums: [pieces, heads, 2] fp32, each piece's highest score and sum of weights; of parts one logarithm of both.
+        outputs: [pieces, heads, d] fp32, sums of values.
+        sums: [pieces, heads, 2] fp32, each piece's highest score and sum of weights.
         arrived: [pieces, kv_heads] int32, how many pieces of a row have ended; all zero between calls.
     """
 
@@ -40,6 +40,26 @@ def new_partials(pieces: int, heads: int, kv_heads: int, d: int, device: torch.d
         torch.empty((pieces, heads, d), device=device),
         torch.empty((pieces, heads, 2), device=device),
         torch.zeros((pieces, kv_heads), dtype=torch.int32, device=device),
+    )
+
+
+@dataclass(frozen=True)
+class PartialsOfParts:
+    """The same of parts, for each of their queries.
+
+    Attributes:
+        outputs: [queries, heads, d] fp32, means of values.
+        sums: [queries, heads] fp32, logarithms, to the base of 2, of sums of weights.
+    """
+
+    outputs: Tensor
+    sums: Tensor
+
+
+def new_partials_of_parts(queries: int, heads: int, d: int, device: torch.device) -> PartialsOfParts:
+    """Room for so many."""
+    return PartialsOfParts(
+        torch.empty((queries, heads, d), device=device), torch.empty((queries, heads), device=device)
     )
 
 
@@ -211,7 +231,7 @@ def attend_parts(
     slots: Tensor,
     window: int | None,
     queries: int,
-    partials: Partials,
+    partials: PartialsOfParts,
     out: Tensor,
     scale: float,
     cap: float | None = None,
@@ -223,7 +243,7 @@ def attend_parts(
         tile_rows, tile_offsets: [n] int64, each tile's as often as it has parts. These stand together, in order.
         part_numbers, part_counts: [n] int64: which of a tile's parts it is, from 0, and how many they are at most:
             parts are as many as what the tile sees is long enough for. Padding has none.
-        partials: Room for `queries` pieces a part, up to the last part of the last tile that is cut.
+        partials: Room for `queries` a part, up to the last part of the last tile that is cut.
     """
     own = part_numbers == 0
     tiles = (tile_rows[own], tile_offsets[own])

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.paged_rows import Partials
+from quire.kernels.reference.paged_rows import PartialsOfParts
 from quire.kernels.triton.attention.chunk import attend_to, tile_shape
 from quire.kernels.triton.attention.scores import factors, padded
 from quire.kernels.triton.launching.card import multiprocessors
@@ -62,7 +62,7 @@ def attend_parts(
     slots: Tensor,
     window: int | None,
     queries: int,
-    partials: Partials,
+    partials: PartialsOfParts,
     out: Tensor,
     scale: float,
     cap: float | None = None,
@@ -173,7 +173,7 @@ def _attend_parts(
     else:
         left = (item * QUERIES + m // GROUP) * HEADS + head
         tl.store(outputs + (left * D)[:, None] + column[None, :], mean, inside)
-        tl.store(sums + left * 2, highest + tl.log2(weights), exists)
+        tl.store(sums + left, highest + tl.log2(weights), exists)
 
 
 @launched
@@ -247,7 +247,7 @@ def _merge_parts(
             for part in tl.static_range(AT_ONCE):
                 theirs = left + line + (begin + part) * (QUERIES * HEADS)
                 readable = query < tl.where(begin + part < dealt, QUERIES, 0)
-                sizes += (tl.load(sums + theirs * 2, readable, 0.0),)  # type: ignore[assignment]
+                sizes += (tl.load(sums + theirs, readable, 0.0),)  # type: ignore[assignment]
             higher = highest
             for part in tl.static_range(AT_ONCE):
                 written = query < tl.where(begin + part < parts, queries, 0)

@@ -21,7 +21,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.reference.paged_rows import new_partials
+from quire.kernels.reference.paged_rows import new_partials_of_parts
 from quire.kernels.triton.attention import chunk, parts
 from tests.kernels.triton.compile_cases import NoCard
 
@@ -90,7 +90,7 @@ def _launch(d: int, dtype: torch.dtype) -> None:
     q, cache = torch.empty(9, HEADS, d, dtype=dtype), torch.empty(9, 16, KV_HEADS, d, dtype=dtype)
     context = (cache, cache, torch.empty(9, 9, dtype=torch.int64))
     queries = chunk.queries_of_tile(d, q.element_size(), HEADS // KV_HEADS, q.device)
-    partials = new_partials(9 * queries, HEADS, KV_HEADS, d, q.device)
+    partials = new_partials_of_parts(9 * queries, HEADS, d, q.device)
     chunk.attend_tiles(q, *context, *_columns(6), None, queries, q, 1.0)
     parts.attend_parts(q, *context, *_columns(8), None, queries, partials, q, 1.0)
 
