@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+PerformanceMode = Literal["balanced", "interactivity", "throughput"]
+Policy = Literal["fcfs", "priority"]
+PreemptionMode = Literal["recompute", "swap"]
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -16,11 +20,11 @@ class SchedulerConfig:
     """Most tokens in one step; longer prompts are read in chunks. Default: 512, and 8,192 on a GPU."""
     long_prefill_token_threshold: int = 0
     """Most tokens that one prompt moves forward by in a step; 0 for no such limit."""
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Policy = "fcfs"
     """Who goes first: by arrival, or by the requests' priority (lower first; a level is worth a minute of waiting)."""
-    performance_mode: Literal["balanced", "interactivity", "throughput"] | None = None
+    performance_mode: PerformanceMode | None = None
     """What prompts may take of the time of sequences that stream beside them: a share that grows with the queue
     (balanced), what is all but free (interactivity), or all of it (throughput). Default: balanced; throughput in the
     class LLM, whose answers are read when all are there."""
-    preemption_mode: Literal["recompute", "swap"] | None = None
+    preemption_mode: PreemptionMode | None = None
     """What happens to a sequence that has to make room. Default: whichever is estimated to cost less each time."""

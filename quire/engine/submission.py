@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 
 from quire.clock import Clock
+from quire.config.scheduler import Policy
 from quire.errors import ContextLengthError, RequestError
 from quire.messages import CLIENT_SHIFT, Add, Ready
 from quire.sampling import WHOLE_VOCABULARY, SamplingParams
@@ -51,7 +51,7 @@ class Submission:
         ready: Ready,
         eos_ids: Sequence[int],
         max_logprobs: int,
-        policy: Literal["fcfs", "priority"],
+        policy: Policy,
         clock: Clock,
         draw_seed: Callable[[], int],
         *,

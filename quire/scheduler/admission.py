@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from quire.config.scheduler import Policy
 from quire.kvcache.pool import BlockPool
 from quire.scheduler.budget import Budget
 from quire.scheduler.key_lengths import KeyLengths
@@ -18,7 +19,6 @@ from quire.scheduler.publishing import Publisher
 from quire.scheduler.request import Request
 from quire.scheduler.roster import Roster
 from quire.scheduler.step import Step
-from quire.scheduler.waiting import Policy
 
 
 class Admission:

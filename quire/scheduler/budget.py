@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from quire.config.scheduler import PerformanceMode
 from quire.scheduler.lengths import Column
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
 
-PerformanceMode = Literal["balanced", "interactivity", "throughput"]
-"""See SchedulerConfig."""
 STREAMS_SHARE = 1 / 2
 """Chunks in a step may take this share of the time that its streaming rows take alone; or, if that is more, as long as
 fills the step with the tokens that are all but free, because their weights are read anyway; or …"""

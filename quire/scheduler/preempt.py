@@ -5,13 +5,12 @@ Decides which of the two, by what was asked or by what each would cost. Knows no
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
+from quire.config.scheduler import PreemptionMode
 from quire.kvcache.host import HostPool
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
-
-Mode = Literal["recompute", "swap"]
 
 
 class PreemptionCost(Protocol):
@@ -35,7 +34,7 @@ class Preemption:
         cost: What it is decided by when `mode` is None; without it, by recomputing.
     """
 
-    def __init__(self, host: HostPool, mode: Mode | None = None, cost: PreemptionCost | None = None) -> None:
+    def __init__(self, host: HostPool, mode: PreemptionMode | None = None, cost: PreemptionCost | None = None) -> None:
         self.host = host
         self._mode = mode
         self._cost = cost

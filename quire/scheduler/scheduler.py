@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.clock import Clock
+from quire.config.scheduler import Policy
 from quire.kvcache.groups import FULL, GroupReach
 from quire.kvcache.keys import KeysByLength
 from quire.kvcache.pool import BlockPool
@@ -31,7 +32,7 @@ from quire.scheduler.request import Request
 from quire.scheduler.roster import Roster
 from quire.scheduler.settlement import Gains, Settled, fail, find_ends, gains, settle_lengths
 from quire.scheduler.step import Step
-from quire.scheduler.waiting import Policy, rank_of
+from quire.scheduler.waiting import rank_of
 
 
 @dataclass

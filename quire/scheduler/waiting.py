@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from typing import Literal
 
 import numpy as np
 
+from quire.config.scheduler import Policy
 from quire.messages import Add
 from quire.scheduler.lengths import Column
 from quire.scheduler.request import Request
 
-Policy = Literal["fcfs", "priority"]
 PRIORITY_S = 60.0
 """One level of priority is worth this many seconds of waiting, so that a flood of urgent requests starves nobody."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from quire.config.scheduler import Policy
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
@@ -22,7 +23,7 @@ from quire.scheduler.budget import (
 )
 from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.waiting import PRIORITY_S, Policy
+from quire.scheduler.waiting import PRIORITY_S
 from tests.engine.harness import add
 from tests.engine.test_liveness import ManualClock
 
