@@ -6,8 +6,8 @@ Every candidate is compared with the reference on a small step, then timed in gr
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
 of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
-and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to `_LONG_FROM` in
-quire/attention/triton.py.
+and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to `LONG_FROM` in
+quire/attention/packing.py.
 """
 
 from __future__ import annotations

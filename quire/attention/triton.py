@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention import tiling
+from quire.attention import packing, tiling
 from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Room, Rows
 from quire.attention.branch import Branch
 from quire.attention.tiling import Kinds, TileSizes
@@ -28,13 +28,8 @@ from quire.kernels.triton.attention.chunk import queries_of_tile, tile_shape
 from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_at_once, pieces_for
 
 _WIDEST, _LARGEST_GROUP = 256, 16
-_LONG_FROM = 640
-"""Query tokens from which on it pays to bring a context into one piece."""
 _COLUMNS_WITH_PARTS = 8
 """Of a step whose tiles are cut so; others have two fewer, or those of long rows behind them."""
-_PACK = 128
-_PACKED_BYTES = 2**29
-"""Of the longest contexts' keys and values in one piece: 131,072 tokens of 8 KV heads 128 wide in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +122,12 @@ class TritonAttention:
             most_of_tile=attention_parts.MOST_OF_A_TILE,
         )
         if None in kv.windows and attention_long.serves_long(device, cache.dtype, d):
-            most = max(max_tokens, max_length) // _PACK + max_tokens // _LONG_FROM + 1
-            room = min(most, _PACKED_BYTES // (2 * _PACK * kv_heads * d * item)) * _PACK
             self._sizes = dataclasses.replace(
-                self._sizes, long_tile=attention_long.QUERIES, long_from=_LONG_FROM, pack=_PACK, room=room
+                self._sizes,
+                long_tile=attention_long.QUERIES,
+                long_from=packing.LONG_FROM,
+                pack=packing.PACK,
+                room=packing.packed_tokens(2 * kv_heads * d * item, max_tokens, max_length),
             )
         self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
         self._steps: list[_GroupStep] = []
@@ -150,7 +147,7 @@ class TritonAttention:
         """
         sizes, behind = self._sizes, (counts, counts.cumsum() - counts)
         if room is not None:
-            assert room.tokens < _LONG_FROM, "how contexts of long rows are packed depends on their lengths"
+            assert room.tokens < packing.LONG_FROM, "how contexts of long rows are packed depends on their lengths"
             single, rows = tiling.singles_and_tiles_within(room, counts, bounds, sizes.tile)
             if sizes.are_few(room.tokens):
                 return *single, *tiling.parts_within(room, rows, counts, bounds, sizes), *behind
@@ -233,7 +230,7 @@ class TritonAttention:
         kinds, skipped = Kinds.of(rows.counts, rows.bounds, self._sizes), 0
         if window is None and of_long:
             skipped = tiling.number_of_tiles(rows.counts, kinds.long, self._sizes.tile)
-            k, v = self._packed[:, : len(of_long[4]) * _PACK].unbind()
+            k, v = self._packed[:, : len(of_long[4]) * packing.PACK].unbind()
             long = _Long(rows.slots, tuple(of_long[4:]), tuple(of_long[:4]), k, v)
         if len(tile_rows) > skipped:
             own = (tile_rows[skipped:], tile_offsets[skipped:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.attention.packing import packed_tokens
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 
 RUNTIME_BYTES = 20 * 2**20
@@ -23,8 +24,6 @@ DEVICE_RUNTIME_BYTES = 2**30
 """What a GPU's driver and libraries take, graphs and staging buffers included."""
 DEVICE_LOGIT_BYTES = 8
 """Of each logit drawn from on a GPU, beside the model's own."""
-DEVICE_PACKED_BYTES = 2**29
-"""Of contexts that long prompts' attention reads in one piece, at most."""
 INDEX_BYTES = 8
 """Of an entry of a block table."""
 COUNT_BYTES = 4
@@ -127,5 +126,5 @@ def device_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: 
     logits = min(step.rows, step.tokens) * spec.vocab_size * (width + DEVICE_LOGIT_BYTES)
     counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
     tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
-    packed = min(DEVICE_PACKED_BYTES, 2 * kv * width * (step.tokens + step.length))
+    packed = 2 * kv * width * packed_tokens(2 * kv * width, step.tokens, step.length)
     return DEVICE_RUNTIME_BYTES + counts + tables + packed + stream + max(attention, mlp) + logits

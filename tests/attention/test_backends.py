@@ -43,7 +43,7 @@ def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton.attention_long, "serves_long", lambda device, dtype, d: None in kv.windows)
-        patch.setattr(triton, "_LONG_FROM", 5)
+        patch.setattr(triton.packing, "LONG_FROM", 5)
         patch.setitem(KERNELS, ("attend_long", "cuda"), "quire.kernels.reference.paged_rows:attend_long")
         return triton.TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS, 32 * BLOCKS)
 
