@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.triton.experts import routing
 from quire.kernels.triton.experts.products import by_tiles, one_by_one
 from quire.kernels.triton.experts.table import CUTS, OVERLAP
+from quire.kernels.triton.launching.card import program_memory
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.linear.rows import Rows
 from quire.kernels.triton.linear.tiles import Tiles
@@ -39,7 +40,8 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: 
     if not len(x):
         return
     half = x.dtype != torch.float32
-    cuts = choice((len(down), numbers.shape[1], down.shape[1], down.shape[2]), len(x)) if half else IN_FP32
+    mixture = (len(down), numbers.shape[1], down.shape[1], down.shape[2])
+    cuts = choice(mixture, len(x), program_memory(x.device)) if half else IN_FP32
     multiply(x, gate_up, down, numbers, weights, out, cuts, overlap=OVERLAP and can_overlap(x.device))
 
 
@@ -62,8 +64,9 @@ def multiply(
 
 
 @functools.cache
-def choice(mixture: tuple[int, int, int, int], tokens: int) -> Cuts:
-    """The cuts for a mixture (experts, chosen, hidden, width) and this many tokens."""
+def choice(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> Cuts:
+    """The cuts for a mixture (experts, chosen, hidden, width) and this many tokens; of tiles that are larger than a
+    program's shared memory, the next smaller ones."""
 
     def distance(measured: tuple[int, int, int, int]) -> float:
         return sum(abs(math.log(ours / theirs)) for ours, theirs in zip(mixture, measured, strict=True))
@@ -71,4 +74,12 @@ def choice(mixture: tuple[int, int, int, int], tokens: int) -> Cuts:
     nearest = min(CUTS, key=distance)
     experts, chosen, *_ = mixture
     alike = tokens * (chosen / experts) / (nearest[1] / nearest[0])
-    return next(cuts for most, cuts in CUTS[nearest] if alike <= most)
+    fitting = [(most, cuts) for most, cuts in CUTS[nearest] if all(_bytes_of(cut) <= memory for cut in cuts)]
+    return next((cuts for most, cuts in fitting if alike <= most), fitting[-1][1])
+
+
+def _bytes_of(cut: Rows | Tiles) -> int:
+    """Of shared memory, on cards before Hopper; for that the table was measured, and it has as much as is asked for."""
+    if isinstance(cut, Rows):
+        return 0
+    return (cut.block_m + cut.block_n) * cut.block_k * 2 * (cut.stages - 1)

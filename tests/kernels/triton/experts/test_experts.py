@@ -20,6 +20,8 @@ WAYS: tuple[Cuts, ...] = (
     (Tiles(16, 64, 64, 1, 4, 4, True), Tiles(16, 64, 32, 1, 4, 3, True)),
     (Tiles(32, 32, 32, 1, 4, 3, False), Tiles(32, 64, 64, 1, 4, 3, False)),
 )
+HOPPER = 227 * 1024
+"""Bytes of shared memory that a program may have."""
 NEAR = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2}
 """Largest error beside the largest value; the interpreter rounds towards zero."""
 
@@ -146,10 +148,24 @@ def test_a_mixture_is_served_like_the_nearest_measured_one() -> None:
         assert [most for most, _ in cuts] == sorted(most for most, _ in cuts)
         assert cuts[-1][0] == float("inf")
         for most, cut in cuts[:-1]:
-            assert choice(measured, int(most)) == cut
-            assert choice(measured, int(most) + 1) != cut
-    experts, chosen, hidden, width = next(iter(CUTS))
-    assert choice((experts // 2, chosen, hidden, width), 80) == choice((experts, chosen, hidden, width), 160)
+            assert choice(measured, int(most), HOPPER) == cut
+            assert choice(measured, int(most) + 1, HOPPER) != cut
+    first = experts, chosen, hidden, width = next(iter(CUTS))
+    assert choice((experts // 2, chosen, hidden, width), 80, HOPPER) == choice(first, 160, HOPPER)
+
+
+def test_on_a_card_with_less_shared_memory_tiles_are_the_next_smaller_ones() -> None:
+    """Compiled for sm_86, tiles of 128 × 256 in four stages take 147,456 bytes, those of 128 × 128 98,304."""
+    small, medium = 99 * 1024, 163 * 1024
+    for measured, cuts in CUTS.items():
+        for most, cut in cuts:
+            tokens = int(min(most, 100_000))
+            assert choice(measured, tokens, medium) == choice(measured, tokens, HOPPER) == cut
+            chosen = choice(measured, tokens, small)
+            is_large = any(isinstance(one, Tiles) and one.block_m * one.block_n > 128 * 128 for one in cut)
+            assert (chosen != cut) == is_large
+            assert chosen in [cut for _, cut in cuts]
+            assert all(isinstance(one, Rows) or one.block_m * one.block_n <= 128 * 128 for one in chosen)
 
 
 ALL = [(measured, cut) for measured, cuts in CUTS.items() for _, cut in cuts]
