@@ -35,7 +35,8 @@ class TileShape:
         keys: Of a tile.
         warps: Of a program.
         stages: Tiles in work or on their way. The table's loads count too, for half of them.
-        ahead: Stages more where tiles are cut into parts, of which few are on a multiprocessor; see parts.py.
+        ahead: Stages more where tiles are cut into parts (parts.py): then there are few programs, and with one on a
+            multiprocessor, nothing else is done while keys are on their way.
         at_once: Programs of a multiprocessor that take parts, as far as registers and shared memory go.
     """
 
