@@ -26,9 +26,9 @@ class _Words(NamedTuple):
     """One slot's.
 
     Attributes:
-        prefixes: [words, width] what must stand at the end; filled up with _ANY at the front.
-        last: [words] what is not drawn then.
-        end: [width] the output's last tokens.
+        prefixes: [words, width] int32, what must stand at the end; filled up with _ANY at the front.
+        last: [words] int64, what is not drawn then.
+        end: [width] int32, the output's last tokens.
     """
 
     prefixes: Tensor
@@ -53,9 +53,9 @@ class BadWords:
         output = owner.history[owner.prompt_len :]
         end = [*[_NONE] * width, *output][len(output) :]
         self._words[owner.slot] = _Words(
-            self._ints(prefixes).view(len(prefixes), width),
-            self._ints([w[-1] for w in owner.bad_words]),
-            self._ints(end),
+            upload(prefixes, self._device, torch.int32).view(len(prefixes), width),
+            upload([w[-1] for w in owner.bad_words], self._device),
+            upload(end, self._device, torch.int32),
         )
         return True
 
@@ -83,9 +83,6 @@ class BadWords:
             words = self._words.get(slot)
             if words is not None and len(words.end):
                 words.end.copy_(torch.cat((words.end[1:], tokens[read : read + 1])))
-
-    def _ints(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-        return upload(values, self._device)
 
 
 def _matches(words: _Words) -> Tensor:
