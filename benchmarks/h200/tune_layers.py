@@ -1,0 +1,194 @@
+"""Which cut of each product is fastest amid a layer, where kernels begin while others end.
+
+    python benchmarks/h200/tune_layers.py [--model llama-3.1-8b qwen3-0.6b qwen3-30b-a3b] [--rows 8 16 32 64 128]
+
+`tune_linear.py` times a product that follows itself. A layer has a norm, a rotation or attention before each product
+and behind it: these fill what a product leaves of the card at its end, and a product of few programs leaves more; with
+more steps under way it reads on while they end. So here a layer's kernels run as in a decode step, layer after layer in
+a graph, each with weights and a cache of its own, and one product after the other takes the cut with which the whole is
+fastest. Prints microseconds of a layer by cut, and the entries for quire/kernels/triton/linear/table.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tune_linear import Weight, candidates, compile_one, compiled, least, source
+from tuning import compile_all, graph_seconds
+
+from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
+from quire.kernels.triton.attention import decode, rotary
+from quire.kernels.triton.linear import linear as products
+from quire.kernels.triton.linear.linear import Cut
+from quire.kernels.triton.norm import rms_norm
+
+SHOWN = 4
+_CONTEXT = 200
+_BLOCK = 16
+_WEIGHT_BYTES = 3_500_000_000
+"""Of all layers' weights, about: several times the card's cache, and as many layers as a graph should have."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model's layer.
+
+    Attributes:
+        hidden: Width of the stream.
+        heads, kv_heads, width: Of attention.
+        inner: Outputs of its gated projection, half of that projection's rows; None: it has experts, which are left
+            out.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    width: int
+    inner: int | None
+
+    def weights(self) -> dict[str, Weight]:
+        """By the product's name, in their order."""
+        weights = {
+            "qkv": Weight((self.heads + 2 * self.kv_heads) * self.width, self.hidden),
+            "o": Weight(self.hidden, self.heads * self.width),
+        }
+        if self.inner is not None:
+            weights["gate_up"] = Weight(2 * self.inner, self.hidden, gate=True)
+            weights["down"] = Weight(self.hidden, self.inner)
+        return weights
+
+
+MODELS = {
+    "llama-3.1-8b": Sizes(4_096, 32, 8, 128, 14_336),
+    "qwen3-0.6b": Sizes(1_024, 16, 8, 128, 3_072),
+    "qwen3-30b-a3b": Sizes(2_048, 32, 4, 128, None),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--rows", nargs="+", type=int, default=[8, 16, 32, 64, 128])
+    parser.add_argument("--processes", type=int, default=16)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    broken = {cut for cut, _ in compile_all(compile_one, to_compile(options.model, options.rows), options.processes)}
+    for model in options.model:
+        for rows in options.rows:
+            with torch.inference_mode():
+                tune(model, Layers(MODELS[model], rows), broken)
+    print(f"{time.perf_counter() - began:.0f} s")
+
+
+def to_compile(models: list[str], rows: list[int]) -> list[tuple[Cut, Weight]]:
+    """One job a kernel."""
+    jobs: dict[object, tuple[Cut, Weight]] = {}
+    for weight in (weight for model in models for weight in MODELS[model].weights().values()):
+        for cut in (cut for count in rows for cut in candidates(weight, count)):
+            small = Weight(256, weight.columns, weight.gate)
+            jobs.setdefault(compiled(cut, small), (least(cut), small))
+    return list(jobs.values())
+
+
+class Layers:
+    """A decode step's layers, without what comes before the first and behind the last."""
+
+    def __init__(self, sizes: Sizes, rows: int) -> None:
+        self.rows, self.weights = rows, sizes.weights()
+        self._sizes = sizes
+        one = 2 * sum(weight.outputs * weight.columns for weight in self.weights.values())
+        self._number = max(4, min(32, _WEIGHT_BYTES // one))
+        self._guess = one / 3e12 + 2e-5
+        self._generator = torch.Generator("cuda").manual_seed(0)
+        self._w = {
+            name: [self._normal(w.outputs, w.columns).div_(w.columns**0.5) for _ in range(self._number)]
+            for name, w in self.weights.items()
+        }
+        self._norm = self._normal(sizes.hidden)
+        self._stream = self._normal(rows, sizes.hidden)
+        self._normed, self._added = torch.empty_like(self._stream), torch.zeros_like(self._stream)
+        self._q, self._attended = (self._normal(rows, sizes.heads, sizes.width) for _ in range(2))
+        self._inner = self._normal(rows, sizes.inner or 0)
+        self._angles = torch.ones(rows, sizes.width // 2, device="cuda")
+        each = -(-_CONTEXT // _BLOCK)
+        self._table = torch.randperm(rows * each, device="cuda").view(rows, each)
+        self._places = self._table[:, -1] * _BLOCK + (_CONTEXT - 1) % _BLOCK
+        shape = (self._number, 2, rows * each, _BLOCK, sizes.kv_heads, sizes.width)
+        self._caches = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+        self._pieces, room = self._cut()
+        self._partials = new_partials(room, sizes.heads, sizes.kv_heads, sizes.width, self._stream.device)
+
+    def microseconds(self, cuts: Mapping[Weight, Cut]) -> float:
+        """A layer's, where products of these weights are cut like this, and others as the table says."""
+        with _cut_as(cuts):
+            self._run(0)
+            torch.cuda.synchronize()
+            calls = [lambda layer=layer: self._run(layer) for layer in range(self._number)]
+            return 1e6 * min(graph_seconds(calls, self._guess) for _ in range(2))
+
+    def _run(self, layer: int) -> None:
+        sizes, keys, values = self._sizes, *self._caches[layer]
+        rms_norm(self._stream, self._norm, 1e-5, self._normed, self._added)
+        qkv = products.linear(self._normed, self._w["qkv"][layer], None).view(self.rows, -1, sizes.width)
+        rotary.rotate_and_store(qkv, None, 0.0, self._angles, self._angles, keys, values, self._places, self._q)
+        out = (self._attended, sizes.width**-0.5)
+        decode.attend_pieces(self._q, keys, values, self._table, self._pieces, self._partials, *out)
+        added = products.linear(self._attended.view(self.rows, -1), self._w["o"][layer], None)
+        rms_norm(self._stream, self._norm, 1e-5, self._normed, added)
+        if sizes.inner is not None:
+            products.linear_silu_and_mul(self._normed, self._w["gate_up"][layer], None, self._inner)
+            products.linear(self._inner, self._w["down"][layer], None)
+
+    def _cut(self) -> tuple[Tensor, int]:
+        sizes, device = self._sizes, self._table.device
+        at_once = decode.pieces_at_once(sizes.kv_heads, device)
+        room = decode.pieces_for(self.rows, at_once)
+        pieces = torch.zeros((room, PIECE_COLUMNS), dtype=torch.int32, device=device)
+        starts = torch.full((self.rows,), _CONTEXT - 1, device=device)
+        tile = decode.keys_of_tile(sizes.width, 2)
+        slots = torch.arange(self.rows, device=device)
+        decode.cut_contexts(starts, slots, None, None, None, tile, pieces, at_once, decode.FEWEST)
+        return pieces, room
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator, dtype=torch.bfloat16, device="cuda")
+
+
+def tune(model: str, layers: Layers, broken: set[Cut]) -> None:
+    """Print the best cuts, one product after the other."""
+    chosen: dict[Weight, Cut] = {}
+    print(f"\n{model}, {layers.rows} rows: {layers.microseconds({}):.2f} µs a layer by the table", flush=True)
+    for name, weight in layers.weights.items():
+        cuts = {None, *(cut for cut in candidates(weight, layers.rows) if least(cut) not in broken)}
+        took = {cut: layers.microseconds(chosen | {weight: cut}) for cut in cuts}
+        best = sorted(took, key=took.__getitem__)
+        chosen[weight] = best[0]
+        shown = "  ".join(f"{source(cut)} {took[cut]:.2f}" for cut in best[:SHOWN])
+        print(f"  {name:8} ({weight.outputs}, {weight.columns}): {shown}  cuBLAS {took[None]:.2f}", flush=True)
+    print(f"  all of them {layers.microseconds(chosen):.2f}", flush=True)
+
+
+@contextmanager
+def _cut_as(cuts: Mapping[Weight, Cut]) -> Iterator[None]:
+    """Products of these weights are not cut as the table says."""
+    usual = products.choice
+
+    def choice(outputs: int, columns: int, rows: int, gate: bool) -> Cut:
+        weight = Weight(outputs, columns, gate)
+        return cuts[weight] if weight in cuts else usual(outputs, columns, rows, gate)
+
+    products.choice = choice  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        products.choice = usual
+
+
+if __name__ == "__main__":
+    main()
