@@ -68,12 +68,13 @@ class _Long:
 
 @dataclass(frozen=True)
 class _GroupStep:
-    """A step as one KV group's layers see it. What there is nothing to do for is None."""
+    """A step as one KV group's layers see it. What there is nothing to do for is None; `pieces` are of so many rows."""
 
     table: Tensor
     window: int | None
     places: Tensor
     pieces: Tensor | None
+    rows: int
     tiles: _Tiles | None
     long: _Long | None
 
@@ -179,7 +180,8 @@ class TritonAttention:
             with self._branch.beside() if mixed else nullcontext():
                 self._attend_short(layer, q, keys, values, step, step.tiles, out)
         if step.pieces is not None:
-            self._attend_pieces(q, keys, values, step.table, step.pieces, self._partials, out, layer.scale, layer.cap)
+            rest = (self._partials, out, layer.scale, layer.cap, step.rows)
+            self._attend_pieces(q, keys, values, step.table, step.pieces, *rest)
         if mixed:
             self._branch.join()
         if (long := step.long) is not None:
@@ -214,7 +216,7 @@ class TritonAttention:
             pieces = self._pieces[group, : pieces_for(singles.number, self._at_once)]
             cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, self._at_once, FEWEST)
             self._cut_contexts(rows.starts, rows.slots, *cut)
-        return _GroupStep(table, window, places, pieces, tiles, long)
+        return _GroupStep(table, window, places, pieces, singles.number, tiles, long)
 
     def _take_apart(self, rows: Rows, window: int | None) -> tuple[_Singles, _Tiles | None, _Long | None]:
         """The step's columns, by what they are for. Long rows are served by tiles where there is a window."""

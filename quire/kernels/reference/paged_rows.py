@@ -152,6 +152,7 @@ def attend_pieces(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    rows: int | None = None,
 ) -> None:
     """One query token a row over what the row sees, from its pieces.
 
@@ -164,6 +165,7 @@ def attend_pieces(
         out: [tokens, heads, d]; rows of the pieces' tokens are written.
         scale: Of the products.
         cap: A bound c of the scores, c · tanh(score / c), if there is one.
+        rows: How many rows the pieces are of, at most; None: as many as there are tokens. It decides what is fastest.
     """
     for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(pieces.tolist()):
         if number == first and count:

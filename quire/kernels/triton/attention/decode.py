@@ -7,7 +7,8 @@ number of rows alone. A program takes a piece of one row and one KV head, whose 
 are the rows of its matrix products. Where a row has several pieces, the last program to end merges them, in their
 order: the result does not depend on who was last.
 
-The cutting is one small kernel a step, since lengths are known on the device only.
+The cutting is one small kernel a step, since lengths are known on the device only. Pieces of many rows are taken by
+the kernel of decode_many where that exists.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.paged_rows import PIECE_TILES, Partials
+from quire.kernels.triton.attention.decode_many import attend_many, serves_many
 from quire.kernels.triton.attention.scores import factors, padded, scores
 from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
@@ -190,13 +192,17 @@ def attend_pieces(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    rows: int | None = None,
 ) -> None:
     """See the reference. All but the table are contiguous."""
+    assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
+    assert pieces.shape[0] <= partials.outputs.shape[0]
+    if serves_many(q, keys, q.shape[0] if rows is None else rows):
+        attend_many(q, keys, values, table, pieces, partials, out, scale, cap)
+        return
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     group, d_block = heads // kv_heads, padded(d)
-    assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
-    assert pieces.shape[0] <= partials.outputs.shape[0]
     shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
