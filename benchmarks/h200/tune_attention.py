@@ -6,8 +6,8 @@ Every candidate is compared with the reference on a small step, then timed in gr
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
 of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
-and `FEWEST` in decode.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to `LONG_FROM` in
-quire/attention/packing.py.
+and `FEWEST` in decode.py and `MANY_ROWS` in decode_many.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to
+`LONG_FROM` in quire/attention/packing.py.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from __future__ import annotations
 import argparse
 import faulthandler
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from tuning import CACHES_BYTES, compile_all, graph_seconds
 
 from quire.bench.kernel_cases import KernelCase, attention
 from quire.kernels.reference import paged_rows as reference
-from quire.kernels.triton.attention import chunk, decode, long, rotary
+from quire.kernels.triton.attention import chunk, decode, decode_many, long, rotary
 from quire.kernels.triton.attention.contexts import gather_contexts
 
 BYTES_PER_S = 4.25e12
@@ -35,8 +36,10 @@ HANG_S = 120
 """Barriers that wait for each other wait for ever; so long is compiling everything given, and timing one case."""
 
 Shape = tuple[Any, ...]
+MANY: Shape = ("decode_many",)
+"""The kernel for many rows."""
 DECODE: tuple[Shape, ...] = (  # keys, warps, stages
-    (32, 1, 3), (32, 2, 3), (32, 2, 4), (32, 4, 3), (64, 2, 2), (64, 2, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2),
+    (32, 1, 3), (32, 2, 3), (32, 2, 4), (32, 4, 3), (64, 2, 2), (64, 2, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2), MANY,
 )  # fmt: skip
 PROGRAMS = (2, 4, 5, 6)
 SPLITS = (64, 96, 128, 192, 256)
@@ -54,6 +57,7 @@ CHUNK_CASES = (
     (1, 512, 0), (1, 2_048, 0), (1, 8_192, 0), (1, 50, 2_000),
 )  # fmt: skip
 MOST_LAYERS = 128
+_NEVER = 2**31
 _BLOCK = 16
 
 
@@ -103,18 +107,20 @@ def _check(job: tuple[str, Shape, attention._Heads]) -> None:
 @contextmanager
 def _patched(op: str, shape: Shape) -> Iterator[None]:
     """The op's kernel cut in another way than the file says."""
-    module: ModuleType
-    module, name, value = {
-        "decode": lambda: (decode, "_shape", decode._Shape(*shape)),
-        "chunk": lambda: (chunk, "tile_shape", chunk.TileShape(*shape)),
-        "long": lambda: (long, "_shape", shape),
-    }[op]()
-    before = getattr(module, name)
-    setattr(module, name, lambda *_: value)
-    try:
+    with ExitStack() as stack:
+        for module, name, value in _patches(op, shape):
+            stack.enter_context(patch.object(module, name, value))
         yield
-    finally:
-        setattr(module, name, before)
+
+
+def _patches(op: str, shape: Shape) -> list[tuple[ModuleType, str, Any]]:
+    if op == "chunk":
+        return [(chunk, "tile_shape", lambda *_: chunk.TileShape(*shape))]
+    if op == "long":
+        return [(long, "_shape", lambda *_: shape)]
+    if shape == MANY:
+        return [(decode_many, "MANY_ROWS", 1)]
+    return [(decode_many, "MANY_ROWS", _NEVER), (decode, "_shape", lambda *_: decode._Shape(*shape))]
 
 
 def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
@@ -126,7 +132,7 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
     names = [f"{rows} x {length:,}" for rows, length in DECODE_CASES]
     rates = [_Layers.bytes_of(rows, length, heads) for rows, length in DECODE_CASES]
     _print_layers("rotate_and_store and attend_pieces by keys, warps, stages", names, rates, figures)
-    for shape in _best(figures, 2):
+    for shape in _best({shape: row for shape, row in figures.items() if shape != MANY}, 2):
         by_split: dict[Shape, list[float]] = {}
         before = decode._PROGRAMS, decode.FEWEST
         for rows, length in SPLIT_CASES:
@@ -181,7 +187,7 @@ class _Layers:
             at_once = decode.pieces_at_once(heads.kv, device)
             room = decode.pieces_for(self._rows, at_once)
             pieces = torch.empty((room, reference.PIECE_COLUMNS), dtype=torch.int32, device=device)
-            cut = (None, None, None, shape[0], pieces, at_once, decode.FEWEST)
+            cut = (None, None, None, decode.keys_of_tile(heads.width, 2), pieces, at_once, decode.FEWEST)
             decode.cut_contexts(self._starts, self._slots, *cut)
             partials = reference.new_partials(room, heads.query, heads.kv, heads.width, device)
             torch.cuda.synchronize()
