@@ -32,7 +32,7 @@ from quire.kernels.triton.launching.launch import launched, next_power_of_2
 ask_for = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # names before Triton 3.9
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
-MANY_ROWS = 16
+MANY_ROWS = 64
 """From which on this is faster than a program for each piece: measured on an H200, amid a layer."""
 _PROGRAMS = 4
 """Of a multiprocessor: as many as have room for their tiles."""
@@ -148,7 +148,7 @@ def _attend_many(
     dtype: gl.constexpr = out.dtype.element_ty
     k = gl.allocate_shared_memory(dtype, [_STAGES, TILE, D], swizzled)
     v = gl.allocate_shared_memory(dtype, [_STAGES, TILE, D], swizzled)
-    shape: gl.constexpr = (KV_HEADS, D, BLOCK_SIZE, TILE)
+    shape: gl.constexpr = (KV_HEADS, D, BLOCK_SIZE, TILE)  # of caches, and how many keys are read at a time
     lines = (pieces, units, gl.num_programs(0))
     caches = (keys, values, k, v)
     tables = (table, table_line)
@@ -162,8 +162,8 @@ def _attend_many(
         ahead = _read(ahead, lines, tables, caches, number, shape, COLUMNS)
     x = _queries(q, unit, line, HEADS, KV_HEADS, GROUP, D, left)
     stage, into = 0, _STAGES - 1
-    while line[6] > 0:
-        token, _, begin, end, seen_from, first, count = line
+    token, _, begin, end, seen_from, first, count = line
+    while count > 0:
         kv_head = unit % KV_HEADS
         following = _line(lines, unit + gl.num_programs(0), KV_HEADS, COLUMNS, TILE)
         highest = gl.full([_M], float("-inf"), gl.float32, gl.SliceLayout(1, mma))
@@ -209,7 +209,7 @@ def _attend_many(
                     outputs, sums, first, count, kv_head * GROUP, result, HEADS, GROUP, GROUP_BLOCK, D, COLUMNS_MERGED
                 )
         unit += gl.num_programs(0)
-        line = following
+        token, _, begin, end, seen_from, first, count = following
 
 
 @gluon.jit
@@ -242,35 +242,44 @@ def _queries(
 ):
     """[_M, D] of the unit's token and KV head."""
     own, column = gl.arange(0, _M, gl.SliceLayout(1, left)), gl.arange(0, D, gl.SliceLayout(0, left))
-    begin = (line[0].to(gl.int64) * HEADS + unit % KV_HEADS * GROUP + own) * D
-    exists = (own < GROUP) & (line[6] > 0)
+    token, _, _, _, _, _, count = line
+    begin = (token.to(gl.int64) * HEADS + unit % KV_HEADS * GROUP + own) * D
+    exists = (own < GROUP) & (count > 0)
     return gl.load(q + begin[:, None] + column[None, :], exists[:, None], 0.0)
 
 
 @gluon.jit
 def _begin(lines, unit, line, tables, shape: gl.constexpr, COLUMNS: gl.constexpr):
     """What is read first: a unit, where in its piece, the ids of the tile's blocks, the piece, and the one after it."""
+    KV_HEADS: gl.constexpr = shape[0]
+    TILE: gl.constexpr = shape[3]
     table, table_line = tables
-    following = _line(lines, unit + lines[2], shape[0], COLUMNS, shape[3])
-    blocks = table + line[1].to(gl.int64) * table_line
-    return unit, line[2], _ids(blocks, line[2], line[3], shape), blocks, line, following
+    _, _, programs = lines
+    _, slot, begin, end, _, _, _ = line
+    following = _line(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
+    blocks = table + slot.to(gl.int64) * table_line
+    return unit, begin, _ids(blocks, begin, end, shape), blocks, line, following
 
 
 @gluon.jit
 def _read(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.constexpr):
     """Ask for a tile, if there is one more; what is read after it."""
+    KV_HEADS: gl.constexpr = shape[0]
+    TILE: gl.constexpr = shape[3]
     table, table_line = tables
+    _, _, programs = lines
     unit, at, ids, blocks, line, following = ahead
-    if line[6] > 0:
-        _copy(caches, ids, at, line, unit % shape[0], into, shape)
-        at += shape[3]
-        if at >= line[3]:
-            unit += lines[2]
+    _, slot, _, end, seen_from, _, count = line
+    if count > 0:
+        _copy(caches, ids, at, seen_from, end, unit % KV_HEADS, into, shape)
+        at += TILE
+        if at >= end:
+            unit += programs
             line = following
-            at = line[2]
-            blocks = table + line[1].to(gl.int64) * table_line
-            following = _line(lines, unit + lines[2], shape[0], COLUMNS, shape[3])
-        ids = _ids(blocks, at, line[3], shape)
+            _, slot, at, end, _, _, _ = line
+            blocks = table + slot.to(gl.int64) * table_line
+            following = _line(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
+        ids = _ids(blocks, at, end, shape)
     async_copy.commit_group()
     return unit, at, ids, blocks, line, following
 
@@ -292,7 +301,7 @@ def _ids(blocks, at, end, shape: gl.constexpr):
 
 
 @gluon.jit
-def _copy(caches, ids, at, line, kv_head, into, shape: gl.constexpr):
+def _copy(caches, ids, at, seen_from, end, kv_head, into, shape: gl.constexpr):
     """Ask for a tile of keys and values, 16 bytes a thread at a time. What is not seen is not read: it becomes 0."""
     keys, values, k, v = caches
     KV_HEADS: gl.constexpr = shape[0]
@@ -304,7 +313,6 @@ def _copy(caches, ids, at, line, kv_head, into, shape: gl.constexpr):
     row, column = gl.arange(0, ROWS, gl.SliceLayout(1, layout)), gl.arange(0, D, gl.SliceLayout(0, layout))
     offset = row[:, None] * (KV_HEADS * D) + column[None, :]
     inside = at % BLOCK_SIZE * (KV_HEADS * D) + kv_head * D
-    end, seen_from = line[3], line[4]
     whole = (at >= seen_from) & (at + TILE <= end)
     for number in gl.static_range(TILE // ROWS):
         base = ids[number] * (BLOCK_SIZE * KV_HEADS * D) + inside
