@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
 from quire.kernels.triton.attention import decode_many
+from quire.kernels.triton.attention.decode_many import MANY_ROWS
 from tests.kernels.triton.attention.fits import KEPT, MEMORY
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.linear.compile_gated import spilled
@@ -28,7 +29,7 @@ SHAPES = (
     (8, 4, 256, 16),
 )  # fmt: skip
 """Query heads, KV heads, their width, block size."""
-STEPS = ((16, 20, 66), (33, 32, 132), (1024, 501, 1056))
+STEPS = ((MANY_ROWS, 20, 66), (MANY_ROWS + 1, 32, 132), (1024, 501, 1056))
 """Rows, blocks of a context at most, room for pieces."""
 
 

@@ -195,22 +195,22 @@ def test_replayed_at_any_lengths() -> None:
 def operands(heads: int = 32, kv_heads: int = 8, d: int = 128, block_size: int = 16) -> tuple[Tensor, Tensor]:
     with torch.device("meta"):
         return (
-            torch.empty(40, heads, d, dtype=torch.bfloat16),
+            torch.empty(2 * MANY_ROWS, heads, d, dtype=torch.bfloat16),
             torch.empty(9, block_size, kv_heads, d, dtype=torch.bfloat16),
         )
 
 
 def test_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     q, keys = operands()
-    assert not serves_many(q, keys, 40), "on other devices"
+    assert not serves_many(q, keys, len(q)), "on other devices"
     monkeypatch.setattr(decode_many, "_is_sm_90", lambda device: True)
     assert serves_many(q, keys, MANY_ROWS)
     assert not serves_many(q, keys, MANY_ROWS - 1)
-    assert not serves_many(q.float(), keys.float(), 40)
-    assert serves_many(*operands(16, 1, 256), 40)
-    assert not serves_many(*operands(17, 1), 40)
-    assert not serves_many(*operands(d=80), 40)
-    assert not serves_many(*operands(block_size=4), 40)
+    assert not serves_many(q.float(), keys.float(), len(q))
+    assert serves_many(*operands(16, 1, 256), len(q))
+    assert not serves_many(*operands(17, 1), len(q))
+    assert not serves_many(*operands(d=80), len(q))
+    assert not serves_many(*operands(block_size=4), len(q))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     q, keys = operands()
     pieces = torch.empty((66, reference.PIECE_COLUMNS), dtype=torch.int32, device="meta")
     partials = reference.new_partials(66, 32, 8, 128, q.device)
-    table = torch.empty((40, 9), dtype=torch.int64, device="meta")
+    table = torch.empty((len(q), 9), dtype=torch.int64, device="meta")
     for rows in (MANY_ROWS - 1, MANY_ROWS, None):
         decode.attend_pieces(q, keys, keys, table, pieces, partials, q, 0.1, None, rows)
     assert served == [0, 1, 1]
