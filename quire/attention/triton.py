@@ -180,7 +180,8 @@ class TritonAttention:
             with self._branch.beside() if mixed else nullcontext():
                 self._attend_short(layer, q, keys, values, step, step.tiles, out)
         if step.pieces is not None:
-            rest = (self._partials, out, layer.scale, layer.cap, step.rows)
+            rows = 0 if mixed else step.rows  # programs that stay would leave tiles no room beside them
+            rest = (self._partials, out, layer.scale, layer.cap, rows)
             self._attend_pieces(q, keys, values, step.table, step.pieces, *rest)
         if mixed:
             self._branch.join()

@@ -25,9 +25,10 @@ from quire.worker.shapes import StepShape
 _FEW = 128
 """Rows up to which kernels of our own serve most products, so that a power of two is as near as the list must be."""
 _STEP = 16
-"""Rows between two counts, where they are not few."""
-_PART = 12
-"""A count is at most this part of it larger than the one before, where there are many."""
+"""Rows between two counts, where they are not few: cuBLAS changes its mind often there, and the first token of a prompt
+so short would come half as late again."""
+_MANY, _PART = 1_024, 12
+"""From so many rows on, a count is larger than the one before by this part of it."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +53,7 @@ def row_counts(most: int) -> list[int]:
     counts, rows = [], 1
     while rows < most:
         counts.append(rows)
-        rows = 2 * rows if rows < _FEW else rows + max(_STEP, rows // _PART)
+        rows += rows if rows < _FEW else _STEP if rows < _MANY else rows // _PART
     return [*counts, most]
 
 

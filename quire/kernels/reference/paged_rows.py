@@ -165,7 +165,8 @@ def attend_pieces(
         out: [tokens, heads, d]; rows of the pieces' tokens are written.
         scale: Of the products.
         cap: A bound c of the scores, c · tanh(score / c), if there is one.
-        rows: How many rows the pieces are of, at most; None: as many as there are tokens. It decides what is fastest.
+        rows: How many rows the pieces are of, at most; None: as many as there are tokens. It decides what is fastest,
+            as 0 does where other kernels run beside this one.
     """
     for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(pieces.tolist()):
         if number == first and count:
