@@ -81,6 +81,17 @@ def allocator_is_set() -> bool:
     return bool(os.environ.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 
 
+def kernel_cache() -> Path:
+    """Where Triton keeps compiled kernels."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get(_KERNEL_CACHE) or home / ".triton" / "cache")
+
+
+def kernel_settings() -> dict[str, str]:
+    """What may change which kernels are compiled, and how."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("TRITON_", "CUDA_"))}
+
+
 @contextmanager
 def kernels_cached_in(directory: Path) -> Iterator[None]:
     """Processes that are started inside find compiled kernels in this directory, and leave them there."""

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,6 +24,7 @@ from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compiler_processes import begin_processes
+from quire.kernels.triton.launching.earlier_start import leave, trace_of
 from quire.messages import Masks, Plan, Result, Sizing
 from quire.worker.context import open_context
 
@@ -62,7 +64,7 @@ class StreamExecutor:
         began = self._clock.now()
         environment.count_gpus_by_bus()
         with _without_collections():
-            precompiler = _begin() if self._config.device.device == "cuda" else None
+            precompiler = _begin(self._config) if self._config.device.device == "cuda" else None
             from quire.worker.worker import Worker  # torch: only a process that computes pays for it
 
             imported = self._clock.now() - began
@@ -145,14 +147,16 @@ def _sleep_exactly() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # nanosecond
 
 
-def _begin() -> Precompiler:
+def _begin(config: Config) -> Precompiler:
     """What takes long and does without torch goes on in threads and in other processes while torch is imported."""
     cores = len(os.sched_getaffinity(0))
-    processes = begin_processes(cores)
+    settings = (config.model, config.cache, config.scheduler, config.device, environment.kernel_settings())
+    trace = trace_of(environment.kernel_cache(), msgspec.json.encode(settings))
+    processes = None if trace.exists() else begin_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch
 
-    return Precompiler(cores, processes=processes)
+    return Precompiler(cores, processes=processes, done=partial(leave, trace))
 
 
 @contextmanager

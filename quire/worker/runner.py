@@ -115,7 +115,8 @@ class Runner:
             self.run_dummies([1] * size, aside)
 
     def record(self, most: int, *, rehearsed: bool = False) -> None:
-        """Record graphs of small steps, of `most` tokens.
+        """Record graphs of small steps, of `most` tokens. A step that is a little larger runs: whatever is made at the
+        first launch of its kind would make somebody's first token wait.
 
         Args:
             most: See above.
@@ -137,6 +138,7 @@ class Runner:
                 ran.add(shape.kind)
                 self._graphs.record(shape, step)
         self._shapes = shapes
+        self.run_dummies(largest.rows_of(most + 1), draw=False)
 
     def _draw_all(self, host: HostBatch, laid: _Laid) -> Tensor:
         """A step, and what its reads draw without rules; [reads, vocab] logits."""

@@ -28,3 +28,15 @@ def test_kernels_are_cached_elsewhere_for_a_while(
     with environment.kernels_cached_in(tmp_path):
         assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path)
     assert os.environ.get("TRITON_CACHE_DIR") == before
+
+
+def test_triton_keeps_kernels_where_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = pytest.importorskip("triton").knobs
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment.kernel_cache() == Path(knobs.cache.dir)
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    assert environment.kernel_cache() == Path(knobs.cache.dir)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
+    assert environment.kernel_cache() == Path(knobs.cache.dir) == tmp_path / "kernels"
+    assert environment.kernel_settings()["TRITON_HOME"] == str(tmp_path)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quire.clock import SystemClock
+from quire.config import Config
 from quire.errors import CheckpointError
+from quire.executor import stream
 from quire.executor.choice import executor_for
 from quire.executor.executor import Executor
 from quire.executor.local import LocalExecutor
@@ -184,3 +188,21 @@ def test_garbage_is_looked_for_after_the_start_as_before(
 
 def _fail(worker: Worker) -> None:
     raise CheckpointError("broken")
+
+
+def test_processes_that_compile_begin_unless_a_start_like_this_one_has_left_all_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from quire.kernels.triton.launching import precompiler
+
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(precompiler, "Precompiler", lambda cores, **given: made.append(given))
+    monkeypatch.setattr(stream, "open_context", lambda: None)
+    monkeypatch.setattr(stream, "begin_processes", lambda cores: "processes")
+    monkeypatch.setattr(stream, "trace_of", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest())
+    one, other = Config(), Config().with_values(max_num_seqs=7)
+    stream._begin(one)
+    made[0]["done"]()
+    stream._begin(one)
+    stream._begin(other)
+    assert [given["processes"] for given in made] == ["processes", None, "processes"]

@@ -53,6 +53,7 @@ class Precompiler:
         compile: Compiles one of a function's specialisations, or finds it on disk, in a thread.
         prepare: What every compilation needs, in a thread before the first.
         processes: Compile to the disk, before `compile` is called; this object lets them end.
+        done: Called in a thread when all is compiled, what has time too, unless something could not be.
 
     Attributes:
         names: The kernels of all compilations, in the order in which rehearsals missed them.
@@ -64,9 +65,12 @@ class Precompiler:
         compile: Compile | None = None,
         prepare: Callable[[], None] | None = None,
         processes: CompilerProcesses | None = None,
+        done: Callable[[], None] | None = None,
     ) -> None:
         self.names: list[str] = []
         self._processes = processes
+        self._done = done
+        self._all: list[Future[Any]] = []
         self._compile = compile or _compile_and_load
         self._now = ThreadPoolExecutor(threads, "compile now")
         self._later = ThreadPoolExecutor(max(1, threads // _LATER_PART), "compile later")
@@ -94,6 +98,13 @@ class Precompiler:
         self._needed.set()
         if self._processes is not None:
             self._processes.finish()
+        if self._done is not None and not self._closed:
+            self._later.submit(self._say_done, self._done)  # behind what has time
+            self._done = None
+
+    def _say_done(self, done: Callable[[], None]) -> None:
+        if all(each.exception() is None for each in self._all):
+            done()
 
     def close(self) -> None:
         """Compile nothing more, and wait for what is being compiled: the device's context must be there till then."""
@@ -176,6 +187,7 @@ class Precompiler:
         specialization = missed["specialization_data"]
         elsewhere = self._ask_processes(function, specialization)
         done = pool.submit(self._compile_prepared, elsewhere, begins, function, specialization)
+        self._all.append(done)
         again = functools.partial(self._compile, function, specialization)
         kernels[key] = compilation = _Compilation(kernels, key, done, again, self._needed if self._has_time else None)
         if self._has_time:

@@ -151,3 +151,20 @@ def test_what_has_time_leaves_the_interpreter_to_others_soon(precompiler: Precom
     assert [kept(key).result() for key in "abc"] == ["A", "B", "C"]
     precompiler.close()
     assert sys.getswitchinterval() == usual
+
+
+@pytest.mark.parametrize("last", ["b", "bad"])
+def test_that_all_is_compiled_is_said_once_unless_something_is_not(compiler: Compiler, last: str) -> None:
+    said = threading.Event()
+    _kernel.device_caches[0] = ({},)
+    precompiler = Precompiler(16, compiler, lambda: None, done=said.set)
+    try:
+        with precompiler, precompiler.rehearsal():
+            miss("a")
+            with precompiler.rehearsal(later=True):
+                compiler.may_end.set()
+                miss(last)
+        assert said.wait(SECONDS if last == "b" else 0.2) == (last == "b")
+    finally:
+        precompiler.close()
+        _kernel.device_caches.clear()

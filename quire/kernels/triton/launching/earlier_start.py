@@ -1,0 +1,39 @@
+"""Whether a start like this one has left all its kernels on disk before, so that nobody has to be ready to compile.
+
+A file in Triton's cache says so, and is gone with it. Its name stands for the settings, and for sources and Triton as
+they are. If it lies, because the card is another one or somebody tidied up, kernels are compiled by
+threads: that start takes longer, and nothing else happens. Imports no Triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from importlib import metadata
+from pathlib import Path
+
+_SOURCES = Path(__file__).resolve().parent.parent
+_log = logging.getLogger(__name__)
+
+
+def trace_of(cache: Path, settings: bytes) -> Path:
+    """The file, there once a start with these settings has come to its end.
+
+    Args:
+        cache: Triton's directory.
+        settings: Whatever decides which kernels there are, the environment too, but for sources and Triton.
+    """
+    digest = hashlib.sha256(settings)
+    for path in sorted(_SOURCES.rglob("*.py")):
+        status = path.stat()
+        digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode())
+    digest.update(metadata.version("triton").encode())
+    return cache / f"quire-start-{digest.hexdigest()[:32]}"
+
+
+def leave(trace: Path) -> None:
+    """Let the next start know."""
+    try:
+        trace.touch()
+    except OSError as error:
+        _log.debug("kernels     nobody is told that all are on disk: %s", error)

@@ -1,0 +1,42 @@
+"""A start that left all its kernels on disk is known to the next one like it, and to no other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from quire.kernels.triton.launching import earlier_start
+from quire.kernels.triton.launching.earlier_start import leave, trace_of
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of all kernels, one."""
+    (tmp_path / "kernels" / "attention").mkdir(parents=True)
+    (tmp_path / "kernels" / "attention" / "decode.py").write_text("one = 1\n")
+    monkeypatch.setattr(earlier_start, "_SOURCES", tmp_path / "kernels")
+    return tmp_path / "kernels"
+
+
+def test_one_like_it_finds_the_trace(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, b"settings")
+    assert not trace.exists()
+    leave(trace)
+    assert trace_of(tmp_path, b"settings").exists()
+
+
+def test_others_do_not(sources: Path, tmp_path: Path) -> None:
+    first = trace_of(tmp_path, b"settings")
+    assert trace_of(tmp_path, b"other settings") != first
+    assert trace_of(sources, b"settings") != first, "another cache"
+    os.utime(sources / "attention" / "decode.py", (1, 1))
+    changed = trace_of(tmp_path, b"settings")
+    (sources / "new.py").touch()
+    assert len({first, changed, trace_of(tmp_path, b"settings")}) == 3
+
+
+def test_without_a_cache_nobody_is_told(tmp_path: Path) -> None:
+    leave(trace := trace_of(tmp_path / "gone", b"settings"))
+    assert not trace.exists()
