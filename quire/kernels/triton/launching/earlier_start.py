@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from importlib import metadata
+from importlib import util
 from pathlib import Path
 
 _SOURCES = Path(__file__).resolve().parent.parent
@@ -24,10 +24,10 @@ def trace_of(cache: Path, settings: bytes) -> Path:
         settings: Whatever decides which kernels there are, the environment too, but for sources and Triton.
     """
     digest = hashlib.sha256(settings)
-    for path in sorted(_SOURCES.rglob("*.py")):
+    triton = util.find_spec("triton")  # whatever its package is called
+    for path in (*sorted(_SOURCES.rglob("*.py")), *([Path(triton.origin)] if triton and triton.origin else ())):
         status = path.stat()
         digest.update(f"{path} {status.st_mtime_ns} {status.st_size}\n".encode())
-    digest.update(metadata.version("triton").encode())
     return cache / f"quire-start-{digest.hexdigest()[:32]}"
 
 
