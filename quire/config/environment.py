@@ -83,8 +83,8 @@ def allocator_is_set() -> bool:
 
 def kernel_cache() -> Path:
     """Where Triton keeps compiled kernels."""
-    home = Path(os.environ.get("TRITON_HOME") or Path.home())
-    return Path(os.environ.get(_KERNEL_CACHE) or home / ".triton" / "cache")
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # which may not be known: it stays as it is then
+    return Path(os.environ.get(_KERNEL_CACHE) or Path(home) / ".triton" / "cache")
 
 
 def kernel_settings() -> dict[str, str]:

@@ -24,9 +24,10 @@ from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compiler_processes import begin_processes
-from quire.kernels.triton.launching.earlier_start import leave, trace_of
+from quire.kernels.triton.launching.earlier_start import is_there, leave, trace_of
 from quire.messages import Masks, Plan, Result, Sizing
 from quire.worker.context import open_context
+from quire.worker.threads import quota
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
@@ -65,8 +66,12 @@ class StreamExecutor:
         environment.count_gpus_by_bus()
         with _without_collections():
             precompiler = _begin(self._config) if self._config.device.device == "cuda" else None
-            from quire.worker.worker import Worker  # torch: only a process that computes pays for it
-
+            try:
+                from quire.worker.worker import Worker  # torch: only a process that computes pays for it
+            except BaseException:
+                if precompiler is not None:
+                    precompiler.close()
+                raise
             imported = self._clock.now() - began
             self._worker = Worker(self._config, self._clock, precompiler)
             sizing = self._worker.load()
@@ -149,14 +154,20 @@ def _sleep_exactly() -> None:
 
 def _begin(config: Config) -> Precompiler:
     """What takes long and does without torch goes on in threads and in other processes while torch is imported."""
-    cores = len(os.sched_getaffinity(0))
-    settings = (config.model, config.cache, config.scheduler, config.device, environment.kernel_settings())
-    trace = trace_of(environment.kernel_cache(), msgspec.json.encode(settings))
-    processes = None if trace.exists() else begin_processes(cores)
+    cores = max(1, min(len(os.sched_getaffinity(0)), quota()))
+    trace = trace_of(environment.kernel_cache(), _settings_of_kernels(config))
+    processes = None if is_there(trace) else begin_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch
 
     return Precompiler(cores, processes=processes, done=partial(leave, trace))
+
+
+def _settings_of_kernels(config: Config) -> bytes:
+    """What decides which kernels a start asks for."""
+    model = config.model
+    of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
+    return msgspec.json.encode((of_model, config.cache, config.scheduler, config.device, environment.kernel_settings()))
 
 
 @contextmanager

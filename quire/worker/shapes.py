@@ -66,7 +66,7 @@ class StepShape:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """Steps of one kind launch the same, but for sizes."""
+        """Steps of one kind launch the same, but for sizes and what attends to many rows."""
         return self.is_decode, self.singles > 0
 
     @property

@@ -13,10 +13,10 @@ def usable_cores() -> int:
     """Physical cores within the process's affinity, at most the cgroup's processor quota, at least 1."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_read(Path(_TOPOLOGY.format(p))) or str(p) for p in processors}
-    return max(1, min(len(cores), _quota()))
+    return max(1, min(len(cores), quota()))
 
 
-def _quota() -> int:
+def quota() -> int:
     """Whole processors' worth of time that the cgroup allows; very many where it sets no limit."""
     limit, _, period = _read(_QUOTA).partition(" ")
     if not (limit.isdigit() and period.isdigit()):

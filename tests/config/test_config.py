@@ -40,3 +40,11 @@ def test_triton_keeps_kernels_where_it_says(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
     assert environment.kernel_cache() == Path(knobs.cache.dir) == tmp_path / "kernels"
     assert environment.kernel_settings()["TRITON_HOME"] == str(tmp_path)
+
+
+def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container under a user that it does not know."""
+    for name in ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
+    assert environment.kernel_cache().parts[-2:] == (".triton", "cache")

@@ -196,7 +196,8 @@ def test_processes_that_compile_begin_unless_a_start_like_this_one_has_left_all_
     from quire.kernels.triton.launching import precompiler
 
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(precompiler, "Precompiler", lambda cores, **given: made.append(given))
+    monkeypatch.setattr(precompiler, "Precompiler", lambda cores, **given: made.append(given | {"cores": cores}))
+    monkeypatch.setattr(stream, "quota", lambda: 1)
     monkeypatch.setattr(stream, "open_context", lambda: None)
     monkeypatch.setattr(stream, "begin_processes", lambda cores: "processes")
     monkeypatch.setattr(stream, "trace_of", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest())
@@ -206,3 +207,16 @@ def test_processes_that_compile_begin_unless_a_start_like_this_one_has_left_all_
     stream._begin(one)
     stream._begin(other)
     assert [given["processes"] for given in made] == ["processes", None, "processes"]
+    assert {given["cores"] for given in made} == {1}, "as many as a container may use"
+    renamed = Config().with_values(served_model_name=("another",), hf_token="secret")
+    assert stream._settings_of_kernels(renamed) == stream._settings_of_kernels(one)
+
+
+def test_nobody_goes_on_compiling_if_the_start_is_interrupted_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    monkeypatch.setattr(stream, "_begin", lambda config: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setitem(sys.modules, "quire.worker.worker", None)  # its import raises
+    with pytest.raises(ImportError):
+        StreamExecutor(Config().with_values(device="cuda"), SystemClock()).start()
+    assert closed == [1]

@@ -27,6 +27,8 @@ def test_of_what_is_rehearsed_the_largest_of_each_kind(
 
     monkeypatch.setattr(Runner, "_draw_all", run)
     monkeypatch.setattr(Runner, "_lay", lambda *_: _Laid())
+    too_large: list[list[int]] = []
+    monkeypatch.setattr(Runner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
     runner = Driver(config_for(make_llama(tmp_path, tokenizer=False))).worker._runner
     runner._graphs = graphs = RunAgain()  # type: ignore[assignment]
     runner.record(MOST, rehearsed=rehearsed)
@@ -39,3 +41,4 @@ def test_of_what_is_rehearsed_the_largest_of_each_kind(
     assert ran == [(shape.tokens, shape.rows) for shape in expected.values()]
     assert (len(ran) == 3) == rehearsed
     assert {shape.tokens for shape in expected.values()} >= {max(shape.tokens for shape in shapes)}
+    assert too_large == [[MOST + 1]], "to be recorded, and launched once as others will be"

@@ -5,7 +5,7 @@
 Started by `compiler_processes`, at each start of an engine on a GPU, and ready before that engine has imported torch:
 it prepares what all compilations need, then forks a worker for each socket that it was given. A worker reads requests
 as lines of JSON, compiles one at a time and answers each: `{"error": ""}`, or why it failed. It leaves when the other
-end of its socket is closed, so nobody stays behind whatever happens to the parent.
+end of its socket is closed: when it is told so, or when the parent is gone and whoever the parent forked.
 
 Nothing here touches a device, so all of it may run on a machine without one. Keys on disk are made by Triton itself
 from the same sources, settings and environment as the parent's.
@@ -131,12 +131,11 @@ def _compile(module: str, name: str, target: dict[str, Any], specialization: str
         has_time: Nobody waits for it.
     """
     from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.driver import CudaLauncher
     from triton.runtime.driver import driver
 
     from quire.kernels.triton.launching.keys import settle_key
 
-    if has_time:  # from now on, for what comes afterwards has time too
+    if has_time:  # from now on, for nearly all that comes afterwards has time too
         os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
     driver.set_active(_Card(GPUTarget(**target)))
     function = getattr(importlib.import_module(module), name)
@@ -145,6 +144,8 @@ def _compile(module: str, name: str, target: dict[str, Any], specialization: str
     kernel = function.preload(specialization)
     function.device_caches.clear()
     with suppress(Exception):  # no C compiler, or no driver to link to: the parent will say so. Later Tritons need none
+        from triton.backends.nvidia.driver import CudaLauncher
+
         CudaLauncher(kernel.src, kernel.metadata)
 
 

@@ -44,7 +44,7 @@ def begin_processes(cores: int) -> CompilerProcesses | None:
         return None
     try:
         return CompilerProcesses(min(cores, _MOST))
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # limits of processes and of threads
         _log.info("kernels     compiled by threads: no other process could be begun: %s", error)
         return None
 
@@ -73,7 +73,7 @@ class CompilerProcesses:
             # Not by multiprocessing, which would import the user's main module. In a session of its own: Ctrl-C is
             # this process's to hear.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(sys.path, theirs)],
+                [sys.executable, "-c", _PROGRAM.format([*map(str, sys.path)], theirs)],
                 pass_fds=theirs,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -91,8 +91,12 @@ class CompilerProcesses:
         self._ending = False  # nobody will ask any more
         self._employed = number  # threads
         self._threads = [threading.Thread(target=self._employ, args=(ours,), daemon=True) for ours in self._channels]
-        for each in self._threads:
-            each.start()
+        try:
+            for each in self._threads:
+                each.start()
+        except RuntimeError:
+            self._kill()
+            raise
 
     @property
     def pid(self) -> int:
@@ -143,15 +147,21 @@ class CompilerProcesses:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let the processes end, whatever they are at; return when they are gone."""
+        """Let the processes end, whatever they are at; return when they are gone. What they began, ptxas for example,
+        is over soon."""
         self.finish()
         self._give_up()
         for channel in self._channels:
-            with suppress(OSError):  # it is closed already
-                channel.shutdown(socket.SHUT_RDWR)
+            _hang_up(channel)
         self._process.terminate()
         for each in self._threads:
             each.join()
+
+    def _kill(self) -> None:
+        """All processes and what they have begun, compilers of C for example; they have a session of their own."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _employ(self, channel: socket.socket) -> None:
         """Hand one process what is most urgent, again and again."""
@@ -159,13 +169,14 @@ class CompilerProcesses:
             while (job := self._next()) is not None:
                 try:
                     error = _ask(channel, job.request)
-                except (OSError, ValueError) as gone:
+                except Exception as gone:  # whatever it is, nobody shall wait for the job for ever
                     _log.debug("kernels     a process that compiles is gone: %r", gone)
                     job.done.set_result(False)
                     break
                 if error:
                     _log.info("kernels     %s was not compiled by another process: %s", job.request["name"], error)
                 job.done.set_result(not error)
+            _hang_up(channel)
         with self._changed:
             self._employed -= 1
             is_last = not self._employed
@@ -199,8 +210,14 @@ class CompilerProcesses:
         try:
             self._process.wait(_LEAVING_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its children too
+            self._kill()
             self._process.wait()
+
+
+def _hang_up(channel: socket.socket) -> None:
+    """The other end hears it, even if a child of this process holds this end open too."""
+    with suppress(OSError):  # it is closed already
+        channel.shutdown(socket.SHUT_RDWR)
 
 
 def _ask(channel: socket.socket, request: dict[str, Any]) -> str:

@@ -170,6 +170,9 @@ class Precompiler:
         F.linear = multiply  # type: ignore[assignment]
         try:
             yield
+        except BaseException:
+            self._done = None  # who knows what would have been missed
+            raise
         finally:
             F.linear = linear
             knobs.runtime.jit_cache_hook = hook

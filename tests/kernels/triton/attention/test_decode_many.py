@@ -220,6 +220,11 @@ def test_tiles_are_whole_blocks_or_lie_within_one(d: int, sizes: list[int]) -> N
     assert [size for size in (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if can_read(size, d)][: len(sizes)] == sizes
 
 
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_pieces_begin_where_tiles_do(d: int) -> None:
+    assert decode.keys_of_tile(d, 2) % (decode_many._TILE // d) == 0
+
+
 def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a step in which other rows have several. Where nobody says, every token is a row."""
     served: list[int] = []

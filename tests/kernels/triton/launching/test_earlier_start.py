@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.kernels.triton.launching import earlier_start
-from quire.kernels.triton.launching.earlier_start import leave, trace_of
+from quire.kernels.triton.launching.earlier_start import is_there, leave, trace_of
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_like_it_finds_the_trace(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, b"settings")
-    assert not trace.exists()
+    assert not is_there(trace)
     leave(trace)
-    assert trace_of(tmp_path, b"settings").exists()
+    assert is_there(trace_of(tmp_path, b"settings"))
 
 
 def test_others_do_not(sources: Path, tmp_path: Path) -> None:
@@ -35,6 +35,12 @@ def test_others_do_not(sources: Path, tmp_path: Path) -> None:
     changed = trace_of(tmp_path, b"settings")
     (sources / "new.py").touch()
     assert len({first, changed, trace_of(tmp_path, b"settings")}) == 3
+
+
+def test_what_cannot_be_looked_at_is_not_there(sources: Path, tmp_path: Path) -> None:
+    (sources / ".#decode.py").symlink_to("nowhere")  # an editor's
+    (tmp_path / "file").touch()
+    assert not is_there(trace_of(tmp_path / "file", b"settings"))
 
 
 def test_without_a_cache_nobody_is_told(tmp_path: Path) -> None:

@@ -153,6 +153,17 @@ def test_what_has_time_leaves_the_interpreter_to_others_soon(precompiler: Precom
     assert sys.getswitchinterval() == usual
 
 
+def test_nothing_is_said_of_a_rehearsal_that_broke_off(compiler: Compiler) -> None:
+    said = threading.Event()
+    precompiler = Precompiler(16, compiler, lambda: None, done=said.set)
+    with precompiler:
+        with pytest.raises(MemoryError), precompiler.rehearsal():
+            raise MemoryError
+        precompiler.finish()
+    precompiler.close()
+    assert not said.is_set()
+
+
 @pytest.mark.parametrize("last", ["b", "bad"])
 def test_that_all_is_compiled_is_said_once_unless_something_is_not(compiler: Compiler, last: str) -> None:
     said = threading.Event()
