@@ -186,6 +186,17 @@ def test_garbage_is_looked_for_after_the_start_as_before(
     assert seen == [False]
 
 
+def test_what_a_start_has_made_is_old_when_requests_come(tiny: Path) -> None:
+    """Else it is looked at again by the next two collections, while somebody waits."""
+    executor = StreamExecutor(config_for(tiny), SystemClock())
+    gc.collect()
+    executor.start()
+    made = executor._worker
+    young = [each for generation in (0, 1) for each in gc.get_objects(generation)]
+    assert not any(each is made for each in young)
+    executor.close()
+
+
 def _fail(worker: Worker) -> None:
     raise CheckpointError("broken")
 
