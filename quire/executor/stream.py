@@ -158,8 +158,12 @@ def _begin(config: Config) -> Precompiler:
     trace = trace_of(environment.kernel_cache(), _settings_of_kernels(config))
     processes = None if is_there(trace) else begin_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
-    from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch
-
+    try:
+        from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch
+    except BaseException:
+        if processes is not None:
+            processes.close()
+        raise
     return Precompiler(cores, processes=processes, done=partial(leave, trace))
 
 

@@ -186,6 +186,17 @@ def test_garbage_is_looked_for_after_the_start_as_before(
     assert seen == [False]
 
 
+def test_nobody_stays_behind_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(stream, "open_context", lambda: None)
+    monkeypatch.setattr(stream, "trace_of", lambda cache, settings: tmp_path / "trace")
+    monkeypatch.setattr(stream, "begin_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setitem(sys.modules, "quire.kernels.triton.launching.precompiler", None)
+    with pytest.raises(ImportError):
+        stream._begin(Config())
+    assert closed == [1]
+
+
 def test_what_a_start_has_made_is_old_when_requests_come(tiny: Path) -> None:
     """Else it is looked at again by the next two collections, while somebody waits."""
     executor = StreamExecutor(config_for(tiny), SystemClock())
