@@ -51,7 +51,7 @@ def imagine() -> None:
     attention_parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
     from quire.kernels.triton.linear import linear
 
-    linear._is_sm_90 = lambda device: True  # type: ignore[assignment]
+    linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
     linear.LARGE_WEIGHT = (16, 16)
     table.KERNELS.update({(op, "cpu"): where for (op, device), where in table.KERNELS.items() if device == "cuda"})
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from quire.models.spec import read_spec
 from quire.worker.runner import LargestStep
 from quire.worker.warmup import layers_of_every_kind, rehearsed_steps, sketch_of
 from tests.checkpoints import make_tiny
+from tests.kernels.triton.not_interpreted import printed_by
 from tests.parity.cases import CASES
 
 MODELS = (
@@ -41,11 +39,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def served(directories: list[Path]) -> list[dict[str, Any]]:
     """Of another process, since in this one kernels are interpreted."""
-    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.worker.imaginary_card", *map(str, directories)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    lines = printed_by("tests.worker.imaginary_card", *map(str, directories)).splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -> None:

@@ -15,8 +15,6 @@ was last.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -25,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mma_v2
 
 from quire.kernels.reference.paged_rows import Partials
 from quire.kernels.triton.attention.scores import factors
-from quire.kernels.triton.launching.card import multiprocessors
+from quire.kernels.triton.launching.card import is_sm_90, multiprocessors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched, next_power_of_2
 
@@ -64,7 +62,7 @@ def serves_many(q: Tensor, keys: Tensor, rows: int) -> bool:
         and d in (64, 128, 256)
         and q.shape[1] // kv_heads <= _M.value
         and q.dtype in _DTYPES
-        and _is_sm_90(q.device)
+        and is_sm_90(q.device)
         and can_read(block_size, d)
     )
 
@@ -75,11 +73,6 @@ def can_read(block_size: int, d: int) -> bool:
     if block_size % tile == 0:
         return True
     return block_size % 8 == 0 and tile % block_size == 0 and tile // block_size <= _MOST_BLOCKS
-
-
-@functools.cache
-def _is_sm_90(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def attend_many(

@@ -31,7 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.attention.scores import factors
-from quire.kernels.triton.launching.card import multiprocessors
+from quire.kernels.triton.launching.card import is_sm_90, multiprocessors
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 
@@ -46,12 +46,7 @@ _GL_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 def serves_long(device: torch.device, dtype: torch.dtype, d: int) -> bool:
     """Whether the kernel exists for such a device and such heads."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device) == (9, 0)
-        and dtype in _GL_DTYPES
-        and d in (64, 128, 256)
-    )
+    return is_sm_90(device) and dtype in _GL_DTYPES and d in (64, 128, 256)
 
 
 def attend_long(

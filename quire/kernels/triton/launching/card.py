@@ -1,4 +1,6 @@
-"""How large the card is: for grids of as many programs as it runs at once, and for programs of a size that it takes."""
+"""What the card is, and how large: for grids of as many programs as it runs at once, and for programs of a size that it
+takes.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,12 @@ _INTERPRETED_MEMORY = 227 * 1024
 """The same as on Hopper."""
 _KEPT = 1024
 """Bytes of shared memory."""
+
+
+@functools.cache
+def is_sm_90(device: torch.device) -> bool:
+    """Whether it is Hopper, which some kernels are written for; newer cards lack its matrix products."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.triton.activation import silu_and_mul
+from quire.kernels.triton.launching.card import is_sm_90
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.linear.gated import can_gate, gated_product
 from quire.kernels.triton.linear.rows import Rows, row_linear
@@ -50,7 +51,7 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """See the reference. With few rows, and with many, all of it is one kernel; its gate is applied to sums in fp32."""
     overlap = OVERLAP and can_overlap(x.device)
-    if bias is None and gates_many(x.shape[0], *packed.shape) and _is_sm_90(x.device) and can_gate(x, packed, out):
+    if bias is None and gates_many(x.shape[0], *packed.shape) and is_sm_90(x.device) and can_gate(x, packed, out):
         gated_product(x, packed, out, overlap)
     elif (cut := _cut_for(x, packed, gate=True)) is not None:
         multiply(x, packed, bias, out, cut, gate=True, overlap=overlap)
@@ -84,14 +85,9 @@ def multiply(
 
 def _cut_for(x: Tensor, w: Tensor, gate: bool) -> Cut:
     rows = x.shape[0]
-    if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not _is_sm_90(x.device):
+    if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None
     return choice(*w.shape, rows, gate)
-
-
-@functools.cache
-def _is_sm_90(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @functools.cache

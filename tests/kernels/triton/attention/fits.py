@@ -7,23 +7,20 @@ Prints a line for each kernel, and fails where a multiprocessor does not take as
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 import triton
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.reference.paged_rows import new_partials_of_parts
 from quire.kernels.triton.attention import chunk, parts
 from tests.kernels.triton.compile_cases import NoCard
+from tests.kernels.triton.not_interpreted import taken
 
 MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that a program may have, by compute capability; …"""
@@ -57,7 +54,7 @@ def main(cases: list[str]) -> int:
             programs, memory, registers = (
                 at_once if name == "_attend_parts" else 1,
                 kernel.metadata.shared,
-                _registers(kernel),
+                taken(kernel, "REG") * 32 * kernel.metadata.num_warps,
             )
             fits = programs * (memory + KEPT) <= MEMORY[card] + KEPT and programs * registers <= REGISTERS
             failed |= not fits
@@ -97,18 +94,6 @@ def _launch(d: int, dtype: torch.dtype) -> None:
 
 def _columns(number: int) -> Iterator[torch.Tensor]:
     return (torch.empty(9, dtype=torch.int64) for _ in range(number))
-
-
-def _registers(kernel: Any) -> int:
-    """Registers of a program."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True)
-    usage = re.search(r"REG:(\d+)", said.stdout + said.stderr)
-    assert usage is not None, said.stdout
-    return int(usage[1]) * 32 * int(kernel.metadata.num_warps)
 
 
 if __name__ == "__main__":

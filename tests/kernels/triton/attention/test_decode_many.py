@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +14,7 @@ from quire.kernels.triton.attention import decode, decode_many
 from quire.kernels.triton.attention.decode import FEWEST, cut_contexts, keys_of_tile, pieces_at_once, pieces_for
 from quire.kernels.triton.attention.decode_many import MANY_ROWS, attend_many, can_read, serves_many
 from tests.kernels.triton.attention.paged import NAN, paged
+from tests.kernels.triton.not_interpreted import printed_by
 
 AROUND_TILES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 300, 1000]
 LLAMA = (32, 8, 128)
@@ -203,7 +201,7 @@ def operands(heads: int = 32, kv_heads: int = 8, d: int = 128, block_size: int =
 def test_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     q, keys = operands()
     assert not serves_many(q, keys, len(q)), "on other devices"
-    monkeypatch.setattr(decode_many, "_is_sm_90", lambda device: True)
+    monkeypatch.setattr(decode_many, "is_sm_90", lambda device: True)
     assert serves_many(q, keys, MANY_ROWS)
     assert not serves_many(q, keys, MANY_ROWS - 1)
     assert not serves_many(q.float(), keys.float(), len(q))
@@ -228,7 +226,7 @@ def test_pieces_begin_where_tiles_do(d: int) -> None:
 def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a step in which other rows have several. Where nobody says, every token is a row."""
     served: list[int] = []
-    monkeypatch.setattr(decode_many, "_is_sm_90", lambda device: True)
+    monkeypatch.setattr(decode_many, "is_sm_90", lambda device: True)
     monkeypatch.setattr(decode, "attend_many", lambda q, *rest: served.append(1))
     monkeypatch.setattr(decode, "_attend_pieces", {(66 * 8,): lambda *args, **kwargs: served.append(0)})
     q, keys = operands()
@@ -242,10 +240,6 @@ def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a card, other tests compile what they run")
 def test_compiles_once_for_all_steps() -> None:
-    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.triton.attention.compile_decode_many"]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = printed_by("tests.kernels.triton.attention.compile_decode_many").splitlines()
     assert lines
     assert all(line.endswith(" 1") for line in lines)

@@ -6,20 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kernels.triton.not_interpreted import printed_by
+
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    settings["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    command = [sys.executable, "-m", "tests.kernels.triton.launching.compiling_elsewhere"]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=280, cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    result: dict[str, Any] = json.loads(
+        printed_by("tests.kernels.triton.launching.compiling_elsewhere", TRITON_CACHE_DIR=cache)
+    )
     return result
 
 

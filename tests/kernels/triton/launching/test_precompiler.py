@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels.triton.launching.precompiler import Precompiler
+from tests.kernels.triton.not_interpreted import printed_by
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    settings["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    command = [sys.executable, "-m", "tests.kernels.triton.launching.precompiling"]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=280, cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
+    cache = str(tmp_path_factory.mktemp("cache"))
+    result: dict[str, Any] = json.loads(
+        printed_by("tests.kernels.triton.launching.precompiling", TRITON_CACHE_DIR=cache)
+    )
     return result
 
 

@@ -8,19 +8,16 @@ not compile, spills registers or leaves the matrix units and the copy engine to 
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
-from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton.linear.gated import _gated_kernel, can_gate, gated_product
 from tests.kernels.triton.compile_cases import NoCard
+from tests.kernels.triton.not_interpreted import taken
 
 SHAPES = ((1, 16, 16), (128, 3072, 1024), (1000, 1000, 520), (1024, 14336, 4096), (8192, 28672, 8192))
 """Rows, outputs, columns."""
@@ -43,21 +40,9 @@ def main() -> None:
             gated_product(x, w, y, overlap=True)
         assert "wgmma.mma_async" in made[0].asm["ptx"]
         assert "cp.async.bulk.tensor" in made[0].asm["ptx"]
-        assert spilled(made[0]) == 0
+        assert taken(made[0], "STACK") == 0
         print(dtype, len({id(kernel) for kernel in made}))
     assert len(_gated_kernel.device_caches[0][0]) == 2
-
-
-def spilled(kernel: Any) -> int:
-    """Bytes of a thread's stack."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True)
-    usage = re.search(r"STACK:(\d+)", said.stdout + said.stderr)
-    assert usage is not None, said.stdout
-    return int(usage[1])
 
 
 if __name__ == "__main__":
