@@ -48,6 +48,7 @@ def test_a_processor_has_no_such_settings(said: list[str]) -> None:
 
 @pytest.mark.gpu
 def test_both_ways_give_memory_and_take_it_back() -> None:
+    device_memory.give_back()  # what other tests left, which would be taken first
     device_memory.begin(CARD)
     pieces = torch.zeros(5 << 20, device=CARD)
     with device_memory.whole(CARD):
