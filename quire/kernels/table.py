@@ -57,6 +57,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("penalize", "cuda"): "quire.kernels.triton.drawing.penalties:penalize",
     ("count_drawn", "cpu"): "quire.kernels.reference.penalties:count_drawn",
     ("count_drawn", "cuda"): "quire.kernels.triton.drawing.penalties:count_drawn",
+    ("fetch_columns", "cuda"): "quire.kernels.triton.pinned:fetch_columns",
+    ("send_outputs", "cuda"): "quire.kernels.triton.pinned:send_outputs",
     ("begin_step", "cpu"): "quire.kernels.reference.step:begin_step",
     ("begin_step", "cuda"): "quire.kernels.triton.step:begin_step",
     ("seat_owners", "cpu"): "quire.kernels.reference.step:seat_owners",

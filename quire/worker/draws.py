@@ -17,8 +17,9 @@ from quire.messages import Result, TokenLogprobs
 from quire.worker.draw_outputs import DrawOutputs
 from quire.worker.flight import Flight, Watch
 from quire.worker.logprobs import LogprobsMode, Reports
+from quire.worker.pinned import Turns
 from quire.worker.prompt_logprobs import PromptScores
-from quire.worker.sampler import Ints, draw_and_advance, errors_of, sample
+from quire.worker.sampler import Aside, Ints, draw_and_advance, errors_of, rehearse, sample
 from quire.worker.slots import SlotTable
 
 Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
@@ -61,12 +62,18 @@ class Draws:
         slots: The table.
         reads: Most reads of a step.
         mode: What is reported.
+        turns: Of the steps.
     """
 
-    def __init__(self, slots: SlotTable, reads: int, mode: LogprobsMode) -> None:
+    def __init__(self, slots: SlotTable, reads: int, mode: LogprobsMode, turns: Turns) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
-        self._drawn = DrawOutputs(reads, slots.device)
+        self._drawn = DrawOutputs(reads, turns)
+
+    def rehearse(self, logits: Tensor, aside: Aside, max_logprobs: int) -> None:
+        """See the sampler's."""
+        rehearse(logits, self._slots, self._mode, aside, max_logprobs)
+        self._drawn.send()
 
     def reads_of(self, step: int, read_slots: Ints, watch: Watch) -> Reads:
         """What this step's reads of these slots ask for."""
@@ -82,6 +89,7 @@ class Draws:
         """
         reads = logits.shape[0]
         draw_and_advance(logits, where, self._slots, self._drawn.tokens[:reads], self._drawn.faults[:reads])
+        self._drawn.send()
 
     def as_asked(self, reads: Reads, logits: Tensor, where: Tensor, of_prompts: PromptScores) -> Flight:
         """The same by rules, or with the scores that tokens were drawn from; then as `brought`."""
@@ -91,13 +99,14 @@ class Draws:
         number = len(reads.slots)
         self._drawn.tokens[:number].copy_(drawn.tokens)
         self._drawn.faults[:number].copy_(drawn.faults)
+        self._drawn.send()
         return self.brought(reads, logits if drawn.scores is None else drawn.scores, of_prompts, drawn.errors)
 
     def brought(self, reads: Reads, seen: Tensor, of_prompts: PromptScores, errors: Errors = errors_of) -> Flight:
-        """What was drawn on its way to the host, and what is reported of it by the logits that are to be seen."""
+        """What was drawn, once it is on the host, and what is reported of it by the logits that are to be seen."""
         reports, number = reads.reports, len(reads.slots)
         reported = reports.launch(seen, self._drawn.tokens[:number]) if reports else None
-        tokens, faults = self._drawn.to_host()
+        tokens, faults = self._drawn.on_host()
 
         def finish(device_ms: float) -> Result:
             logprobs = [] if reported is None else reports.collect(reported)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.worker.alias import alias_of
 from quire.worker.shapes import StepShape
 
 
@@ -31,25 +32,12 @@ class StepGraphs:
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = forward()
-        self._graphs[shape], self._logits[shape] = graph, _not_held(logits)
+        self._graphs[shape], self._logits[shape] = (
+            graph,
+            alias_of(logits, logits.device),
+        )  # its memory is the next graph's too
 
     def replay(self, shape: StepShape) -> Tensor:
         """[reads, vocab] logits, valid until the next replay."""
         self._graphs[shape].replay()
         return self._logits[shape]
-
-
-class _Memory:
-    """Memory of somebody else's, as numpy and its kin describe it to each other."""
-
-    def __init__(self, x: Tensor) -> None:
-        kind = {2: "<i2", 4: "<i4"}[x.element_size()]
-        self.__cuda_array_interface__ = {
-            "data": (x.data_ptr(), False), "shape": tuple(x.shape), "typestr": kind, "strides": None, "version": 3,
-        }  # fmt: skip
-
-
-def _not_held(x: Tensor) -> Tensor:
-    """x's memory as a tensor that does not keep it from being given to others; x is contiguous."""
-    assert x.is_contiguous()
-    return torch.as_tensor(_Memory(x), device=x.device).view(x.dtype)

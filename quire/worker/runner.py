@@ -27,8 +27,9 @@ from quire.worker.draws import Draws
 from quire.worker.flight import Flight, Watch, Watches
 from quire.worker.graphs import StepGraphs
 from quire.worker.logprobs import LogprobsMode
+from quire.worker.pinned import Turns
 from quire.worker.prompt_logprobs import PromptLogprobs, PromptScores
-from quire.worker.sampler import Aside, Ints, rehearse
+from quire.worker.sampler import Aside, Ints
 from quire.worker.shapes import MOST_ROWS, Shapes, StepShape
 from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer
@@ -92,15 +93,15 @@ class Runner:
         self._transfer = transfer
         self._attention = attention
         self._slots = slots
-        self._logprobs_mode: LogprobsMode = logprobs_mode
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         rows = max(largest.rows, MOST_ROWS)
         self._batches = BatchBuffers(slots, rows, largest.tokens, by_length)
-        self._columns = StepColumns(_COLUMNS * (rows + largest.tokens), slots.device)
+        turns = Turns(slots.device)
+        self._columns = StepColumns(_COLUMNS * (rows + largest.tokens), turns)
         self._shapes = Shapes(0, 0, 0, 0)
         self._graphs = StepGraphs()
-        self._draws = Draws(slots, largest.rows, logprobs_mode)
+        self._draws = Draws(slots, largest.rows, logprobs_mode, turns)
         self._watches = Watches(slots.device)
         self._largest = largest
 
@@ -135,6 +136,8 @@ class Runner:
                 step = partial(self._draw_all, host, laid)
                 if not rehearsed or shape.kind not in ran:
                     step()
+                else:
+                    self._columns.fetch()  # in vain: what is laid, is fetched
                 ran.add(shape.kind)
                 self._graphs.record(shape, step)
         self._shapes = shapes
@@ -157,7 +160,7 @@ class Runner:
             _, hidden = self._forward(host, self._lay(_NOTHING, host, ()))
             logits = self._model.logits(hidden[: max(rows, positions)].clone())  # reads are gathered from the tokens
             if draw:
-                rehearse(logits[:rows], self._slots, self._logprobs_mode, aside, self._max_logprobs)
+                self._draws.rehearse(logits[:rows], aside, self._max_logprobs)
                 self._prompt_logprobs.rehearse(logits[:positions], self._max_logprobs)
 
     # --- steps ------------------------------------------------------------------------------------------------------
@@ -169,6 +172,7 @@ class Runner:
             self._slots.admit(plan.admitted)
             if not plan.slots:
                 self._apply(plan, self._lay(plan, None, ()))
+                self._columns.fetch()
                 return watch.flight(lambda ms: Result(plan.step, [], [], device_ms=ms))
             host = HostBatch.of(plan, self._slots.host.bounds)
             if not plan.scored and (shape := self._shape_for(host)):
@@ -186,12 +190,12 @@ class Runner:
         dummy, reads = self._slots.dummy, self._draws.reads_of(plan.step, host.read_slots, watch)
         host = host.padded(shape, dummy)
         drawing = host.read_slots if reads.are_plain else np.full_like(host.read_slots, dummy)
-        laid = self._lay(plan, host, (*_of_reads(host, drawing), reads.slots), shape.room)
+        laid = self._lay(plan, host, _of_reads(host, drawing), shape.room, reads.slots)
         self._apply(plan, laid)
         logits = self._graphs.replay(shape)
         if reads.are_plain:
             return self._draws.brought(reads, logits, PromptScores())
-        return self._draws.as_asked(reads, logits[: len(reads.slots)], laid.reads[-1], PromptScores())
+        return self._draws.as_asked(reads, logits[: len(reads.slots)], laid.own[0], PromptScores())
 
     def _run(self, plan: Plan, host: HostBatch, watch: Watch) -> Flight:
         """A step of any shape."""
@@ -210,17 +214,21 @@ class Runner:
         self._draws.plainly(logits, where)
         return self._draws.brought(reads, logits, of_prompts)
 
-    def _lay(self, plan: Plan, host: HostBatch | None, reads: tuple[Column, ...], room: Room | None = None) -> _Laid:
-        """Everything that the step takes from the host, on the device by one copy; what has always the same length in
-        steps of one shape stands first, so that it stands in the same place.
+    def _lay(
+        self, plan: Plan, host: HostBatch | None, reads: tuple[Column, ...], room: Room | None = None, *own: Column
+    ) -> _Laid:
+        """Everything that the step takes from the host; what has always the same length in steps of one shape is
+        fetched, and stands in the same place each time. The rest is read from the host: the plan's `own` reads among a
+        shape's, and its differences.
         """
         rows: tuple[Column, ...] = ()
         attention: tuple[Column, ...] = ()
         if host is not None:
             rows, attention = host.columns(), self._attention.columns(host.counts, host.bounds, room)
-        parts = (rows, attention, reads, self._slots.columns(plan), self._transfer.columns(plan))
-        laid = iter(self._columns.lay([column for part in parts for column in part]))
-        return _Laid(*(tuple(itertools.islice(laid, len(part))) for part in parts))
+        fetched = (rows, attention, reads)
+        read = (own, self._slots.columns(plan), self._transfer.columns(plan))
+        laid = iter(self._columns.lay([*itertools.chain(*fetched)], [*itertools.chain(*read)]))
+        return _Laid(*(tuple(itertools.islice(laid, len(part))) for part in fetched + read))
 
     def _apply(self, plan: Plan, laid: _Laid) -> None:
         """The plan's differences."""
@@ -229,6 +237,7 @@ class Runner:
 
     def _forward(self, host: HostBatch, laid: _Laid) -> tuple[Batch, Tensor]:
         """The step's batch and its hidden states, [tokens, hidden]."""
+        self._columns.fetch()
         batch = self._batches.begin(host, laid.rows, laid.attention)
         self._attention.prepare(batch.rows)
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
@@ -249,6 +258,7 @@ class _Laid:
     rows: tuple[Tensor, ...] = ()
     attention: tuple[Tensor, ...] = ()
     reads: tuple[Tensor, ...] = ()
+    own: tuple[Tensor, ...] = ()
     slots: tuple[Tensor, ...] = ()
     transfer: tuple[Tensor, ...] = ()
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from quire.worker.columns import Column, StepColumns
+from quire.worker.pinned import Turns
 
 CAPACITY = 40
 DELAY = 10**8
-"""Cycles of a card: it copies long after the host has laid everything."""
+"""Cycles of a card: it fetches long after the host has laid everything."""
 
 
 def columns_of(step: int) -> list[Column]:
@@ -19,17 +20,23 @@ def columns_of(step: int) -> list[Column]:
     return [ints, ints / 8, -ints, ints * 2**40, ints[:7] / 3]
 
 
+@pytest.mark.parametrize("fetched", [0, 2, 5])
 @pytest.mark.parametrize("capacity", [35, CAPACITY, 47])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_each_step_finds_its_own_columns(capacity: int, device: str) -> None:
-    """Also those that find no room, and while the copies of earlier steps are under way."""
-    columns = StepColumns(capacity, torch.device(device), in_flight=2)
+def test_each_step_finds_its_own_columns(capacity: int, device: str, fetched: int) -> None:
+    """Also those that find no room, and while earlier steps have not fetched theirs."""
+    columns = StepColumns(capacity, Turns(torch.device(device), in_flight=2))
     if device == "cuda":
         torch.cuda._sleep(DELAY)
-    found = [[column.clone() for column in columns.lay(columns_of(step))] for step in range(3)]
-    for step, laid in enumerate(found):
-        assert [column.tolist() for column in laid] == [column.tolist() for column in columns_of(step)]
-        assert [column.dtype for column in laid] == [
+    found = []
+    for step in range(3):
+        given = columns_of(step)
+        laid = columns.lay(given[:fetched], given[fetched:])
+        columns.fetch()
+        found.append([column.clone() for column in laid])
+    for step, of_step in enumerate(found):
+        assert [column.tolist() for column in of_step] == [column.tolist() for column in columns_of(step)]
+        assert [column.dtype for column in of_step] == [
             torch.int64,
             torch.float64,
             torch.int64,
@@ -38,7 +45,31 @@ def test_each_step_finds_its_own_columns(capacity: int, device: str) -> None:
         ]
 
 
-def test_columns_stay_where_they_are() -> None:
-    columns = StepColumns(CAPACITY, torch.device("cpu"))
-    one, other = (columns.lay(columns_of(step)[:4]) for step in range(2))
-    assert [column.data_ptr() for column in one] == [column.data_ptr() for column in other]
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_fetched_stays_where_it_is(device: str) -> None:
+    columns = StepColumns(CAPACITY, Turns(torch.device(device)))
+    one, other = (columns.lay(columns_of(step)[:3], columns_of(step)[3:]) for step in range(2))
+    assert [column.data_ptr() for column in one[:3]] == [column.data_ptr() for column in other[:3]]
+    assert [columns.holds(column) for column in one] == [True, True, True, device == "cpu", False]
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_fetches_what_was_laid_for_it() -> None:
+    columns = StepColumns(CAPACITY, Turns(torch.device("cuda")))
+    (column,) = columns.lay(columns_of(0)[:1])
+    columns.fetch()
+    torch.cuda.synchronize()
+    graph, out = torch.cuda.CUDAGraph(), torch.zeros(10, dtype=torch.int64, device="cuda")
+    with torch.cuda.graph(graph):
+        columns.fetch()
+        out.copy_(column)
+    found = []
+    torch.cuda._sleep(DELAY)
+    for step in (1, 2):
+        columns.lay(columns_of(step)[:1])
+        graph.replay()
+        found.append(out.clone())
+    columns.lay(columns_of(3)[:1])
+    columns.fetch()
+    found.append(column.clone())
+    assert [x.tolist() for x in found] == [columns_of(step)[0].tolist() for step in (1, 2, 3)]

@@ -1,5 +1,5 @@
-"""Cases of what stands around the layers: a step's beginning, embeddings, angles, moves of KV blocks. bf16, in the
-sizes of Llama-3.1-8B, but for the vocabulary, of which a step reads little.
+"""Cases of what stands around the layers: a step's beginning and end, embeddings, angles, moves of KV blocks. bf16, in
+the sizes of Llama-3.1-8B, but for the vocabulary, of which a step reads little.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ _ITEM, _INT = 2, 8
 _HIDDEN, _VOCABULARY, _HEAD = 4_096, 32_000, 128
 _PIECE = (16, 8, 128)
 _STORAGES = 64
+_TURNS = 3
 
 
 def _begin(rows: int, tokens_a_row: int) -> KernelCase:
@@ -49,6 +50,26 @@ def _seat(owners: int, blocks: int) -> KernelCase:
         return tuple(column.to(device) for column in given), {}
 
     return KernelCase("seat_owners", f"{owners} × {blocks}", make, owners * (blocks + 19) * _INT)
+
+
+def _fetch(entries: int) -> KernelCase:
+    """From buffers that are the device's: what the way to the host costs is left out."""
+
+    def make(device: torch.device) -> Arguments:
+        buffers = torch.randint(0, 1_000, (_TURNS, entries), device=device)
+        turn = torch.zeros(8, dtype=torch.int64, device=device)
+        return (buffers, turn, torch.empty_like(buffers[0])), {}
+
+    return KernelCase("fetch_columns", f"{entries}", make, 2 * entries * _INT)
+
+
+def _send(entries: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        buffers = torch.zeros(_TURNS, entries, dtype=torch.int64, device=device)
+        turn = torch.ones(8, dtype=torch.int64, device=device)
+        return (torch.randint(0, 1_000, (entries,), device=device), buffers, turn), {}
+
+    return KernelCase("send_outputs", f"{entries}", make, 2 * entries * _INT)
 
 
 def _embed(tokens: int, width: int, vocabulary: int) -> KernelCase:
@@ -89,6 +110,8 @@ def _move(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> 
 CASES = (
     *(_begin(rows, tokens) for rows, tokens in ((1, 1), (256, 1), (8, 1_024))),
     *(_seat(owners, 8_192) for owners in (1, 64)),
+    *(_fetch(entries) for entries in (256, 2_048, 65_536)),
+    *(_send(entries) for entries in (288, 1_152)),
     *(_embed(tokens, _HIDDEN, _VOCABULARY) for tokens in (1, 256, 8_192)),
     *(_angles(tokens, _HEAD) for tokens in (1, 256, 8_192)),
     *(_move(blocks, _STORAGES, _PIECE, staged=staged) for blocks in (1, 16) for staged in (False, True)),
@@ -96,6 +119,8 @@ CASES = (
 SMALL_CASES = (
     *(_begin(3, tokens) for tokens in (1, 2)),
     _seat(3, 17),
+    _fetch(17),
+    _send(5),
     _embed(3, 64, 100),
     _angles(3, 16),
     *(_move(2, 2, (4, 2, 8), staged=staged) for staged in (False, True)),

@@ -1,0 +1,63 @@
+"""Memory of the host that kernels read and write where it is, and whose turn it is to use it.
+
+Knows nothing about what stands there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.worker.alias import alias_of
+
+_FETCHERS = 8
+"""Programs that fetch a step's columns."""
+
+
+class Turns:
+    """Which of several buffers a step uses: one that no step uses which may still be under way, or not looked at.
+
+    The host counts the steps that it lays, the device those that it runs: every step that is laid must fetch, once, in
+    the same order.
+
+    Args:
+        device: Where steps run. A CPU needs one buffer only.
+        in_flight: Steps that may be laid while an earlier one is under way.
+
+    Attributes:
+        number: Of buffers.
+        on_device: How many steps the device has begun; see the kernel `fetch_columns`.
+    """
+
+    def __init__(self, device: torch.device, in_flight: int = 2) -> None:
+        self.device = device
+        self.on_gpu = device.type != "cpu"
+        self.number = in_flight + 1 if self.on_gpu else 1
+        self.on_device = torch.zeros(_FETCHERS, dtype=torch.int64, device=device)
+        self._laid = 0
+
+    def lay(self) -> int:
+        """The buffer of a step that begins."""
+        self._laid += 1
+        return self.own
+
+    @property
+    def own(self) -> int:
+        """The buffer of the step that was laid last."""
+        return (self._laid - 1) % self.number
+
+
+class PinnedBuffers:
+    """A buffer for each turn.
+
+    Args:
+        turns: Whose.
+        entries: int64 of each.
+
+    Attributes:
+        host: [turns, entries] int64, on the host.
+        seen: The same memory, as the device sees it.
+    """
+
+    def __init__(self, turns: Turns, entries: int) -> None:
+        self.host = torch.zeros((turns.number, entries), dtype=torch.int64, pin_memory=turns.on_gpu)
+        self.seen = alias_of(self.host, turns.device) if turns.on_gpu else self.host
