@@ -92,14 +92,13 @@ class StreamWatch:
 
     Args:
         stream: The stream.
-        began, ended: Events that nobody needs any more.
+        began, ended: Events before and behind it.
     """
 
     def __init__(self, stream: torch.cuda.Stream, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
         self._stream = stream
         self._began = began
         self._ended = ended
-        began.record(stream)
 
     def flight(self, finish: Callable[[float], Result]) -> Flight:
         """The step, launched; `finish` reads its outputs later."""
@@ -123,12 +122,20 @@ class Watches:
         self._device = device
         numbers = range(turns if device.type != "cpu" else 0)
         self._events = itertools.cycle([(_timed_event(), _timed_event()) for _ in numbers])
+        self._last: torch.cuda.Event | None = None
 
     def start(self) -> Watch:
-        """A step begins."""
+        """A step begins: at once, or as the one before ends, which the device need not be asked to note twice."""
         if self._device.type == "cpu":
             return HostWatch()
-        return StreamWatch(torch.cuda.current_stream(self._device), *next(self._events))
+        stream = torch.cuda.current_stream(self._device)
+        began, ended = next(self._events)
+        if self._last is None or self._last.query():  # type: ignore[no-untyped-call]
+            began.record(stream)
+        else:
+            began = self._last
+        self._last = ended
+        return StreamWatch(stream, began, ended)
 
 
 def _timed_event() -> torch.cuda.Event:

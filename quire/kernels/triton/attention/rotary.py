@@ -14,9 +14,10 @@ from torch import Tensor
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
 
-_TILE = 8
-"""Heads of a program: with one token, several programs share its work; with many, there are enough of them."""
-_WARPS = 2
+_CUTS = ((32, 2, 1), (64, 4, 1))
+"""Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
+one; with many there are enough of them."""
+_CUT_OF_MANY = (8, 2)
 
 
 def rotate_and_store(
@@ -40,11 +41,12 @@ def rotate_and_store(
         return
     half = 0 if cos is None else cos.shape[-1]
     overlap = can_overlap(qkv.device)
-    _rotate_and_store[(tokens, -(-(heads + 2 * kv_heads) // _TILE))](
+    tile, warps = next((cut for most, *cut in _CUTS if tokens <= most), _CUT_OF_MANY)
+    _rotate_and_store[(tokens, -(-(heads + 2 * kv_heads) // tile))](
         qkv, norm, cos, sin, keys, values, places, q, qkv.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
         HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
-        TILE=_TILE, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+        TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
