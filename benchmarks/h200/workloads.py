@@ -36,7 +36,8 @@ class Workload:
         measure: Runs it once.
         repeats: How often, for one run of the benchmark.
         cost_s: About how long all of them take, for a model of 8B.
-        best: The figure is the best of the runs instead of the median.
+        best: A run's figure is the best of its repeats. The row's is the median in any case, of the runs' or of all
+            repeats: a best of many would be the one whose error helped most.
     """
 
     rows: tuple[str, ...]
@@ -46,8 +47,10 @@ class Workload:
     best: bool = False
 
     def figure(self, values: Sequence[float]) -> float:
-        """The figure of a row from all its runs."""
-        return min(values) if self.best else statistics.median(values)
+        """The figure of a row from the repeats of all runs, one run's behind another's."""
+        if self.best:
+            values = [min(values[first : first + self.repeats]) for first in range(0, len(values), self.repeats)]
+        return statistics.median(values)
 
 
 class Workloads:
