@@ -56,12 +56,14 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def share(self, block: int) -> None:
-        """One more holder, of a block that is held or was found by its contents."""
-        if self._references[block] == 0:
-            assert block in self._key_of, f"block {block} is free and holds nothing known"
-            del self._free[block]
-        self._references[block] += 1
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more holder for each, which is held or was found by its contents."""
+        free, references, known = self._free, self._references, self._key_of
+        for block in blocks:
+            if references[block] == 0:
+                assert block in known, f"block {block} is free and holds nothing known"
+                del free[block]
+            references[block] += 1
 
     def is_shared(self, block: int) -> bool:
         """Whether somebody else holds it too, so that it must be copied before it is written."""
@@ -69,13 +71,14 @@ class BlockPool:
 
     def give_back(self, blocks: Iterable[int]) -> None:
         """One holder fewer for each; a block nobody holds is free at once, since all its uses share one stream."""
+        free, references, known = self._free, self._references, self._key_of
         for block in blocks:
-            assert self._references[block] > 0, f"block {block} is given back twice"
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free[block] = None
-                if block not in self._key_of:
-                    self._free.move_to_end(block, last=False)  # nothing is lost when it is taken: before the cached
+            assert references[block] > 0, f"block {block} is given back twice"
+            references[block] -= 1
+            if references[block] == 0:
+                free[block] = None
+                if block not in known:
+                    free.move_to_end(block, last=False)  # nothing is lost when it is taken: before the cached
 
     # --- contents ---------------------------------------------------------------------------------------------------
 

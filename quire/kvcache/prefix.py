@@ -5,9 +5,9 @@ sha256, so that nobody can make two prompts meet by choosing tokens. Knows nothi
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 
 
 class PrefixHashes:
@@ -21,7 +21,7 @@ class PrefixHashes:
     def __init__(self, block_size: int, salt: str = "") -> None:
         self._block_size = block_size
         self._hashes: list[bytes] = []
-        self._root = hashlib.sha256(b"quire prefix\0" + salt.encode()).digest()
+        self._root = sha256(b"quire prefix\0" + salt.encode()).digest()
 
     def branch(self, length: int) -> PrefixHashes:
         """The chain of another sequence that begins with the same `length` tokens."""
@@ -37,19 +37,25 @@ class PrefixHashes:
             tokens: The sequence; what was hashed before must not have changed.
             length: At most as many tokens as there are.
         """
-        for index in range(len(self._hashes), length // self._block_size):
-            self._hash(tokens, index)
+        self._hash(tokens, length // self._block_size)
         return self._hashes
 
     def each(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
-        """The same one by one, hashed as far as it is read."""
-        for index in range(length // self._block_size):
-            if index == len(self._hashes):
-                self._hash(tokens, index)
-            yield self._hashes[index]
+        """The same one by one, hashed not much farther than it is read: in runs, each as long as all before it."""
+        count, hashes, index = length // self._block_size, self._hashes, 0
+        while index < count:
+            if index == len(hashes):
+                self._hash(tokens, min(count, 2 * index + 1))
+            end = min(count, len(hashes))
+            yield from hashes[index:end]
+            index = end
 
-    def _hash(self, tokens: Sequence[int], index: int) -> None:
-        """The next link of the chain."""
-        block = array("q", tokens[index * self._block_size : (index + 1) * self._block_size])
-        parent = self._hashes[-1] if self._hashes else self._root
-        self._hashes.append(hashlib.sha256(parent + block.tobytes()).digest())
+    def _hash(self, tokens: Sequence[int], count: int) -> None:
+        """The chain's links that are missing among its first `count`."""
+        hashes, size = self._hashes, self._block_size
+        data = array("q", tokens[len(hashes) * size : count * size])
+        contents, step = data.tobytes(), size * data.itemsize
+        link = hashes[-1] if hashes else self._root
+        for first in range(0, len(contents), step):
+            link = sha256(link + contents[first : first + step]).digest()
+            hashes.append(link)

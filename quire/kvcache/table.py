@@ -6,8 +6,8 @@ nothing about requests or plans.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, takewhile
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from quire.kvcache.groups import GroupReach
@@ -53,7 +53,7 @@ class BlockTable:
     @property
     def num_blocks(self) -> int:
         """Blocks held, over all groups."""
-        return sum(block > DUMMY_BLOCK for row in self._rows for block in row)
+        return sum(map(_held, self._rows))
 
     @property
     def room(self) -> int:
@@ -142,9 +142,7 @@ class BlockTable:
         count = self._pool.blocks_for(length)
         for mine, theirs in zip(self._rows, parent._rows, strict=True):
             mine += theirs[:count]
-            for block in mine:
-                if block != DUMMY_BLOCK:
-                    self._pool.share(block)
+            self._pool.share(block for block in mine if block != DUMMY_BLOCK)
         self._published = min(parent._published, length // self._pool.block_size)
 
     def adopt(self, hashes: Iterable[bytes], length: int) -> int:
@@ -158,21 +156,28 @@ class BlockTable:
             length: Tokens that may be found at most.
         """
         assert not self._rows[0], "only an empty table can adopt"
-        find = self._pool.find
-        wanted: Iterator[bytes] = islice(hashes, length // self._pool.block_size)
+        find, size = self._pool.find, self._pool.block_size
         whole = next((number for number, group in enumerate(self._groups) if group.window is None), None)
-        if whole is not None:  # no hit goes beyond the first block that is missing where everything is seen
-            wanted = takewhile(lambda digest: find((whole, digest)) is not None, wanted)
-        promising = list(wanted)
-        found = [[find((group, digest)) for digest in promising] for group in range(len(self._groups))]
-        count = self._longest_hit(found)
+        promising: list[bytes] = []
+        of_whole: list[int | None] = []
+        for digest in islice(hashes, length // size):
+            if whole is not None:
+                block = find((whole, digest))
+                if block is None:
+                    break  # no hit goes beyond the first block that is missing where everything is seen
+                of_whole.append(block)
+            promising.append(digest)
+        found = [
+            of_whole if group == whole else [find((group, digest)) for digest in promising]
+            for group in range(len(self._groups))
+        ]
+        count = len(promising) if len(found) == 1 and whole is not None else self._longest_hit(found)
         for group, row, blocks in zip(self._groups, self._rows, found, strict=True):
-            needed = group.first_needed(count * self._pool.block_size) // self._pool.block_size
-            for entry, block in enumerate(blocks[:count]):
-                if entry >= needed:
-                    assert block is not None
-                    self._pool.share(block)
-                row.append(block if block is not None and entry >= needed else DUMMY_BLOCK)
+            needed = min(count, group.first_needed(count * size) // size)
+            own = [block for block in blocks[needed:count] if block is not None]
+            assert len(own) == count - needed
+            row += [DUMMY_BLOCK] * needed + own
+            self._pool.share(own)
         self._published = count
         return count * self._pool.block_size
 
@@ -254,3 +259,8 @@ class BlockTable:
             if all(ends[count - 1] >= need for ends, need in zip(runs, needed, strict=True)):
                 return count
         return 0
+
+
+def _held(row: Sequence[int]) -> int:
+    """Blocks among a row's entries. What a window has left behind lies before all else, and all are swapped or none."""
+    return len(row) if row and row[0] > DUMMY_BLOCK else sum(block > DUMMY_BLOCK for block in row)

@@ -21,7 +21,7 @@ def test_blocks_are_handed_out_once_and_never_the_dummy() -> None:
 def test_a_shared_block_is_free_when_its_last_holder_gives_it_back() -> None:
     pool = BlockPool(2, 16)
     (block,) = pool.take(1) or []
-    pool.share(block)
+    pool.share([block])
     pool.give_back([block])
     assert pool.num_free == 1
     pool.give_back([block])
@@ -33,7 +33,7 @@ def test_giving_back_twice_or_sharing_a_free_block_is_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="given back twice"):
         pool.give_back([1])
     with pytest.raises(AssertionError, match="is free"):
-        pool.share(1)
+        pool.share([1])
 
 
 def test_contents_are_found_until_their_block_is_taken_again_oldest_first() -> None:
@@ -44,7 +44,7 @@ def test_contents_are_found_until_their_block_is_taken_again_oldest_first() -> N
         pool.publish(block, key)
     pool.give_back([blocks[1], blocks[0], blocks[2]])
     assert [pool.find(key) for key in keys] == blocks
-    pool.share(blocks[1])
+    pool.share([blocks[1]])
     assert pool.num_free == 2
     assert pool.take(1) == [blocks[0]]
     assert [pool.find(key) for key in keys] == [None, blocks[1], blocks[2]]
