@@ -27,6 +27,7 @@ from quire.kernels.triton.launching.compiler_processes import begin_processes
 from quire.kernels.triton.launching.earlier_start import is_there, leave, trace_of
 from quire.messages import Masks, Plan, Result, Sizing
 from quire.worker.context import open_context
+from quire.worker.in_flight import IN_FLIGHT
 from quire.worker.threads import quota
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class StreamExecutor:
         fault: See FaultHook.
     """
 
-    max_in_flight = 2
+    max_in_flight = IN_FLIGHT
 
     def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
         self._config = config

@@ -41,7 +41,7 @@ class PrefixHashes:
         return self._hashes
 
     def each(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
-        """The same one by one, hashed not much farther than it is read: in runs, each as long as all before it."""
+        """The same one by one, hashed not much farther than it is read: in runs, each one longer than all before."""
         count, hashes, index = length // self._block_size, self._hashes, 0
         while index < count:
             if index == len(hashes):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ class StepColumns:
     """Lays columns one behind another in a buffer on the host, whose turn it is.
 
     The device fetches what is read often into a buffer that stays where it is, so that a recorded step finds its
-    columns at the same addresses each time. What is read once is read from the host.
+    columns at the same addresses each time. What is read once or twice is read from the host.
 
     Args:
         capacity: Entries of the buffer. Columns beyond it are copied one by one.
@@ -40,42 +39,46 @@ class StepColumns:
         self._hosts = PinnedBuffers(turns, capacity)
         self._arrays = list(self._hosts.host.numpy())
         self._device = self._hosts.host[0]
-        if turns.on_gpu:
+        if turns.apart:
             self._device = torch.zeros(capacity, dtype=torch.int64, device=turns.device)
             self._fetch = kernel("fetch_columns", turns.device.type)
         self._part = functools.lru_cache(_CUTS)(self._cut)  # steps of as many rows are cut alike
         self._fetched = 0
 
-    def lay(self, fetched: Sequence[Column], read: Sequence[Column] = ()) -> list[Tensor]:
+    def lay(self, fetched: Sequence[Column], visited: Sequence[Column] = ()) -> list[Tensor]:
         """The columns as the device sees them, valid until the turn of this step's buffer comes again.
 
         Args:
             fetched: Are there in the stream's order after `fetch`, which must come before the next step's columns.
-            read: Are read from the host, and so only a few times.
+            visited: Stay with the host, where each is read, so that should be once or twice.
         """
-        turn, first = self._turns.lay(), 0
-        entries = self._arrays[turn]
+        turn, parts = self._turns.lay(), list[npt.NDArray[np.int64]]()
+        laid, self._fetched = self._placed(fetched, None, 0, parts)
+        others, end = self._placed(visited, turn, self._fetched, parts)
+        if parts:
+            np.concatenate(parts, out=self._arrays[turn][:end])
+        return laid + others
+
+    def _placed(
+        self, columns: Sequence[Column], turn: int | None, first: int, parts: list[npt.NDArray[np.int64]]
+    ) -> tuple[list[Tensor], int]:
+        """The columns from this entry on in a buffer, see `_cut`, and the entry behind them; what is to stand there is
+        added to `parts`.
+        """
         laid: list[Tensor] = []
-        parts: list[npt.NDArray[np.int64]] = []
-        for number, column in enumerate(chain(fetched, read)):
-            if number == len(fetched):
-                self._fetched = first
+        for column in columns:
             floats, end = column.dtype == np.float64, first + len(column)
-            if end > len(entries):
+            if end > len(self._device):
                 laid.append(upload(column, self._turns.device, torch.float64 if floats else torch.int64))
                 continue
             parts.append(column.view(np.int64))
-            laid.append(self._part(None if number < len(fetched) else turn, first, end, floats))
+            laid.append(self._part(turn, first, end, floats))
             first = end
-        if not read:
-            self._fetched = first
-        if parts:
-            np.concatenate(parts, out=entries[:first])
-        return laid
+        return laid, first
 
     def fetch(self) -> None:
         """What was laid last becomes the device's; recorded, what was laid before each replay."""
-        if self._turns.on_gpu:
+        if self._turns.apart:
             self._fetch(self._hosts.seen, self._turns.on_device, self._part(None, 0, self._fetched, False))
 
     def holds(self, column: Tensor) -> bool:

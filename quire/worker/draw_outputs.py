@@ -23,7 +23,7 @@ class DrawOutputs:
 
     Args:
         reads: Most reads of a step.
-        turns: Of the host's buffers; on a CPU there is one, in which tokens are drawn.
+        turns: Of the host's buffers; on a CPU there is one, and tokens are drawn into it.
 
     Attributes:
         tokens: [reads] int64.
@@ -35,7 +35,7 @@ class DrawOutputs:
         first = -(-8 * reads // _ALIGNED) * _ALIGNED
         self._hosts = PinnedBuffers(turns, -(-(first + reads) // 8))
         self._words = self._hosts.host[0]
-        if turns.on_gpu:
+        if turns.apart:
             self._words = torch.zeros(self._words.shape, dtype=torch.int64, device=turns.device)
             self._send = kernel("send_outputs", turns.device.type)
         whole = self._words.view(torch.uint8)
@@ -46,11 +46,11 @@ class DrawOutputs:
 
     def send(self) -> None:
         """Both columns to the host; what is sent later in the same step takes the place of what was sent before."""
-        if self._turns.on_gpu:
+        if self._turns.apart:
             self._send(self._words, self._hosts.seen, self._turns.on_device)
 
     def on_host(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
         """Both columns of the step that was laid last; their values are there when the stream has come so far, and
         until the step's turn comes again.
         """
-        return self._views[self._turns.own]
+        return self._views[self._turns.current]

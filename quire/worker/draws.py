@@ -71,7 +71,7 @@ class Draws:
         self._drawn = DrawOutputs(reads, turns)
 
     def rehearse(self, logits: Tensor, aside: Aside, max_logprobs: int) -> None:
-        """See the sampler's."""
+        """See the sampler's; and the way of what was drawn to the host."""
         rehearse(logits, self._slots, self._mode, aside, max_logprobs)
         self._drawn.send()
 

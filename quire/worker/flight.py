@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from quire.messages import Result
+from quire.worker.in_flight import IN_FLIGHT
 
 
 class Flight(Protocol):
@@ -115,12 +116,13 @@ class Watches:
 
     Args:
         device: Where steps run.
-        turns: Steps that may be under way or not looked at yet, and one more.
+        in_flight: Steps that may be launched before the oldest is looked at. As the end of one may be the beginning of
+            the next, its events are free again one step later than the step itself.
     """
 
-    def __init__(self, device: torch.device, turns: int = 3) -> None:
+    def __init__(self, device: torch.device, in_flight: int = IN_FLIGHT) -> None:
         self._device = device
-        numbers = range(turns if device.type != "cpu" else 0)
+        numbers = range(in_flight + 1 if device.type != "cpu" else 0)
         self._events = itertools.cycle([(_timed_event(), _timed_event()) for _ in numbers])
         self._last: torch.cuda.Event | None = None
 

@@ -32,10 +32,8 @@ class StepGraphs:
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = forward()
-        self._graphs[shape], self._logits[shape] = (
-            graph,
-            alias_of(logits, logits.device),
-        )  # its memory is the next graph's too
+        self._graphs[shape] = graph
+        self._logits[shape] = alias_of(logits, logits.device)  # its memory is the next graph's too
 
     def replay(self, shape: StepShape) -> Tensor:
         """[reads, vocab] logits, valid until the next replay."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from quire.worker.alias import alias_of
+from quire.worker.in_flight import IN_FLIGHT
 
 _FETCHERS = 8
 """Programs that fetch a step's columns."""
@@ -20,28 +21,29 @@ class Turns:
     the same order.
 
     Args:
-        device: Where steps run. A CPU needs one buffer only.
+        device: Where steps run.
         in_flight: Steps that may be laid while an earlier one is under way.
 
     Attributes:
+        apart: Whether the device has memory of its own. Where it has none, there is one buffer, which is the device's.
         number: Of buffers.
         on_device: How many steps the device has begun; see the kernel `fetch_columns`.
     """
 
-    def __init__(self, device: torch.device, in_flight: int = 2) -> None:
+    def __init__(self, device: torch.device, in_flight: int = IN_FLIGHT) -> None:
         self.device = device
-        self.on_gpu = device.type != "cpu"
-        self.number = in_flight + 1 if self.on_gpu else 1
+        self.apart = _is_apart(device)
+        self.number = in_flight + 1 if self.apart else 1
         self.on_device = torch.zeros(_FETCHERS, dtype=torch.int64, device=device)
         self._laid = 0
 
     def lay(self) -> int:
         """The buffer of a step that begins."""
         self._laid += 1
-        return self.own
+        return self.current
 
     @property
-    def own(self) -> int:
+    def current(self) -> int:
         """The buffer of the step that was laid last."""
         return (self._laid - 1) % self.number
 
@@ -59,5 +61,10 @@ class PinnedBuffers:
     """
 
     def __init__(self, turns: Turns, entries: int) -> None:
-        self.host = torch.zeros((turns.number, entries), dtype=torch.int64, pin_memory=turns.on_gpu)
-        self.seen = alias_of(self.host, turns.device) if turns.on_gpu else self.host
+        on_gpu = turns.device.type != "cpu"
+        self.host = torch.zeros((turns.number, entries), dtype=torch.int64, pin_memory=on_gpu)
+        self.seen = alias_of(self.host, turns.device) if on_gpu else self.host
+
+
+def _is_apart(device: torch.device) -> bool:
+    return device.type != "cpu"

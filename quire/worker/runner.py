@@ -190,12 +190,14 @@ class Runner:
         dummy, reads = self._slots.dummy, self._draws.reads_of(plan.step, host.read_slots, watch)
         host = host.padded(shape, dummy)
         drawing = host.read_slots if reads.are_plain else np.full_like(host.read_slots, dummy)
-        laid = self._lay(plan, host, _of_reads(host, drawing), shape.room, reads.slots)
+        asked = () if reads.are_plain else (reads.slots,)
+        laid = self._lay(plan, host, _of_reads(host, drawing), shape.room, asked)
         self._apply(plan, laid)
         logits = self._graphs.replay(shape)
         if reads.are_plain:
             return self._draws.brought(reads, logits, PromptScores())
-        return self._draws.as_asked(reads, logits[: len(reads.slots)], laid.own[0], PromptScores())
+        where = laid.asked[0].clone()  # the device's, for all that reads it
+        return self._draws.as_asked(reads, logits[: len(reads.slots)], where, PromptScores())
 
     def _run(self, plan: Plan, host: HostBatch, watch: Watch) -> Flight:
         """A step of any shape."""
@@ -215,25 +217,30 @@ class Runner:
         return self._draws.brought(reads, logits, of_prompts)
 
     def _lay(
-        self, plan: Plan, host: HostBatch | None, reads: tuple[Column, ...], room: Room | None = None, *own: Column
+        self,
+        plan: Plan,
+        host: HostBatch | None,
+        reads: tuple[Column, ...],
+        room: Room | None = None,
+        asked: tuple[Column, ...] = (),
     ) -> _Laid:
         """Everything that the step takes from the host; what has always the same length in steps of one shape is
-        fetched, and stands in the same place each time. The rest is read from the host: the plan's `own` reads among a
-        shape's, and its differences.
+        fetched, and stands in the same place each time. The device visits the rest: reads that a recorded step does
+        not serve, and the plan's differences.
         """
         rows: tuple[Column, ...] = ()
         attention: tuple[Column, ...] = ()
         if host is not None:
             rows, attention = host.columns(), self._attention.columns(host.counts, host.bounds, room)
         fetched = (rows, attention, reads)
-        read = (own, self._slots.columns(plan), self._transfer.columns(plan))
-        laid = iter(self._columns.lay([*itertools.chain(*fetched)], [*itertools.chain(*read)]))
-        return _Laid(*(tuple(itertools.islice(laid, len(part))) for part in fetched + read))
+        visited = (asked, self._slots.columns(plan), self._transfer.columns(plan))
+        laid = iter(self._columns.lay([*itertools.chain(*fetched)], [*itertools.chain(*visited)]))
+        return _Laid(*(tuple(itertools.islice(laid, len(part))) for part in fetched + visited))
 
     def _apply(self, plan: Plan, laid: _Laid) -> None:
         """The plan's differences."""
         self._slots.apply(plan, laid.slots)
-        self._transfer.apply(plan, laid.transfer)
+        self._transfer.apply(plan, [blocks.clone() for blocks in laid.transfer])  # many programs read each
 
     def _forward(self, host: HostBatch, laid: _Laid) -> tuple[Batch, Tensor]:
         """The step's batch and its hidden states, [tokens, hidden]."""
@@ -258,7 +265,7 @@ class _Laid:
     rows: tuple[Tensor, ...] = ()
     attention: tuple[Tensor, ...] = ()
     reads: tuple[Tensor, ...] = ()
-    own: tuple[Tensor, ...] = ()
+    asked: tuple[Tensor, ...] = ()
     slots: tuple[Tensor, ...] = ()
     transfer: tuple[Tensor, ...] = ()
 

@@ -50,6 +50,9 @@ def imagine() -> None:
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
     attention_parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
     from quire.kernels.triton.linear import linear
+    from quire.worker import pinned
+
+    pinned._is_apart = lambda device: True  # type: ignore[assignment]
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
     linear.LARGE_WEIGHT = (16, 16)

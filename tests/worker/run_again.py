@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
+from quire.worker.pinned import Turns
 from quire.worker.shapes import StepShape
 
 
+class CountedTurns(Turns):
+    """Of a device whose memory is its own: by the time the host lays a step, all before it have fetched."""
+
+    def lay(self) -> int:
+        assert self.apart
+        assert self.on_device.tolist() == [self._laid] * len(self.on_device)
+        return super().lay()
+
+
 class RunAgain:
-    """What was recorded is run again: the same launches, on the columns of the day."""
+    """What was recorded is run again: the same launches, on the columns of the day, of which it takes as many."""
 
     def __init__(self) -> None:
-        self._steps: dict[StepShape, Callable[[], Tensor]] = {}
+        self._steps: dict[StepShape, partial[Tensor]] = {}
+        self._fetched: dict[StepShape, int] = {}
         self.replayed: list[StepShape] = []
 
     def record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
+        assert isinstance(forward, partial)
         self._steps[shape] = forward
+        self._fetched[shape] = self._entries(shape)
+
+    def _entries(self, shape: StepShape) -> int:
+        fetched: int = self._steps[shape].func.__self__._columns._fetched  # type: ignore[attr-defined]
+        return fetched
 
     def replay(self, shape: StepShape) -> Tensor:
+        assert self._entries(shape) == self._fetched[shape]
         self.replayed.append(shape)
         logits = self._steps[shape]()
         assert len(logits) == shape.reads

@@ -15,13 +15,13 @@ from quire.attention.backend import AttentionBackend, KVView
 from quire.kernels.table import KERNELS
 from quire.messages import Result, ScoredRow, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
-from quire.worker import runner, worker
+from quire.worker import pinned, runner, worker
 from quire.worker.runner import LargestStep
 from quire.worker.shapes import StepShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, Sequence, config_for, hand_out
-from tests.worker.run_again import RunAgain
+from tests.worker.run_again import CountedTurns, RunAgain
 
 MOST = 128
 STEPS = 30
@@ -44,6 +44,8 @@ def attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBac
 @pytest.fixture(autouse=True)
 def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "StepGraphs", RunAgain)
+    monkeypatch.setattr(runner, "Turns", CountedTurns)
+    monkeypatch.setattr(pinned, "_is_apart", lambda device: True)
     monkeypatch.setattr(worker, "_attention", attention)
 
 
@@ -56,7 +58,7 @@ def driver_of(directory: Path, *, recorded: bool, **values: Any) -> Driver:
     config = config_for(directory, num_gpu_blocks_override=1000, **values)
     driver = Driver(config, len(read_spec(directory).kv_groups()))
     if recorded:
-        driver.worker._runner.record(MOST)
+        driver.worker._runner.record(MOST, rehearsed=True)
     return driver
 
 

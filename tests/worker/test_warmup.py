@@ -61,6 +61,12 @@ def test_tiles_are_found_whole_and_in_parts(served: list[dict[str, Any]]) -> Non
         assert {"_attend_tiles", "_attend_parts", "_merge_parts"} <= {*one["found"]}
 
 
+def test_the_way_from_the_host_and_back_is_found_once(served: list[dict[str, Any]]) -> None:
+    """Whatever the numbers of rows and tokens."""
+    for one in served:
+        assert one["found"].count("_fetch_columns") == one["found"].count("_send_outputs") == 1
+
+
 def test_steps_have_all_numbers_of_rows_and_tokens() -> None:
     steps = list(rehearsed_steps(LargestStep(rows=300, tokens=1000, length=400)))
     assert {len(counts) for counts in steps if counts[-1] == 1} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 300}

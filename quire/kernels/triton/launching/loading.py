@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import threading
 from types import ModuleType
+from typing import Any
 
 from triton.runtime import build
 
 _lock = threading.Lock()
 
 
-def load_one_by_one() -> None:
+def load_apart() -> None:
     """From now on each module that Triton loads is an object of its own."""
-    load = build._load_module_from_path
-    if getattr(load, "one_by_one", False):
+    load = getattr(build, "_load_module_from_path", None)
+    if load is None or hasattr(load, "apart"):
         return
 
-    def load_apart(name: str, path: str) -> ModuleType:
-        apart = ModuleType(name)
+    def load_one(name: str, *where: Any, **named: Any) -> ModuleType:
+        module = ModuleType(name)
         with _lock:
-            apart.__dict__.update(load(name, path).__dict__)
-        return apart
+            module.__dict__.update(load(name, *where, **named).__dict__)
+        return module
 
-    load_apart.one_by_one = True  # type: ignore[attr-defined]
-    build._load_module_from_path = load_apart
+    load_one.apart = True  # type: ignore[attr-defined]
+    build._load_module_from_path = load_one

@@ -30,7 +30,7 @@ from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
 from quire.kernels.triton.launching.keys import settle_key
-from quire.kernels.triton.launching.loading import load_one_by_one
+from quire.kernels.triton.launching.loading import load_apart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ class Precompiler:
         processes: CompilerProcesses | None = None,
         done: Callable[[], None] | None = None,
     ) -> None:
-        load_one_by_one()
+        load_apart()
         self.names: list[str] = []
         self._processes = processes
         self._done = done

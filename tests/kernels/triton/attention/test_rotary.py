@@ -60,8 +60,10 @@ def test_rows(tokens: int, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (14, 2), (8, 8), (32, 8)])
-def test_heads(heads: int, kv_heads: int, device: str) -> None:
-    check(2, heads, kv_heads, 8, device, width=8, norm=torch.float32)
+@pytest.mark.parametrize("tokens", [2, 40, 70])
+def test_heads(tokens: int, heads: int, kv_heads: int, device: str) -> None:
+    """A program has more heads where tokens are many."""
+    check(tokens, heads, kv_heads, 8, device, width=8, norm=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,41 @@
+"""A chain of hashes: the same however it is asked for, and not hashed much farther than it is read."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from quire.kvcache.prefix import PrefixHashes
+
+SIZE = 4
+TOKENS = list(range(1_000))
+
+
+def whole() -> list[bytes]:
+    return PrefixHashes(SIZE, "salt").upto(TOKENS, len(TOKENS))
+
+
+@pytest.mark.parametrize("read", [0, 1, 2, 7, 100])
+def test_no_more_is_hashed_than_twice_what_is_read(read: int) -> None:
+    hashes = PrefixHashes(SIZE, "salt")
+    assert list(islice(hashes.each(TOKENS, len(TOKENS)), read)) == whole()[:read]
+    assert len(hashes.upto(TOKENS, 0)) <= 2 * read
+
+
+@pytest.mark.parametrize("known", [0, 1, 5, 20, 250])
+@pytest.mark.parametrize("length", [0, 3, 4, 43, 1_000])
+def test_the_chain_goes_on_where_it_was_left(known: int, length: int) -> None:
+    """Also where more is known than is asked for."""
+    hashes = PrefixHashes(SIZE, "salt")
+    hashes.upto(TOKENS, known * SIZE)
+    assert list(hashes.each(TOKENS, length)) == whole()[: length // SIZE]
+    assert hashes.upto(TOKENS, len(TOKENS)) == whole()
+
+
+def test_tokens_and_salts_tell_chains_apart_from_there_on() -> None:
+    other = [*TOKENS[:50], 7, *TOKENS[51:]]
+    found = PrefixHashes(SIZE, "salt").upto(other, len(other))
+    assert found[:12] == whole()[:12]
+    assert not {*found[12:]} & {*whole()}
+    assert not {*PrefixHashes(SIZE).upto(TOKENS, len(TOKENS))} & {*whole()}

@@ -1,0 +1,67 @@
+"""When a step on a GPU's stream began: with its launch, or as the step before it ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from quire.messages import Result
+from quire.worker import flight
+from quire.worker.flight import Flight, Watches
+
+
+class Card:
+    """Its clock, in milliseconds, and how far its stream has come."""
+
+    def __init__(self) -> None:
+        self.launched = 0.0
+        self.now = 0.0
+        self.records = 0
+
+    def event(self) -> Any:
+        """Of torch's kind: it passes when the stream has come to the work that was launched before it."""
+        event = SimpleNamespace(at=0.0)
+
+        def record(stream: object) -> None:
+            event.at = max(self.launched, self.now)
+            self.records += 1
+
+        event.record, event.query = record, lambda: event.at <= self.now
+        event.synchronize = lambda: setattr(self, "now", max(self.now, event.at))
+        event.elapsed_time = lambda end: end.at - event.at
+        return event
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    card = Card()
+    monkeypatch.setattr(flight, "_timed_event", card.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    return card
+
+
+def launch(card: Card, watches: Watches, ms: float) -> Flight:
+    watch = watches.start()
+    card.launched = max(card.launched, card.now) + ms
+    return watch.flight(lambda took: Result(0, [], [], device_ms=took))
+
+
+def test_steps_one_behind_another_take_their_own_time(card: Card) -> None:
+    """With as many in flight as may be, and each looked at before the next is launched."""
+    watches, flights, found = Watches(torch.device("cuda")), [], []
+    for ms in (3.0, 5.0, 2.0, 7.0, 1.0, 4.0):
+        flights.append(launch(card, watches, ms))
+        if len(flights) == 2:
+            found.append(flights.pop(0).result().device_ms)
+    assert found == [3.0, 5.0, 2.0, 7.0, 1.0]
+    assert card.records == 7, "one end each, and one beginning"
+
+
+def test_a_pause_is_nobodys_time(card: Card) -> None:
+    watches = Watches(torch.device("cuda"))
+    for ms in (3.0, 5.0, 2.0):
+        assert launch(card, watches, ms).result().device_ms == ms
+        card.now += 100
