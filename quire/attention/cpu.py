@@ -105,8 +105,8 @@ class CpuAttention:
         size = self._kv.block_size
         block_of_token = table[rows.slot_of_token, rows.positions // size]
         offset = rows.positions % size
-        single = np.flatnonzero(rows.counts == 1)
-        longer = np.flatnonzero(rows.counts > 1).tolist()
+        single = (rows.counts == 1).nonzero()[0]
+        longer = (rows.counts > 1).nonzero()[0].tolist()
         return _GroupStep(
             places=block_of_token * size + offset,
             fresh=block_of_token[offset == 0],

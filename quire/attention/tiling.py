@@ -66,7 +66,7 @@ class Kinds:
     @classmethod
     def of(cls, counts: Ints, bounds: Ints, sizes: TileSizes) -> Kinds:
         """Of rows with so many tokens in the step and at most so many before it."""
-        single, several = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
+        single, several = (counts == 1).nonzero()[0], (counts > 1).nonzero()[0]
         if sizes.long_from is None:
             return cls(single, several, several[:0])
         long = counts[several] >= sizes.long_from
@@ -89,8 +89,8 @@ def singles_and_tiles_within(
     """
     assert len(counts) == room.rows and not counts[-1]
     fewest = 2 if room.singles else 1  # tokens of a row that is cut into tiles
-    single = np.flatnonzero(counts == 1) if room.singles else counts[:0]
-    of_tile, offsets = tiles(counts, bounds, np.flatnonzero(counts >= fewest), size)
+    single = (counts == 1).nonzero()[0] if room.singles else counts[:0]
+    of_tile, offsets = tiles(counts, bounds, (counts >= fewest).nonzero()[0], size)
     most = room.tokens // size + min(room.rows, room.tokens // fewest)
     return (
         (_padded(single, room.singles, -1), _padded(_firsts(counts)[single], room.singles, 0)),

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from quire.config.scheduler import Policy
 from quire.kvcache.pool import BlockPool
 from quire.scheduler.budget import Budget
@@ -117,7 +115,7 @@ class Admission:
         lengths, running = self._lengths, self._roster.running
         if not running:
             return 0
-        behind = np.flatnonzero(lengths.planned[running.rows] < lengths.known[running.rows]).tolist()
+        behind = (lengths.planned[running.rows] < lengths.known[running.rows]).nonzero()[0].tolist()
         return sum(self._missing(running[index]) for index in behind)
 
     def _is_ready(self, request: Request, step: Step) -> bool:

@@ -104,7 +104,7 @@ class Budget:
         self._start_clock(planned, ahead, waiting)
         counts = ahead.copy()
         used = int((ahead == 1).sum())
-        for index in np.flatnonzero(ahead > 1).tolist():
+        for index in (ahead > 1).nonzero()[0].tolist():
             counts[index] = 0 if self._time_is_up else self._chunk(requests[index], int(ahead[index]), used)
             used += int(counts[index])
         if counts.sum() <= self.max_tokens:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from quire.kvcache.keys import KeysByLength
 from quire.kvcache.prefix import PrefixHashes
 from quire.sampling import SamplingParams
@@ -64,5 +62,5 @@ class KeyLengths:
         if keys is None or keys.change != "turn":
             return []
         goes_on = lengths.known[rows] + lengths.drawing[rows] < lengths.limit[rows]
-        at_the_turn = np.flatnonzero((lengths.planned[rows] == keys.original) & goes_on)[::-1].tolist()
+        at_the_turn = ((lengths.planned[rows] == keys.original) & goes_on).nonzero()[0][::-1].tolist()
         return [running[index] for index in at_the_turn if running[index].counts_as <= keys.original]

@@ -222,13 +222,13 @@ class Scheduler:
         if self._host_bound is not None:
             ahead[(lengths.held[rows] > 0) & (lengths.drawing[rows] > 0)] = 0
         counts = self._budget.open(planned, ahead, requests, lengths.behind(self._waiting.rows))
-        for index in np.flatnonzero((counts > 0) & (planned + counts > lengths.room[rows])).tolist():
+        for index in ((counts > 0) & (planned + counts > lengths.room[rows])).nonzero()[0].tolist():
             request = requests[index]
             if request.slot is None or not self._reserve(request, int(counts[index]), step):
                 break  # put back, by one before it in rank or by itself: and so is everybody behind it
         if step.crowded:
             counts *= np.fromiter((r.slot is not None for r in requests), dtype=np.int64, count=len(requests))
-        moving = np.flatnonzero(counts)
+        moving = counts.nonzero()[0]
         if len(moving) < len(requests):
             requests, rows, counts = [requests[i] for i in moving.tolist()], rows[moving], counts[moving]
         if requests:
@@ -245,7 +245,7 @@ class Scheduler:
         wanted = np.minimum(lengths.drafts[rows], lengths.limit[rows] - planned - 2)  # one drawn token comes after them
         drafts = self._budget.guess(planned, counts, np.where(streams, wanted, 0))
         most = counts + drafts
-        for index in np.flatnonzero((drafts > 0) & (planned + most > lengths.room[rows])).tolist():
+        for index in ((drafts > 0) & (planned + most > lengths.room[rows])).nonzero()[0].tolist():
             if not self._take_blocks(requests[index], int(most[index]), step):
                 drafts[index] = 0
         return drafts
@@ -330,7 +330,7 @@ class Scheduler:
         over or put back, not one by one."""
         known = self._lengths.known[found.rows] - (1 if found.one_each else found.counts)
         first = known == self._lengths.prompt[found.rows]
-        begun = [found.requests[index] for index in np.flatnonzero(first).tolist()]
+        begun = [found.requests[index] for index in first.nonzero()[0].tolist()]
         for request in begun:
             request.first_token_at = self._clock.now()
         return [(request.id, request.cached) for request in begun if request.cached]

@@ -103,11 +103,11 @@ def settle_lengths(step: Step, lengths: Lengths, result: Result) -> Movement:
 
 def gains(step: Step, result: Result, gained: Column) -> Gains:
     """Who gained tokens, which, and their log probabilities if anybody asked; the requests have them now."""
-    rows, kept = step.rows, np.flatnonzero(gained)
+    rows, kept = step.rows, gained.nonzero()[0]
     if len(kept) == len(rows):
         found = Gains(step.requests, rows, result.counts, result.tokens, result.logprobs)
     else:
-        reads = np.flatnonzero(step.bounds)[kept]
+        reads = step.bounds.nonzero()[0][kept]
         requests = [step.requests[i] for i in reads.tolist()]
         found = Gains(requests, rows[reads], gained[kept].tolist(), result.tokens, result.logprobs)
         if len(result.tokens) > gained.sum():
@@ -144,7 +144,7 @@ def find_ends(found: Gains, lengths: Lengths, roster: Roster) -> list[Request]:
 def fail(step: Step, alive: Mask, errors: Sequence[tuple[int, str]]) -> list[Request]:
     """End requests whose row went wrong; what stands in their blocks is found no more."""
     failed = []
-    readers = np.flatnonzero(step.bounds)
+    readers = step.bounds.nonzero()[0]
     for read, message in errors:
         if alive[readers[read]]:
             request = step.requests[int(readers[read])]
@@ -156,7 +156,7 @@ def fail(step: Step, alive: Mask, errors: Sequence[tuple[int, str]]) -> list[Req
 
 def _suspects(found: Gains, lengths: Lengths, roster: Roster) -> set[int]:
     """Places in `found` of those that may be over; a few glances at all that spare looking at each."""
-    suspects = set(np.flatnonzero(lengths.known[found.rows] >= lengths.limit[found.rows]).tolist())
+    suspects = set((lengths.known[found.rows] >= lengths.limit[found.rows]).nonzero()[0].tolist())
     if roster.may_stop(found.tokens):
         owners: Iterator[int] = iter(range(len(found.requests)))
         if not found.one_each:

@@ -111,7 +111,7 @@ class Step:
         """
         lengths, base = self._lengths, len(self.requests)
         starts, known = lengths.planned[rows], lengths.known[rows]
-        given = np.flatnonzero(starts < known).tolist()
+        given = (starts < known).nonzero()[0].tolist()
         for index in given:
             # Rows whose input the host does not know begin with a token just drawn: the device has it in the slot.
             start, count = int(starts[index]), int(counts[index])
@@ -142,7 +142,7 @@ class Step:
         self.bounds = np.concatenate([empty, *self._bounds])
         self.most = int(self.bounds.sum())
         self.epochs, self.serials = self._lengths.epoch[self.rows], self._lengths.serial[self.rows]
-        reads, entries = np.flatnonzero(self.bounds), self._entries
+        reads, entries = self.bounds.nonzero()[0], self._entries
         if self._masks:
             self.masked = reads[self._lengths.masked[self.rows[reads]] > 0].tolist()
         return Plan(

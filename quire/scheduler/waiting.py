@@ -53,7 +53,7 @@ class RankedRequests:
         index = bisect.bisect_right(self._sorted, request.rank, key=lambda r: r.rank)
         self._sorted.insert(index, request)
         if self._rows is not None:
-            self._rows = np.insert(self._rows, index, request.row)
+            self._rows = np.concatenate((self._rows[:index], (request.row,), self._rows[index:]))
 
     def remove(self, request: Request) -> None:
         """Leaves; it must be there."""
@@ -61,4 +61,4 @@ class RankedRequests:
         assert self._sorted[index] is request
         del self._sorted[index]
         if self._rows is not None:
-            self._rows = np.delete(self._rows, index)
+            self._rows = np.concatenate((self._rows[:index], self._rows[index + 1 :]))

@@ -78,7 +78,7 @@ class Reports:
     """
 
     def __init__(self, wanted: Ints, named: Mapping[int, list[int]], mode: LogprobsMode) -> None:
-        self._reads = np.flatnonzero(wanted != NO_LOGPROBS)
+        self._reads = (wanted != NO_LOGPROBS).nonzero()[0]
         self._wanted: list[int] = wanted[self._reads].tolist()
         self._number = len(wanted)
         self._mode = mode

@@ -54,7 +54,7 @@ class Rules:
         asks = self._asks[read_slots]
         if not asks.any():
             return ()
-        reads = np.flatnonzero(asks)
+        reads = asks.nonzero()[0]
         return list(zip(reads.tolist(), read_slots[reads].tolist(), strict=True))
 
     def apply(self, logits: Tensor, asking: Asking) -> dict[int, str]:
