@@ -23,4 +23,6 @@ def alias_of(x: Tensor, device: torch.device) -> Tensor:
     GPU's or pinned memory of the host, which kernels read and write where it is.
     """
     assert x.is_contiguous()
-    return torch.as_tensor(_Memory(x), device=device).view(x.dtype)
+    alias = torch.as_tensor(_Memory(x), device=device)
+    assert alias.data_ptr() == x.data_ptr(), "a copy: the memory belongs to another device"
+    return alias.view(x.dtype)
