@@ -36,6 +36,7 @@ class StepColumns:
 
     def __init__(self, capacity: int, turns: Turns) -> None:
         self._turns = turns
+        self._capacity = capacity
         self._hosts = PinnedBuffers(turns, capacity)
         self._arrays = list(self._hosts.host.numpy())
         self._device = self._hosts.host[0]
@@ -52,7 +53,8 @@ class StepColumns:
             fetched: Are there in the stream's order after `fetch`, which must come before the next step's columns.
             visited: Stay with the host, where each is read, so that should be once or twice.
         """
-        turn, parts = self._turns.lay(), list[npt.NDArray[np.int64]]()
+        parts: list[npt.NDArray[np.int64]] = []
+        turn = self._turns.lay()
         laid, self._fetched = self._placed(fetched, None, 0, parts)
         others, end = self._placed(visited, turn, self._fetched, parts)
         if parts:
@@ -68,7 +70,7 @@ class StepColumns:
         laid: list[Tensor] = []
         for column in columns:
             floats, end = column.dtype == np.float64, first + len(column)
-            if end > len(self._device):
+            if end > self._capacity:
                 laid.append(upload(column, self._turns.device, torch.float64 if floats else torch.int64))
                 continue
             parts.append(column.view(np.int64))

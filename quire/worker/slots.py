@@ -123,16 +123,11 @@ class SlotTable:
     def _entries(self, plan: Plan) -> tuple[Column, Column]:
         """Places in the tables as one flat array, and what stands there from now on; each place once."""
         _, slots, blocks = self._tables.shape
-        of_groups, of_slots, indices, ids = (
-            np.array(column, dtype=np.int64)
-            for column in (plan.block_groups, plan.block_slots, plan.block_indices, plan.block_ids)
-        )
-        places = (of_groups * slots + of_slots) * blocks + indices
-        entries = dict(zip(places.tolist(), range(len(places)), strict=True))  # the last word on each place
-        if len(entries) == len(places):
-            return places, ids
-        last = list(entries.values())
-        return places[last], ids[last]
+        where = zip(plan.block_groups, plan.block_slots, plan.block_indices, strict=True)
+        places = [(group * slots + slot) * blocks + index for group, slot, index in where]
+        entries = dict(zip(places, plan.block_ids, strict=True))  # the last word on each place
+        number = len(entries)
+        return np.fromiter(entries.keys(), np.int64, number), np.fromiter(entries.values(), np.int64, number)
 
 
 def _owners(owners: Sequence[Admitted], vocab_size: int) -> tuple[Column, Column, Column]:
