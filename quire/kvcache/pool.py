@@ -22,9 +22,6 @@ class BlockPool:
     Args:
         num_blocks: Usable blocks, the dummy not counted.
         block_size: Tokens a block.
-
-    Attributes:
-        published: How often contents were added to those that are found. While it stays, nobody finds more than before.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -35,7 +32,6 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._key_of: dict[int, BlockKey] = {}
         self._block_of: dict[BlockKey, int] = {}
-        self.published = 0
 
     @property
     def num_free(self) -> int:
@@ -91,7 +87,6 @@ class BlockPool:
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key] = block
             self._key_of[block] = key
-            self.published += 1
 
     def find(self, key: BlockKey) -> int | None:
         """A block with these contents, held or free."""

@@ -6,7 +6,6 @@ Chooses; seating them and moving them forward is the scheduler's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from quire.config.scheduler import Policy
 from quire.kvcache.pool import BlockPool
@@ -18,25 +17,6 @@ from quire.scheduler.publishing import Publisher
 from quire.scheduler.request import Request
 from quire.scheduler.roster import Roster
 from quire.scheduler.step import Step
-
-
-@dataclass(frozen=True)
-class _Lack:
-    """What a request lacked when it was looked at, as long as no more of it can be found.
-
-    Attributes:
-        request: Whose.
-        tokens: It had so many.
-        published: See BlockPool.
-        blocks: It needed so many, at least.
-        behind: Tokens that nobody had computed, at least.
-    """
-
-    request: Request
-    tokens: int
-    published: int
-    blocks: int
-    behind: int
 
 
 class Admission:
@@ -71,7 +51,6 @@ class Admission:
         self._policy = policy
         self._publisher = publisher
         self._key_lengths = key_lengths
-        self._lack: _Lack | None = None  # of the first in the queue, which would be looked up at each step
 
     def outranked(self, step: Step) -> Iterator[Request]:
         """Under `priority`, running requests of a higher number whose place the first in the queue takes. Each must be
@@ -135,28 +114,13 @@ class Admission:
             room = self._missing(request) + promised <= self._pool.num_free
             return room and self._preemption.bring_back(request, step)
         self._key_lengths.count(request)
-        if self._lacks(request, promised):
-            return False
         start, to_copy = self._find_computed(request)
-        needed, behind = self._missing(request) + to_copy, len(request.tokens) - start
-        if needed + promised > self._pool.num_free or not self._budget.has_time(behind):
+        has_room = self._missing(request) + to_copy + promised <= self._pool.num_free
+        if not has_room or not self._budget.has_time(len(request.tokens) - start):
             request.table.release()
-            if request.parent is None:
-                self._lack = _Lack(request, len(request.tokens), self._pool.published, needed, behind)
             return False
-        self._lack = None
         request.start_at(start)
         return True
-
-    def _lacks(self, request: Request, promised: int) -> bool:
-        """Whether what it lacked when it was looked at is lacking still: looking up a long prompt takes its time."""
-        lack = self._lack
-        if lack is None or lack.request is not request or request.parent is not None:
-            return False
-        self._publisher.catch_up()
-        if (lack.tokens, lack.published) != (len(request.tokens), self._pool.published):
-            return False
-        return lack.blocks + promised > self._pool.num_free or not self._budget.has_time(lack.behind)
 
     def _least_ahead(self, request: Request) -> int:
         """Tokens that it is behind, whatever may be found of it: of others, no more than whole blocks."""

@@ -12,7 +12,6 @@ from quire.config.scheduler import Policy
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
-from quire.kvcache.table import BlockTable
 from quire.scheduler.budget import (
     BACKLOG_SHARE,
     LONGEST_STALL_MS,
@@ -372,26 +371,3 @@ def test_a_prompt_finds_what_a_step_under_way_fills() -> None:
     plan = stage.scheduler.plan()
     assert plan is not None
     assert plan.admitted[0].length == 16
-
-
-def test_a_prompt_that_finds_no_room_is_not_looked_up_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But when more may be found, as the other's blocks of eight tokens are full, or there is room."""
-    looked: list[int] = []
-    adopt = BlockTable.adopt
-
-    def counted(table: BlockTable, hashes: Any, length: int) -> int:
-        looked.append(length)
-        return adopt(table, hashes, length)
-
-    monkeypatch.setattr(BlockTable, "adopt", counted)
-    stage = Stage(blocks=10, tokens=64)
-    stage.scheduler.add(add(1, [1] * 8, 50))
-    stage.step()
-    stage.scheduler.add(add(2, [2] * 70, 2))
-    looked.clear()
-    for _ in range(24):
-        stage.step()
-    assert 1 <= len(looked) <= 1 + 24 // 8
-    for _ in stage.steps(until=2):
-        pass
-    assert stage.ended == [1, 2]

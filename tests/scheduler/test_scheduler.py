@@ -23,10 +23,8 @@ from quire.kvcache.groups import GroupReach, capacity
 from quire.kvcache.host import HostPool
 from quire.kvcache.pool import BlockPool
 from quire.messages import Add
-from quire.scheduler.admission import Admission
 from quire.scheduler.budget import Budget
 from quire.scheduler.preempt import Preemption
-from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 from tests.engine.harness import HashMasker, add, drafts_of
 from tests.scheduler.test_order import LinearCost
@@ -101,24 +99,8 @@ class Lives(RuleBasedStateMachine):
             drafts=drafts_of,
             masked=self.masker.wants,
         )
-        self.look_again_at_whoever_lacks(self.scheduler._admission)
         self.masks = MaskSender(self.masker, self.scheduler, self.executor, 512)
         self.budget, self.seqs = tokens, seqs
-
-    def look_again_at_whoever_lacks(self, admission: Admission) -> None:
-        """Who is turned away by what was lacking before would be turned away now."""
-        remembered = admission._lacks
-
-        def lacks(request: Request, promised: int) -> bool:
-            found = remembered(request, promised)
-            if found:
-                start, to_copy = admission._find_computed(request)
-                needed, behind = admission._missing(request) + to_copy, len(request.tokens) - start
-                assert needed + promised > self.pool.num_free or not admission._budget.has_time(behind)
-                request.table.release()
-            return found
-
-        admission._lacks = lacks  # type: ignore[method-assign]
 
     def alone(self, message: Add) -> list[int]:
         """What a request would get with the engine to itself."""
