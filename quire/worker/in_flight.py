@@ -2,5 +2,5 @@
 
 IN_FLIGHT = 2
 """Steps that may be launched before the oldest of them has been looked at: one computes, the next one waits behind it.
-Whatever steps use in turns is used again after that, and no sooner.
+Whatever steps use in turns is not used again before that.
 """

@@ -22,7 +22,7 @@ class Turns:
 
     Args:
         device: Where steps run.
-        in_flight: Steps that may be laid while an earlier one is under way.
+        in_flight: See IN_FLIGHT. There is a buffer for each of these steps, and one more.
 
     Attributes:
         apart: Whether the device has memory of its own. Where it has none, there is one buffer, which is the device's.

@@ -196,7 +196,7 @@ class Runner:
         logits = self._graphs.replay(shape)
         if reads.are_plain:
             return self._draws.brought(reads, logits, PromptScores())
-        where = laid.asked[0].clone()  # the device's, for all that reads it
+        where = _fetched(laid.asked[0])
         return self._draws.as_asked(reads, logits[: len(reads.slots)], where, PromptScores())
 
     def _run(self, plan: Plan, host: HostBatch, watch: Watch) -> Flight:
@@ -240,7 +240,7 @@ class Runner:
     def _apply(self, plan: Plan, laid: _Laid) -> None:
         """The plan's differences."""
         self._slots.apply(plan, laid.slots)
-        self._transfer.apply(plan, [blocks.clone() for blocks in laid.transfer])  # many programs read each
+        self._transfer.apply(plan, [_fetched(blocks) for blocks in laid.transfer])
 
     def _forward(self, host: HostBatch, laid: _Laid) -> tuple[Batch, Tensor]:
         """The step's batch and its hidden states, [tokens, hidden]."""
@@ -268,6 +268,13 @@ class _Laid:
     asked: tuple[Tensor, ...] = ()
     slots: tuple[Tensor, ...] = ()
     transfer: tuple[Tensor, ...] = ()
+
+
+def _fetched(column: Tensor) -> Tensor:
+    """A column that was only to be visited, on the device, since much reads it; by a kernel, where `clone` would ask a
+    copy engine.
+    """
+    return column + 0
 
 
 def _of_reads(host: HostBatch, slots: Ints) -> tuple[Column, ...]:

@@ -33,7 +33,7 @@ def test_each_step_finds_its_own_columns(capacity: int, device: str, fetched: in
         given = columns_of(step)
         laid = columns.lay(given[:fetched], given[fetched:])
         columns.fetch()
-        found.append([column.clone() for column in laid])
+        found.append([column + 0 for column in laid])  # by a kernel: copy engines know no aliases
     for step, of_step in enumerate(found):
         assert [column.tolist() for column in of_step] == [column.tolist() for column in columns_of(step)]
         assert [column.dtype for column in of_step] == [
