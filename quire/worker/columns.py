@@ -91,3 +91,10 @@ class StepColumns:
         """Entries of the device's buffer, or as it sees them in one of the host's."""
         part = (self._device if turn is None else self._hosts.seen[turn])[first:end]
         return part.view(torch.float64) if floats else part
+
+
+def copied(column: Tensor) -> Tensor:
+    """A visited column as the device's own, where it is read often after all; by a kernel, for `clone` would ask a copy
+    engine.
+    """
+    return column + 0

@@ -67,4 +67,5 @@ class PinnedBuffers:
 
 
 def _is_apart(device: torch.device) -> bool:
+    """Whether a step's columns must come to it. Tests say so of a CPU."""
     return device.type != "cpu"

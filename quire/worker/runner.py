@@ -22,7 +22,7 @@ from quire.errors import ConfigError
 from quire.messages import Plan, Result
 from quire.models.model import Model
 from quire.worker.batch import Batch, BatchBuffers, HostBatch
-from quire.worker.columns import Column, StepColumns
+from quire.worker.columns import Column, StepColumns, copied
 from quire.worker.draws import Draws
 from quire.worker.flight import Flight, Watch, Watches
 from quire.worker.graphs import StepGraphs
@@ -196,7 +196,7 @@ class Runner:
         logits = self._graphs.replay(shape)
         if reads.are_plain:
             return self._draws.brought(reads, logits, PromptScores())
-        where = _fetched(laid.asked[0])
+        where = copied(laid.asked[0])
         return self._draws.as_asked(reads, logits[: len(reads.slots)], where, PromptScores())
 
     def _run(self, plan: Plan, host: HostBatch, watch: Watch) -> Flight:
@@ -240,7 +240,7 @@ class Runner:
     def _apply(self, plan: Plan, laid: _Laid) -> None:
         """The plan's differences."""
         self._slots.apply(plan, laid.slots)
-        self._transfer.apply(plan, [_fetched(blocks) for blocks in laid.transfer])
+        self._transfer.apply(plan, laid.transfer)
 
     def _forward(self, host: HostBatch, laid: _Laid) -> tuple[Batch, Tensor]:
         """The step's batch and its hidden states, [tokens, hidden]."""
@@ -268,13 +268,6 @@ class _Laid:
     asked: tuple[Tensor, ...] = ()
     slots: tuple[Tensor, ...] = ()
     transfer: tuple[Tensor, ...] = ()
-
-
-def _fetched(column: Tensor) -> Tensor:
-    """A column that was only to be visited, on the device, since much reads it; by a kernel, where `clone` would ask a
-    copy engine.
-    """
-    return column + 0
 
 
 def _of_reads(host: HostBatch, slots: Ints) -> tuple[Column, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.table import kernel
 from quire.messages import Plan
-from quire.worker.columns import Column
+from quire.worker.columns import Column, copied
 
 STAGED_BYTES = 32 * 2**20
 """Of each of the two buffers on the device through which blocks are swapped."""
@@ -114,16 +114,16 @@ class StreamTransfer:
         return tuple(columns)
 
     def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
-        """See BlockTransfer."""
+        """See BlockTransfer. Many programs read each number."""
         left = list(columns)
         if plan.swap_out:
-            self._swap_out(left.pop(0), [host for _, host in plan.swap_out])
+            self._swap_out(copied(left.pop(0)), [host for _, host in plan.swap_out])
             left.pop(0)
         if plan.copies:
-            origin, goal = left.pop(0), left.pop(0)
+            origin, goal = copied(left.pop(0)), copied(left.pop(0))
             self._move_blocks(self._blocks, origin, self._blocks, goal)
         if plan.swap_in:
-            self._swap_in(left.pop(0), [host for host, _ in plan.swap_in])
+            self._swap_in(copied(left.pop(0)), [host for host, _ in plan.swap_in])
 
     def _swap_out(self, blocks: Tensor, hosts: Sequence[int]) -> None:
         compute, size = torch.cuda.current_stream(), len(self._outgoing)
