@@ -17,6 +17,8 @@ barrier of their own, and of the same kernel without that barrier it does not: t
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -32,6 +34,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.attention.scores import factors
 from quire.kernels.triton.launching.card import is_sm_90, multiprocessors
+from quire.kernels.triton.launching.described import described
+from quire.kernels.triton.launching.launch import launched
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 
@@ -84,10 +88,15 @@ def _shape(d: int) -> tuple[int, int]:
 def _described(x: Tensor, rows: int) -> TensorDescriptor:
     """[tokens, heads, d] for the copy engine, which takes tiles of so many tokens and one head."""
     tokens, heads, d = x.shape
-    layout = gl.NVMMASharedLayout.get_default_for([rows, d], _GL_DTYPES[x.dtype])
-    return TensorDescriptor(x, [tokens, heads * d], [heads * d, 1], [rows, d], layout)
+    return described(x, (tokens, heads * d), (heads * d, 1), (rows, d), _layout(rows, d, x.dtype))
 
 
+@functools.cache
+def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([rows, d], _GL_DTYPES[dtype])
+
+
+@launched
 @gluon.jit(
     do_not_specialize=["items"],
     do_not_specialize_on_alignment=["tile_tokens", "tile_queries", "tile_befores", "tile_bases"],

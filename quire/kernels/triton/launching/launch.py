@@ -7,8 +7,8 @@ through Triton, which compiles it; and so does every launch in which something i
 tensor of the device, no number and not None, or a profiler's hook.
 
 The key says at least as much as Triton's own: for a tensor its dtype and whether 16 divides its address, for an integer
-whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for others their type; and
-the values of all that is known at compile time. Addresses are handed on as numbers, which saves asking the driver about
+whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for a descriptor what its tiles are; for others their type; and the
+values of all that is known at compile time. Addresses are handed on as numbers, which saves asking the driver about
 each; that they are the device's is part of the key.
 
 A process launches on one device, the one that is current when a kernel is launched first.
@@ -23,10 +23,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton import knobs
 from triton.compiler import CompiledKernel
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+from quire.kernels.triton.launching.described import kind_of
+
+OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 """What a launch may say beside the kernel's own parameters."""
 _ELSE = object()
 """In a key: a kind of argument that is left to Triton."""
@@ -50,6 +53,9 @@ _FACTS = """
         {name}__value = {name}
         {name}__kind = int if -0x80000000 <= {name} < 0x80000000 else _ELSE
         {name}__by = {of_number}
+    elif {name}__kind is _Descriptor:
+        {name}__value = {name}
+        {name}__by = _kind_of({name})
     else:
         {name}__value = {name}
         {name}__by = None
@@ -61,7 +67,7 @@ _FACTS = """
 
 def launched(function: Any) -> Any:
     """What Triton made of a kernel, launched in the same way but sooner. Stands above `triton.jit` where a kernel is
-    launched from Python; functions that kernels call do without. Interpreted kernels stay what they are.
+    launched from Python, or `gluon.jit`; functions that kernels call do without. Interpreted kernels stay what they are.
     """
     return Kernel(function) if isinstance(function, JITFunction) else function
 
@@ -84,6 +90,8 @@ class Kernel:
             "_pre_run_hooks": function.pre_run_hooks,
             "_runtime": knobs.runtime,
             "_Tensor": Tensor,
+            "_Descriptor": TensorDescriptor,
+            "_kind_of": kind_of,
             "_ELSE": _ELSE,
         }
         exec(_source(function, on_device), names)

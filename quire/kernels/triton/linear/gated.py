@@ -32,7 +32,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv
+from quire.kernels.triton.launching.described import described
+from quire.kernels.triton.launching.launch import cdiv, launched
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -95,14 +96,14 @@ def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
 
 def _described(x: Tensor, rows: int, columns: int = 64) -> TensorDescriptor:
     """[rows, columns] for the copy engine, which takes so many of both at a time."""
-    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [rows, columns], _layout(2))
+    return described(x, tuple(x.shape), (x.stride(0), 1), (rows, columns), _layout(2))
 
 
 def _weight_described(w: Tensor) -> TensorDescriptor:
     """Eight rows of gates come before the same eight of ups: [eights, gate or up, 8, columns]."""
     outputs, columns = w.shape[0] // 2, w.shape[1]
-    strides = [8 * columns, outputs * columns, columns, 1]
-    return TensorDescriptor(w, [outputs // 8, 2, 8, columns], strides, [16, 2, 8, 64], _layout(4))
+    strides = (8 * columns, outputs * columns, columns, 1)
+    return described(w, (outputs // 8, 2, 8, columns), strides, (16, 2, 8, 64), _layout(4))
 
 
 @functools.cache
@@ -111,6 +112,7 @@ def _layout(rank: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
 
 
+@launched
 @gluon.jit(do_not_specialize=["steps", "down", "across"])
 def _gated_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: gl.constexpr):
     """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""

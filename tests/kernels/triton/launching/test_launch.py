@@ -18,10 +18,13 @@ from hypothesis import strategies as st
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
 
 from quire.kernels.triton.launching import launch
+from quire.kernels.triton.launching.described import described
 from quire.kernels.triton.launching.launch import Kernel, cdiv, launched, next_power_of_2
 
 STREAM = 77
@@ -138,6 +141,26 @@ def test_what_a_kernel_is_not_specialised_by_is_no_other_compilation(launches: L
     assert launches.compiled == 1
 
 
+def tiles_of(x: torch.Tensor, rows: int, columns: int, swizzle: int = 128) -> TensorDescriptor:
+    """Tiles of 16-bit numbers, of eight rows' or all of a shape of two rows."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=2)
+    return described(x, (2, x.numel() // 2), (x.numel() // 2, 1), (rows, columns), layout)
+
+
+def test_a_descriptor_is_handed_on_and_a_kernel_is_specialised_by_its_tiles_alone(launches: Launches) -> None:
+    kernel = Kernel(FUNCTION, on_device="is_cpu")
+    x, y = (storage().view(torch.bfloat16) for _ in range(2))
+    given = [tiles_of(x, 8, 64), tiles_of(y, 8, 64), tiles_of(x[:16], 8, 64)]
+    for descriptor in given:
+        call(kernel, descriptor, 1, 1, 1, 1, 1, maxnreg=168)
+    assert launches.compiled == 1
+    assert [made[9] for made in launches.made] == given[1:]
+    for other in (tiles_of(x, 16, 64), tiles_of(x, 8, 64, swizzle=64), tiles_of(x.view(torch.float16), 8, 64)):
+        call(kernel, other, 1, 1, 1, 1, 1, maxnreg=168)
+    call(kernel, given[0], 1, 1, 1, 1, 1, maxnreg=128)
+    assert launches.compiled == 5
+
+
 def test_tensors_of_other_devices_and_other_things_are_left_to_triton(launches: Launches) -> None:
     kernel, x = Kernel(FUNCTION), torch.zeros(4)  # is_cuda
     for odd in (x, torch.nn.Parameter(x), 2**31, tl.constexpr(3)):
@@ -203,9 +226,21 @@ TENSORS = st.builds(
     st.sampled_from([0, 8, 16, 24, 32]),
     st.sampled_from([torch.uint8, torch.int64, torch.bfloat16]),
 )
-VALUES = st.one_of(NUMBERS.filter(lambda n: -(2**63) <= n < 2**64), TENSORS, st.none(), st.booleans(), st.floats())
+DESCRIPTORS = st.builds(
+    lambda dtype, *tiles: tiles_of(STORAGE.view(dtype), *tiles),
+    st.sampled_from([torch.float16, torch.bfloat16]),
+    st.sampled_from([8, 16]),
+    st.sampled_from([32, 64]),
+    st.sampled_from([64, 128]),
+)
+VALUES = st.one_of(
+    NUMBERS.filter(lambda n: -(2**63) <= n < 2**64), TENSORS, DESCRIPTORS, st.none(), st.booleans(), st.floats()
+)
 ARGUMENTS = st.tuples(*[VALUES] * 6, st.sampled_from([8, 16]), st.sampled_from(["x", "y"]))
-OPTIONS = st.fixed_dictionaries({}, optional={"num_warps": st.sampled_from([2, 4]), "launch_pdl": st.booleans()})
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={"num_warps": st.sampled_from([2, 4]), "launch_pdl": st.booleans(), "maxnreg": st.sampled_from([8, 16])},
+)
 
 
 BIND = create_function_from_signature(FUNCTION.signature, FUNCTION.params, make_backend(GPUTarget("cuda", 90, 32)))

@@ -42,7 +42,7 @@ def main() -> None:
         assert "cp.async.bulk.tensor" in made[0].asm["ptx"]
         assert taken(made[0], "STACK") == 0
         print(dtype, len({id(kernel) for kernel in made}))
-    assert len(_gated_kernel.device_caches[0][0]) == 2
+    assert len(_gated_kernel.function.device_caches[0][0]) == 2
 
 
 if __name__ == "__main__":
