@@ -7,9 +7,9 @@ through Triton, which compiles it; and so does every launch in which something i
 tensor of the device, no number and not None, or a profiler's hook.
 
 The key says at least as much as Triton's own: for a tensor its dtype and whether 16 divides its address, for an integer
-whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for a descriptor what its tiles are; for others their type; and the
-values of all that is known at compile time. Addresses are handed on as numbers, which saves asking the driver about
-each; that they are the device's is part of the key.
+whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for a descriptor what its
+tiles are; for others their type; and the values of all that is known at compile time. Addresses are handed on as
+numbers, which saves asking the driver about each; that they are the device's is part of the key.
 
 A process launches on one device, the one that is current when a kernel is launched first.
 """
@@ -66,8 +66,8 @@ _FACTS = """
 
 
 def launched(function: Any) -> Any:
-    """What Triton made of a kernel, launched in the same way but sooner. Stands above `triton.jit` where a kernel is
-    launched from Python, or `gluon.jit`; functions that kernels call do without. Interpreted kernels stay what they are.
+    """What Triton made of a kernel, launched in the same way but sooner. Stands above `triton.jit` or `gluon.jit` where
+    a kernel is launched from Python; functions that kernels call do without. Interpreted kernels stay what they are.
     """
     return Kernel(function) if isinstance(function, JITFunction) else function
 
