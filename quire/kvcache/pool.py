@@ -92,6 +92,17 @@ class BlockPool:
         """A block with these contents, held or free."""
         return self._block_of.get(key)
 
+    def find_run(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
+        """The same for one hash after another, up to the first that no block has: the hashes and their blocks."""
+        get, known, blocks = self._block_of.get, [], []
+        for digest in hashes:
+            block = get((group, digest))
+            if block is None:
+                break
+            known.append(digest)
+            blocks.append(block)
+        return known, blocks
+
     def forget(self, block: int) -> None:
         """Its contents are found no more."""
         key = self._key_of.pop(block, None)

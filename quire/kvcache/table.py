@@ -156,19 +156,15 @@ class BlockTable:
             length: Tokens that may be found at most.
         """
         assert not self._rows[0], "only an empty table can adopt"
-        find, size = self._pool.find, self._pool.block_size
+        pool, size = self._pool, self._pool.block_size
         whole = next((number for number, group in enumerate(self._groups) if group.window is None), None)
-        promising: list[bytes] = []
-        of_whole: list[int | None] = []
-        for digest in islice(hashes, length // size):
-            if whole is not None:
-                block = find((whole, digest))
-                if block is None:
-                    break  # no hit goes beyond the first block that is missing where everything is seen
-                of_whole.append(block)
-            promising.append(digest)
-        found = [
-            of_whole if group == whole else [find((group, digest)) for digest in promising]
+        promising, of_whole = list[bytes](), list[int]()
+        if whole is None:
+            promising = list(islice(hashes, length // size))
+        else:  # no hit goes beyond the first block that is missing where everything is seen
+            promising, of_whole = pool.find_run(whole, islice(hashes, length // size))
+        found: list[Sequence[int | None]] = [
+            of_whole if group == whole else [pool.find((group, digest)) for digest in promising]
             for group in range(len(self._groups))
         ]
         count = len(promising) if len(found) == 1 and whole is not None else self._longest_hit(found)

@@ -76,10 +76,12 @@ def test_wrong_adds_end_with_a_reason_and_disturb_nobody() -> None:
         add(3, [-1], 4),
         add(4, [1] * 511, 4),
         add(5, [], 4),
+        add(6, [1, 2**63], 4),
     ])  # fmt: skip
     assert outcome.tokens == {1: alone(prompt, 10)}
     assert "Token ids" in outcome.ends[2].message
     assert "Token ids" in outcome.ends[3].message
+    assert "Token ids" in outcome.ends[6].message
     assert "exceed the 512" in outcome.ends[4].message
     assert "empty" in outcome.ends[5].message
     engine.assert_all_free()

@@ -50,6 +50,18 @@ def test_contents_are_found_until_their_block_is_taken_again_oldest_first() -> N
     assert [pool.find(key) for key in keys] == [None, blocks[1], blocks[2]]
 
 
+def test_a_run_ends_at_the_first_contents_that_no_block_has() -> None:
+    pool = BlockPool(4, 16)
+    blocks = pool.take(4) or []
+    hashes = [bytes([i]) for i in range(5)]
+    for i in (0, 1, 3):
+        pool.publish(blocks[i], (1, hashes[i]))
+    read = iter(hashes)
+    assert pool.find_run(1, read) == (hashes[:2], blocks[:2])
+    assert next(read) == hashes[3], "read farther than the first that is missing"
+    assert pool.find_run(0, hashes) == ([], [])
+
+
 def test_the_first_block_with_some_contents_stays_the_one_that_is_found() -> None:
     pool = BlockPool(2, 16)
     first, second = pool.take(2) or []

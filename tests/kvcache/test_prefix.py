@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from quire.kvcache.prefix import PrefixHashes
@@ -28,6 +29,18 @@ def test_no_more_is_hashed_than_twice_what_is_read(read: int) -> None:
 def test_the_chain_goes_on_where_it_was_left(known: int, length: int) -> None:
     """Also where more is known than is asked for."""
     hashes = PrefixHashes(SIZE, "salt")
+    hashes.upto(TOKENS, known * SIZE)
+    assert list(hashes.each(TOKENS, length)) == whole()[: length // SIZE]
+    assert hashes.upto(TOKENS, len(TOKENS)) == whole()
+
+
+@pytest.mark.parametrize("head", [0, 1, 4, 43, 996, 1_000])
+@pytest.mark.parametrize("known", [0, 2, 20])
+@pytest.mark.parametrize("length", [0, 3, 43, 1_000])
+def test_the_chain_is_the_same_whoever_has_turned_its_first_tokens_into_bytes(
+    head: int, known: int, length: int
+) -> None:
+    hashes = PrefixHashes(SIZE, "salt", np.array(TOKENS[:head], dtype=np.int64).tobytes())
     hashes.upto(TOKENS, known * SIZE)
     assert list(hashes.each(TOKENS, length)) == whole()[: length // SIZE]
     assert hashes.upto(TOKENS, len(TOKENS)) == whole()
