@@ -7,10 +7,10 @@ and its executor, so the same code runs in a process of its own, inside `LLM`, a
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from quire.clock import Clock
 from quire.config import Config
@@ -113,21 +113,21 @@ class EngineCore:
 
     def _add(self, message: Add) -> None:
         """Admit to the queue what cannot harm the device; the client has checked the rest."""
-        error, ids = "", _as_ids(message.tokens)
+        error, ids = "", None
         if self._drains:
             error = "The server is shutting down. Send the request again."
         elif not 0 < message.prompt_len <= len(message.tokens):
             error = "The prompt is empty."
         elif message.prompt_len + (message.sampling.max_tokens or 0) > self._longest:
             error = f"Prompt and output exceed the {self._longest} tokens that a sequence can hold here."
-        elif ids is None or not 0 <= ids.min() <= ids.max() < self.ready.vocab_size:
+        elif (ids := _as_ids(message.tokens, self.ready.vocab_size)) is None:
             error = f"Token ids must be in [0, {self.ready.vocab_size})."
         elif any(not 0 <= token < self.ready.vocab_size for token in _named_tokens(message)):
             error = f"Token ids of sampling must be in [0, {self.ready.vocab_size})."
         if error or not message.sampling.max_tokens:
             self._outbox.end(End(message.id, "error", error or "max_tokens is missing."))
         else:
-            self._scheduler.add(message, ids)
+            self._scheduler.add(message, ids or b"")
 
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
@@ -237,12 +237,14 @@ class EngineCore:
         return self.ready.capacity
 
 
-def _as_ids(tokens: Sequence[int]) -> npt.NDArray[np.int64] | None:
-    """The same as an array; None if one is no token's, of any vocabulary."""
+def _as_ids(tokens: Sequence[int], vocab_size: int) -> bytes | None:
+    """The same as int64; None if one is not the vocabulary's. There are some."""
     try:
-        return np.fromiter(tokens, np.int64, len(tokens))
-    except OverflowError:
+        ids = array("q", tokens)
+    except (OverflowError, TypeError):
         return None
+    column = np.frombuffer(ids, dtype=np.int64)
+    return ids.tobytes() if 0 <= column.min() <= column.max() < vocab_size else None
 
 
 def _named_tokens(message: Add) -> Iterator[int]:

@@ -20,7 +20,7 @@ class PrefixHashes:
         block_size: Tokens a block.
         salt: Sequences of different salts share nothing.
         head: The first tokens as int64, as many as somebody has them so: turning numbers into bytes takes half as long
-            as hashing them.
+            as hashing them. Kept until more is hashed.
     """
 
     def __init__(self, block_size: int, salt: str = "", head: bytes = b"") -> None:
@@ -62,6 +62,7 @@ class PrefixHashes:
         contents, first = self._head, len(hashes) * step
         if count * step > len(contents):
             contents, first = array("q", tokens[len(hashes) * self._block_size : count * self._block_size]).tobytes(), 0
+            self._head = b""  # what is hashed stays so
         link = hashes[-1] if hashes else self._root
         for begin in range(first, first + (count - len(hashes)) * step, step):
             link = sha256(link + contents[begin : begin + step]).digest()

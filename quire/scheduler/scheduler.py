@@ -164,10 +164,10 @@ class Scheduler:
 
     # --- requests come and go ---------------------------------------------------------------------------------------
 
-    def add(self, message: Add, ids: Column | None = None) -> None:
-        """A new request joins the queue; `ids` are its tokens, if somebody has them as an array."""
+    def add(self, message: Add, ids: bytes = b"") -> None:
+        """A new request joins the queue; `ids` are its tokens as int64, if somebody has them so."""
         table = BlockTable(self.pool, self._groups)
-        hashes = PrefixHashes(self.pool.block_size, message.cache_salt, b"" if ids is None else ids.tobytes())
+        hashes = PrefixHashes(self.pool.block_size, message.cache_salt, ids if self._publisher.enabled else b"")
         request = Request(message, table, hashes, rank_of(message, self._policy), self._lengths)
         request.parent = None if message.fork_of is None else self._roster.get(message.fork_of)
         if self._host_bound is not None:

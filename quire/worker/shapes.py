@@ -14,7 +14,8 @@ from quire.attention.backend import Room
 _MIDDLE = (160, 192, 256, 320, 384, 432, 512)
 """Tokens between few and many. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""
 _MOST_TOKENS = _MIDDLE[-1]
-"""Of a recorded step with prompts in it: with more, a device takes longer than a host to launch kernel by kernel."""
+"""Of a recorded step with prompts in it: with more, a device takes longer for a model of 8B than a host takes to launch
+it kernel by kernel."""
 _TILE = 128
 """Rows that cuBLAS's products compute at a time where they are many."""
 _PADDING_ROWS = 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,9 @@ def test_replay_goes_on_where_the_output_stopped() -> None:
     assert outcome.tokens[1] == full[12:]
 
 
+NO_TOKENS: Any = [512, 2**63, -(2**63) - 1, 1.5, -0.5, float("nan"), "3", None]
+
+
 def test_wrong_adds_end_with_a_reason_and_disturb_nobody() -> None:
     engine = Engine()
     prompt = [1, 2, 3]
@@ -76,12 +80,12 @@ def test_wrong_adds_end_with_a_reason_and_disturb_nobody() -> None:
         add(3, [-1], 4),
         add(4, [1] * 511, 4),
         add(5, [], 4),
-        add(6, [1, 2**63], 4),
+        *(add(6 + i, [1, wrong], 4) for i, wrong in enumerate(NO_TOKENS)),
     ])  # fmt: skip
     assert outcome.tokens == {1: alone(prompt, 10)}
     assert "Token ids" in outcome.ends[2].message
     assert "Token ids" in outcome.ends[3].message
-    assert "Token ids" in outcome.ends[6].message
+    assert all("Token ids" in outcome.ends[6 + i].message for i in range(len(NO_TOKENS)))
     assert "exceed the 512" in outcome.ends[4].message
     assert "empty" in outcome.ends[5].message
     engine.assert_all_free()

@@ -9,7 +9,8 @@ tensor of the device, no number and not None, or a profiler's hook.
 The key says at least as much as Triton's own: for a tensor its dtype and whether 16 divides its address, for an integer
 whether it is 1 and whether 16 divides it, each as far as the kernel asks to be specialised; for a descriptor what its
 tiles are; for others their type; and the values of all that is known at compile time. Addresses are handed on as
-numbers, which saves asking the driver about each; that they are the device's is part of the key.
+numbers, which saves asking the driver about each; that they are the device's is part of the key, but for descriptors,
+of which Triton does not ask it either.
 
 A process launches on one device, the one that is current when a kernel is launched first.
 """
