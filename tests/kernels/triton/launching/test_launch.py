@@ -142,7 +142,7 @@ def test_what_a_kernel_is_not_specialised_by_is_no_other_compilation(launches: L
 
 
 def tiles_of(x: torch.Tensor, rows: int, columns: int, swizzle: int = 128) -> TensorDescriptor:
-    """Tiles of 16-bit numbers, of eight rows' or all of a shape of two rows."""
+    """A descriptor of these 16-bit numbers as two rows."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=2)
     return described(x, (2, x.numel() // 2), (x.numel() // 2, 1), (rows, columns), layout)
 
