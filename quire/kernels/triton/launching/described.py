@@ -2,8 +2,8 @@
 
 Making one of Triton's TensorDescriptors, and saying what a kernel is specialised by for it, takes some 3 µs: as long as
 everything else of a launch, where three are given. Here one is made for each address, shape and cut that comes, and a
-step's tensors come to the same addresses layer after layer. It knows the address alone and keeps no tensor, so memory is
-free when its tensors are.
+step's tensors come to the same addresses layer after layer. It knows the address alone and keeps no tensor, so memory
+is free when its tensors are.
 """
 
 from __future__ import annotations
