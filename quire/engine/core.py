@@ -127,7 +127,8 @@ class EngineCore:
         if error or not message.sampling.max_tokens:
             self._outbox.end(End(message.id, "error", error or "max_tokens is missing."))
         else:
-            self._scheduler.add(message, ids or b"")
+            assert ids is not None
+            self._scheduler.add(message, ids)
 
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)

@@ -29,6 +29,10 @@ class PrefixHashes:
         self._hashes: list[bytes] = []
         self._root = sha256(b"quire prefix\0" + salt.encode()).digest()
 
+    def salted(self, salt: str) -> PrefixHashes:
+        """The chain of the same sequence under another salt, from the beginning."""
+        return PrefixHashes(self._block_size, salt, self._head)
+
     def branch(self, length: int) -> PrefixHashes:
         """The chain of another sequence that begins with the same `length` tokens."""
         other = PrefixHashes(self._block_size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.kvcache.keys import KeysByLength
-from quire.kvcache.prefix import PrefixHashes
 from quire.sampling import SamplingParams
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.request import Request
@@ -21,7 +20,6 @@ class KeyLengths:
     Args:
         keys: How keys depend on it; None: they do not.
         lengths: Of all requests.
-        block_size: Tokens a block.
         drafts: See Scheduler.
     """
 
@@ -29,12 +27,10 @@ class KeyLengths:
         self,
         keys: KeysByLength | None,
         lengths: Lengths,
-        block_size: int,
         drafts: Callable[[SamplingParams], int] | None,
     ) -> None:
         self._keys = keys
         self._lengths = lengths
-        self._block_size = block_size
         self._drafts = drafts
 
     def count(self, request: Request) -> None:
@@ -46,7 +42,7 @@ class KeyLengths:
         before, request.counts_as = request.counts_as, keys.counts_as(request.add.prompt_len, len(request.tokens))
         salt = keys.salt(request.counts_as)
         if not before or salt != keys.salt(before):
-            request.hashes = PrefixHashes(self._block_size, f"{request.add.cache_salt}\0{salt}")
+            request.hashes = request.hashes.salted(f"{request.add.cache_salt}\0{salt}")
         self.limit_drafts(request)
 
     def limit_drafts(self, request: Request) -> None:

@@ -99,7 +99,7 @@ class Scheduler:
         self._roster = Roster(max_num_seqs)
         self._waiting, self._running = self._roster.waiting, self._roster.running
         self._publisher = Publisher(prefix_caching)
-        self._key_lengths = KeyLengths(keys, self._lengths, pool.block_size, drafts)
+        self._key_lengths = KeyLengths(keys, self._lengths, drafts)
         self._admission = Admission(
             pool, len(groups), self._lengths, self._roster, budget, preemption, policy, self._publisher,
             self._key_lengths,

@@ -46,6 +46,13 @@ def test_the_chain_is_the_same_whoever_has_turned_its_first_tokens_into_bytes(
     assert hashes.upto(TOKENS, len(TOKENS)) == whole()
 
 
+@pytest.mark.parametrize("hashed", [0, 43, 1_000])
+def test_another_salt_begins_the_same_sequence_anew(hashed: int) -> None:
+    hashes = PrefixHashes(SIZE, "other", np.array(TOKENS[:500], dtype=np.int64).tobytes())
+    hashes.upto(TOKENS, hashed)
+    assert hashes.salted("salt").upto(TOKENS, len(TOKENS)) == whole()
+
+
 def test_tokens_and_salts_tell_chains_apart_from_there_on() -> None:
     other = [*TOKENS[:50], 7, *TOKENS[51:]]
     found = PrefixHashes(SIZE, "salt").upto(other, len(other))
