@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import quire.llm
+import quire.offline.llm
 from quire import LLM, SamplingParams
 from quire.attention import tiling
 from quire.attention.backend import Ints, Room
@@ -132,7 +132,7 @@ class Bench:
     def __init__(self, cold: bool) -> None:
         self._stub, self._random = StubExecutor(ReplayingRunner() if cold else None), random.Random(0)
         self._swept = np.zeros(SWEPT_BYTES if cold else 0, dtype=np.uint8)
-        quire.llm.executor_for = lambda config, clock: self._stub  # type: ignore[assignment]
+        quire.offline.llm.executor_for = lambda config, clock: self._stub  # type: ignore[assignment]
         directory = Path(tempfile.mkdtemp())
         (directory / "config.json").write_text(json.dumps(MODEL))
         self._llm = LLM(

@@ -22,7 +22,7 @@ import torch
 
 from quire.clock import SystemClock
 from quire.config import Config
-from quire.engine.assembly import Traits
+from quire.engine.build import Traits
 from quire.engine.core import EngineCore
 from quire.messages import Add, FromEngine, Plan, Result, Sizing, ToEngine
 from quire.sampling import SamplingParams

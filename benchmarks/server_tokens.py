@@ -31,11 +31,11 @@ from typing import cast
 
 import uvloop
 
-from quire.child import Launch
 from quire.config import Config
 from quire.engine.outbox import Outbox
 from quire.engine.transport import ZmqPort
 from quire.messages import Add, ClientHeartbeat, End, Load, Ready
+from quire.processes.child import Launch
 from quire.supervisor.process import ChildProcess
 from quire.text.tokenizer import load_tokenizer
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from quire.version import __version__
+
 if TYPE_CHECKING:
-    from quire.beam_search import BeamSearchParams as BeamSearchParams
-    from quire.llm import LLM as LLM
+    from quire.offline.beam_search import BeamSearchParams as BeamSearchParams
+    from quire.offline.llm import LLM as LLM
     from quire.sampling import SamplingParams as SamplingParams
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
-_EXPORTS = {"BeamSearchParams": "quire.beam_search", "LLM": "quire.llm", "SamplingParams": "quire.sampling"}
+_EXPORTS = {
+    "BeamSearchParams": "quire.offline.beam_search",
+    "LLM": "quire.offline.llm",
+    "SamplingParams": "quire.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Every struct that crosses a process while it serves (`child.py` has those of its start), and what it costs.
+"""Every struct that crosses a process while it serves (`processes/child.py` has those of its start), and what it costs.
 
 One message in for a request; one Plan, one Result and one Deltas for each API process a step, whatever the batch size.
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import RequestError, UnsupportedField
-from quire.ranges import integer, number, number_between, token_ids
+from quire.validation import integer, number, number_between, token_ids
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_TOKEN_IDS = 1_024

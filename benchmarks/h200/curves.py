@@ -32,8 +32,8 @@ def measure(model: str, out: Path) -> None:
 
     from quire.costmodel.hardware import gpu
     from quire.costmodel.roofline import Roofline
-    from quire.engine.machine import this_machine
     from quire.models.spec import read_spec
+    from quire.planning.machine import this_machine
 
     card = this_machine().gpu
     if card is None:

@@ -16,7 +16,6 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic.json_schema import models_json_schema
 
-from quire import __version__
 from quire.api.auth import ApiKeys
 from quire.api.body_limit import BodyLimit
 from quire.api.delivery import BodyPath
@@ -42,6 +41,7 @@ from quire.metrics.http import HttpCounts
 from quire.metrics.log_line import LoadLine
 from quire.metrics.stats import Stats
 from quire.text.model_text import ModelText
+from quire.version import __version__
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import uvicorn
 import uvloop
 
-from quire import child
 from quire.api.app import create_app
 from quire.api.session import EngineSession
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
 from quire.errors import EngineDeadError
+from quire.processes import child
 from quire.text.model_text import load_model_text
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire import child
-from quire.llm import LLM
+from quire.offline.llm import LLM
+from quire.processes import child
 
 
 def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:

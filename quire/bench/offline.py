@@ -11,8 +11,8 @@ from typing import Any
 
 from quire.bench.tokens import LocalTokens
 from quire.config import Config
-from quire.engine.choices import choose
-from quire.llm import LLM
+from quire.offline.llm import LLM
+from quire.planning.auto_config import choose
 
 
 @dataclass(frozen=True)

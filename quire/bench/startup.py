@@ -26,10 +26,10 @@ import msgspec
 from quire.bench.progress import progress
 from quire.bench.report import Row, measured_with, table, write_json
 from quire.bench.summary import summarize
-from quire.child import Launch, Report, raise_failure
 from quire.config import Config, environment
-from quire.engine.choices import choose
 from quire.errors import ConfigError, QuireError
+from quire.planning.auto_config import choose
+from quire.processes.child import Launch, Report, raise_failure
 from quire.supervisor.process import ChildProcess
 
 DESCRIPTION = "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."

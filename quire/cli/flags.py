@@ -20,7 +20,7 @@ from quire.cli.flag_values import registry, without_none
 from quire.cli.help import about, described, help_word, hint
 from quire.cli.settings_file import read_flags
 from quire.config import Config
-from quire.config.foreign import ALIASES, FOREIGN, check_foreign
+from quire.config.vllm_compat import ALIASES, FOREIGN, check_foreign
 from quire.errors import ConfigError
 
 Options = TypeVar("Options")

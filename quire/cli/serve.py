@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from quire.cli.flags import parse_config
 from quire.config import environment
-from quire.engine.choices import choose
 from quire.errors import ConfigError
+from quire.planning.auto_config import choose
 from quire.supervisor.announce import announce_settings
 from quire.supervisor.listen import listen
 from quire.supervisor.supervisor import Supervisor

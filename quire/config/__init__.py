@@ -1,7 +1,7 @@
 """All settings, as frozen plain data: one part a file, put together as Config.
 
 Flags, their help and `LLM`'s arguments come from these fields, so a field's name is unique over all parts. No torch, no
-I/O; automatic choices (`None`, `auto`) are made by `quire.engine.choices`, which returns a new Config with reasons.
+I/O; `quire.planning.auto_config` makes the automatic choices (`None`, `auto`) and returns a new Config with reasons.
 """
 
 from __future__ import annotations

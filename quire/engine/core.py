@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.engine.assembly import Traits, ready_of, scheduler_of
+from quire.engine.build import Traits, ready_of, scheduler_of
 from quire.engine.liveness import ClientWatch
 from quire.engine.masks import Masker, MaskSender
 from quire.engine.outbox import Outbox
@@ -44,7 +44,7 @@ class EngineCore:
     """One engine: a scheduler over one executor.
 
     Args:
-        config: Resolved settings (see `quire.engine.choices`).
+        config: Resolved settings (see `quire.planning.auto_config`).
         sizing: What the executor's `start` said.
         traits: Of the model on this device.
         executor: Started.

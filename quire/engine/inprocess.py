@@ -10,7 +10,7 @@ from collections import deque
 
 from quire.clock import Clock, SystemClock
 from quire.config import Config
-from quire.engine.assembly import Traits
+from quire.engine.build import Traits
 from quire.engine.core import EngineCore
 from quire.engine.masks import Masker
 from quire.executor.executor import Executor

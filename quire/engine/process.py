@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from quire import child
 from quire.clock import SystemClock
-from quire.engine.assembly import traits_of
+from quire.engine.build import traits_of
 from quire.engine.core import BEAT_S, EngineCore
 from quire.engine.transport import ZmqPort
 from quire.executor.choice import executor_for
 from quire.models.spec import read_spec
+from quire.processes import child
 
 
 def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:

@@ -26,9 +26,9 @@ from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compiler_processes import begin_processes
 from quire.kernels.triton.launching.earlier_start import is_there, leave, trace_of
 from quire.messages import Masks, Plan, Result, Sizing
-from quire.worker.context import open_context
 from quire.worker.in_flight import IN_FLIGHT
-from quire.worker.threads import quota
+from quire.worker.startup.context import open_context
+from quire.worker.startup.threads import quota
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
@@ -128,7 +128,7 @@ class StreamExecutor:
 
     def _give_back(self) -> None:
         """The device's memory."""
-        from quire.worker.device_memory import give_back
+        from quire.worker.startup.device_memory import give_back
 
         with nullcontext() if self._failure is None else suppress(Exception):
             give_back()

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.child import Report
+from quire.processes.child import Report
 from quire.supervisor.process import ChildProcess
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

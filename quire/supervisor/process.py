@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from quire.child import Launch, Report
+from quire.processes.child import Launch, Report
 
 
 class ChildProcess:

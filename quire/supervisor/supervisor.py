@@ -15,10 +15,10 @@ import time
 from enum import Enum
 from pathlib import Path
 
-from quire.child import CRASHED, Launch, Report
 from quire.config import Config
 from quire.engine.transport import report_death
 from quire.errors import SETUP_ERRORS, SetupError
+from quire.processes.child import CRASHED, Launch, Report
 from quire.supervisor.announce import announce_ready, say
 from quire.supervisor.events import Died, Event, Events, Reported, Signalled
 from quire.supervisor.process import ChildProcess

@@ -10,7 +10,7 @@ from quire.attention.backend import KVView
 from quire.config import CacheConfig
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
-from quire.worker.host_memory import zeros
+from quire.worker.startup.host_memory import zeros
 from quire.worker.transfer import BlockTransfer, DirectTransfer, StreamTransfer
 
 _GIB = 2**30

@@ -23,13 +23,13 @@ from quire.messages import Plan, Result
 from quire.models.model import Model
 from quire.worker.batch import Batch, BatchBuffers, HostBatch
 from quire.worker.columns import Column, StepColumns, copied
-from quire.worker.draws import Draws
 from quire.worker.flight import Flight, Watch, Watches
 from quire.worker.graphs import StepGraphs
-from quire.worker.logprobs import LogprobsMode
 from quire.worker.pinned import Turns
-from quire.worker.prompt_logprobs import PromptLogprobs, PromptScores
-from quire.worker.sampler import Aside, Ints
+from quire.worker.sampling.draws import Draws
+from quire.worker.sampling.logprobs import LogprobsMode
+from quire.worker.sampling.prompt_logprobs import PromptLogprobs, PromptScores
+from quire.worker.sampling.sampler import Aside, Ints
 from quire.worker.shapes import MOST_ROWS, Shapes, StepShape
 from quire.worker.slots import SlotTable
 from quire.worker.transfer import BlockTransfer

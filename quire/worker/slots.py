@@ -19,8 +19,8 @@ from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
 from quire.sampling import LARGEST_EFFECT, SamplingParams
 from quire.worker.columns import Column
-from quire.worker.logprobs import NO_LOGPROBS, LogprobsMode, Reports
-from quire.worker.rules import Rules
+from quire.worker.sampling.logprobs import NO_LOGPROBS, LogprobsMode, Reports
+from quire.worker.sampling.rules import Rules
 
 _INTS = 6
 _FLOATS = 3

@@ -30,10 +30,7 @@ from quire.weights.checkpoint import Checkpoint, Need, check, with_known_names
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.worker import device_memory
-from quire.worker.first_products import begin_use, products_of
 from quire.worker.flight import Flight
-from quire.worker.host_memory import give_back_freed
 from quire.worker.kv_tensors import (
     allocate_storage,
     block_transfer,
@@ -44,9 +41,12 @@ from quire.worker.kv_tensors import (
 from quire.worker.runner import LargestStep, Runner
 from quire.worker.shapes import Shapes
 from quire.worker.slots import SlotTable
-from quire.worker.threads import usable_cores
+from quire.worker.startup import device_memory
+from quire.worker.startup.first_products import begin_use, products_of
+from quire.worker.startup.host_memory import give_back_freed
+from quire.worker.startup.threads import usable_cores
+from quire.worker.startup.warmup import rehearse, sketch_of
 from quire.worker.transfer import BlockTransfer
-from quire.worker.warmup import rehearse, sketch_of
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler

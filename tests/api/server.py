@@ -26,7 +26,7 @@ MAX_MODEL_LEN = 512
 
 
 def resolved(directory: Path, **settings: Any) -> Config:
-    """Settings as `quire.engine.choices` would resolve them, for a directory with a tokenizer only."""
+    """Settings as `quire.planning.auto_config` would resolve them, for a directory with a tokenizer only."""
     if not (directory / "tokenizer.json").exists():
         write_tokenizer(directory)
     return Config().with_values(**{

@@ -17,7 +17,7 @@ from quire.cli.flags import parse, parse_config, parse_with_engine
 from quire.cli.help import about
 from quire.cli.main import main
 from quire.config import Config
-from quire.config.foreign import ALIASES, FOREIGN, check_foreign
+from quire.config.vllm_compat import ALIASES, FOREIGN, check_foreign
 from quire.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from quire.kernels.table import kernel
-from quire.worker.host_memory import give_back_freed
+from quire.worker.startup.host_memory import give_back_freed
 
 
 def status(key: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import Config
-from quire.engine.assembly import Traits
+from quire.engine.build import Traits
 from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor, allowed, hash_token

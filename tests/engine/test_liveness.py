@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.engine.assembly import Traits
+from quire.engine.build import Traits
 from quire.engine.core import BEAT_S, EngineCore
 from quire.engine.liveness import SILENT_AFTER_S
 from quire.executor.fake import FakeExecutor

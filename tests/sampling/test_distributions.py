@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.worker.sampler import sample
+from quire.worker.sampling.sampler import sample
 from quire.worker.slots import SlotTable
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.rules import ruled

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError
-from quire.ranges import integer
 from quire.sampling import RepetitionDetectionParams, SamplingParams
 from quire.text.bad_words import bad_word_tokens
 from quire.text.generation_config import DefaultSampling
 from quire.text.tokenizer import Tokenizer
+from quire.validation import integer
 
 MAX_BIAS = 100.0
 MAX_SALT = 1_024

@@ -1,0 +1,156 @@
+"""Beam search: the likeliest sequences of a prompt as far as a beam of them sees. Plain data; knows no engine.
+
+The semantics are vLLM's. In every step each live beam is extended by its 2 × width likeliest tokens; extensions by an
+end-of-sequence token are complete, of the others the `width` best live on. A sequence's score is its log probability
+divided by length ** length_penalty, where the length counts prompt and output, but not the end-of-sequence token. There
+is no early stopping beyond what cannot change the result. Log probabilities are the model's own: `temperature` does not
+change them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+
+from quire.messages import TokenLogprobs
+from quire.outputs import BeamSearchSequence, FinishReason
+from quire.sampling import SamplingParams
+from quire.validation import integer, number_between
+
+MAX_BEAM_WIDTH = 128
+MAX_LENGTH_PENALTY = 16.0
+"""Lengths to this power are still numbers."""
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked of beam search.
+
+    Attributes:
+        beam_width: Beams, and sequences that are returned.
+        max_tokens: Longest output.
+        ignore_eos: Go on past the model's end-of-sequence tokens.
+        temperature: Has no effect on which sequences are found, as in vLLM.
+        length_penalty: Above 0 favours long sequences, below 0 short ones.
+        include_stop_str_in_output: Keep the end-of-sequence token.
+
+    Raises:
+        RequestError: A value is out of its range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH)
+        integer("max_tokens", self.max_tokens, 1)
+        number_between("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        SamplingParams(temperature=self.temperature)
+
+    def step(self) -> SamplingParams:
+        """What each beam asks of the engine in each step."""
+        return SamplingParams(temperature=0.0, max_tokens=1, logprobs=2 * self.beam_width, detokenize=False)
+
+
+def search(
+    prompts: Sequence[Sequence[int]],
+    params: BeamSearchParams,
+    eos_ids: Collection[int],
+    ask: Callable[[list[list[int]]], Sequence[TokenLogprobs]],
+) -> list[list[BeamSearchSequence]]:
+    """The best sequences of each prompt; all prompts go forward together.
+
+    Args:
+        prompts: Token ids.
+        params: Of all of them.
+        eos_ids: Tokens that end a sequence.
+        ask: Sequences to their likeliest next tokens, as `params.step()` asks for them.
+    """
+    searches = [BeamSearch(prompt, params, eos_ids) for prompt in prompts]
+    while going := [each for each in searches if not each.done]:
+        answers = iter(ask([query for each in going for query in each.queries]))
+        for each in going:
+            each.extend(list(islice(answers, len(each.queries))))
+    return [each.result() for each in searches]
+
+
+@dataclass
+class _Beam:
+    tokens: list[int]
+    logprob: float = 0.0
+    end: int | None = None
+
+
+class BeamSearch:
+    """One prompt's search; alternately ask for `queries` and `extend` with their answers, until it is `done`.
+
+    Args:
+        prompt: Token ids.
+        params: What is asked.
+        eos_ids: Tokens that end a sequence.
+    """
+
+    def __init__(self, prompt: Sequence[int], params: BeamSearchParams, eos_ids: Collection[int]) -> None:
+        self._params = params
+        self._ends = frozenset() if params.ignore_eos else frozenset(eos_ids)
+        self._longest = len(prompt) + params.max_tokens
+        self._live = [_Beam(list(prompt))]
+        self._complete: list[_Beam] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether no step can change the result."""
+        return not self._live or len(self._live[0].tokens) == self._longest or self._is_decided()
+
+    @property
+    def queries(self) -> list[list[int]]:
+        """The sequences whose likeliest next tokens come next."""
+        return [beam.tokens for beam in self._live]
+
+    def extend(self, answers: Sequence[TokenLogprobs]) -> None:
+        """Go one step on.
+
+        Args:
+            answers: The 2 × width likeliest next tokens of each query.
+        """
+        extended: list[_Beam] = []
+        for beam, answer in zip(self._live, answers, strict=True):
+            for token, logprob in zip(answer.top_ids, answer.top_logprobs, strict=True):
+                if token in self._ends:
+                    self._complete.append(_Beam(beam.tokens, beam.logprob + logprob, token))
+                else:
+                    extended.append(_Beam([*beam.tokens, token], beam.logprob + logprob))
+        self._live = self._best(extended)
+        self._complete = self._best(self._complete)
+
+    def result(self) -> list[BeamSearchSequence]:
+        """The best sequences, best first; their text is left open."""
+        return [self._sequence(beam) for beam in self._best([*self._complete, *self._live])]
+
+    def _sequence(self, beam: _Beam) -> BeamSearchSequence:
+        end = [] if beam.end is None or not self._params.include_stop_str_in_output else [beam.end]
+        reason: FinishReason = "length" if beam.end is None else "stop"
+        return BeamSearchSequence([*beam.tokens, *end], beam.logprob, None, reason, beam.end)
+
+    def _best(self, beams: list[_Beam]) -> list[_Beam]:
+        """The `width` best; of equal ones those that were found first."""
+        return sorted(beams, key=lambda beam: -self._score(beam.logprob, len(beam.tokens)))[: self._params.beam_width]
+
+    def _score(self, logprob: float, length: int) -> float:
+        return logprob / math.pow(length, self._params.length_penalty)
+
+    def _is_decided(self) -> bool:
+        """Whether no live beam can still get among the complete ones, even if all its further tokens were certain."""
+        if len(self._complete) < self._params.beam_width:
+            return False
+        lengths = len(self._live[0].tokens), self._longest  # the score is monotonic in between
+        hope = max(self._score(beam.logprob, length) for beam in self._live for length in lengths)
+        worst = self._complete[-1]
+        return self._score(worst.logprob, len(worst.tokens)) >= hope

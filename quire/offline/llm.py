@@ -1,0 +1,324 @@
+"""`LLM`: the offline front door. Prompts in, finished outputs back, on an engine in this process.
+
+Owns the outputs' assembly; what turns the engine is `Generation`, and everything else is what the server uses too.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from quire.clock import SystemClock
+from quire.config import BUILTIN_MODEL, Config, environment
+from quire.config.vllm_compat import FOREIGN, check_foreign
+from quire.engine.build import traits_of
+from quire.engine.inprocess import InProcessClient
+from quire.engine.submission import Submission
+from quire.errors import ConfigError, RequestError
+from quire.executor.choice import executor_for
+from quire.logits_processors import import_path
+from quire.messages import Add, Ready, TokenLogprobs
+from quire.offline.beam_search import BeamSearchParams, search
+from quire.offline.generation import Generation
+from quire.outputs import BeamSearchOutput, RequestOutput
+from quire.planning.auto_config import choose
+from quire.sampling import SamplingParams
+from quire.text.bad_words import bad_word_tokens
+from quire.text.choice import Choice
+from quire.text.gathering import GatheredSequence
+from quire.text.model_text import load_model_text
+from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.offline.progress_bar import GenerationBar
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, these two with a `cache_salt` if wanted."""
+Message = Mapping[str, Any]
+
+
+class _ReadPrompt(NamedTuple):
+    text: str | None
+    tokens: list[int]
+    cache_salt: str = ""
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Args:
+        model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
+        **settings: Any setting of `quire serve` that is not the server's, under its flag's name with underscores.
+
+    Attributes:
+        startup: Seconds of the engine's start, by stage.
+
+    Raises:
+        ConfigError: An unknown or unsupported setting; the message names it.
+        SetupError: The model cannot be served.
+    """
+
+    def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
+        config = environment.apply(Config().with_values(model=model, **_known(settings)))
+        if config.scheduler.performance_mode is None:
+            config = config.with_values(performance_mode="throughput")
+        choices = choose(config)
+        self._config = choices.config
+        self._text = load_model_text(self._config)
+        traits, clock = traits_of(self._config, choices.spec), SystemClock()
+        self._engine = InProcessClient(self._config, executor_for(self._config, clock), clock, traits)
+        ready = self._engine.receive(None)
+        assert isinstance(ready, Ready)
+        self.startup: dict[str, float] = ready.startup
+        seeds = random.Random(self._config.model.seed)
+        self._submission = Submission(
+            self._engine.number,
+            ready,
+            self._text.eos_ids,
+            self._config.model.max_logprobs,
+            self._config.scheduler.scheduling_policy,
+            clock,
+            lambda: seeds.getrandbits(64),
+            takes_extra_args=bool(self._config.model.logits_processors),
+        )
+        self._next_request = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for every prompt; outputs come in the order of the prompts.
+
+        Args:
+            prompts: One prompt or several. A list of integers is one prompt of token ids.
+            sampling_params: One for all, or one for each prompt. Default: the model's own defaults.
+            use_tqdm: Show a progress bar (on a terminal).
+            priority: One number for each prompt, lower goes first; with scheduling_policy="priority" only.
+
+        Raises:
+            RequestError: A prompt or its parameters cannot be served; what was begun for others is dropped.
+        """
+        singles = _as_prompts(prompts)
+        params = self._params_for(len(singles), sampling_params)
+        if priority is not None and len(priority) != len(singles):
+            raise RequestError(
+                f"{len(singles)} prompts need as many priorities, got {len(priority)}.", param="priority"
+            )
+        return self._run(map(self._read, singles), params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, each rendered by the model's chat template; see `generate`."""
+        template, tokenizer = self._text.chat_template, self._text.tokenizer
+        if template is None or tokenizer is None:
+            raise ConfigError("This model has no chat template: pass chat_template=... to LLM, or use generate().")
+        conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        prompts = []
+        for conversation in conversations:
+            text = template.render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                variables=chat_template_kwargs,
+            )
+            prompts.append(_ReadPrompt(text, tokenizer.encode(text, add_special_tokens=False)))
+        return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest sequences of each prompt, as far as a beam sees; tokens and text begin with the prompt's.
+
+        Args:
+            prompts: See `generate`.
+            params: Of all of them.
+            concurrency_limit: Prompts that are searched at once; all of them by default.
+
+        Raises:
+            RequestError: A prompt or the parameters cannot be served; nothing was computed.
+        """
+        self._check_beams(params)
+        singles = [self._read(prompt).tokens for prompt in _as_prompts(prompts)]
+        for tokens in singles:
+            self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # does it fit as a whole
+        found: list[BeamSearchOutput] = []
+        tokenizer, step = self._text.tokenizer, params.step()
+        at_once = concurrency_limit or max(1, len(singles))
+        for start in range(0, len(singles), at_once):
+            several = singles[start : start + at_once]
+            for sequences in search(several, params, self._text.eos_ids, lambda beams: self._next_tokens(beams, step)):
+                texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
+                found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
+        return found
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ConfigError: It was left out by skip_tokenizer_init.
+        """
+        if self._text.tokenizer is None:
+            raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
+        return self._text.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses where no parameters are given: the model's generation_config.json."""
+        return SamplingParams(**self._text.defaults.fill({}))
+
+    def close(self) -> None:
+        """Free the engine; the object cannot generate afterwards."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- one batch of requests --------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        prompts: Iterable[_ReadPrompt],
+        params: Sequence[SamplingParams],
+        use_tqdm: bool,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Submit one after another, wait until each sequence has ended, and put the outputs together."""
+        requests: list[tuple[str | None, list[GatheredSequence]]] = []
+        head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
+        with ExitStack() as stack:
+            total = sum(each.n for each in params)
+            bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
+            generation = stack.enter_context(Generation(self._engine, head_start, bar))
+            for prompt, each, rank in zip(prompts, params, priority or [0] * len(params), strict=True):
+                bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
+                adds = self._submission.adds(
+                    prompt.tokens, each, priority=rank, cache_salt=prompt.cache_salt, bad_words=bad_words
+                )
+                sequences = [self._sequence(add, index) for index, add in enumerate(adds)]
+                generation.submit(sequences)
+                requests.append((prompt.text, sequences))
+            generation.finish()
+        return [self._output(text, sequences) for text, sequences in requests]
+
+    def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
+        """The likeliest next tokens of each, as one step of beam search wants them."""
+        gathered = [self._sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
+        with Generation(self._engine) as generation:
+            for sequence in gathered:
+                generation.submit([sequence])
+            generation.finish()
+        return [sequence.whole.logprobs[0] for sequence in gathered]
+
+    def _check_beams(self, params: BeamSearchParams) -> None:
+        model = self._config.model
+        if model.logprobs_mode.endswith("logits"):
+            raise RequestError("beam search needs log probabilities: leave logprobs_mode out.", param="beam_width")
+        if 0 <= model.max_logprobs < 2 * params.beam_width:
+            raise RequestError(
+                f"beam_width must be at most {model.max_logprobs // 2}, half of max_logprobs here; "
+                f"got {params.beam_width}.",
+                param="beam_width",
+            )
+
+    def _sequence(self, add: Add, index: int) -> GatheredSequence:
+        return GatheredSequence(add, index, Choice(add, self._text.tokenizer))
+
+    def _output(self, text: str | None, sequences: Sequence[GatheredSequence]) -> RequestOutput:
+        number, self._next_request = self._next_request, self._next_request + 1
+        first, tokenizer = sequences[0], self._text.tokenizer
+        return RequestOutput(
+            str(number),
+            text,
+            first.add.tokens,
+            [sequence.output(tokenizer) for sequence in sequences],
+            prompt_logprobs=first.prompt_logprobs(tokenizer),
+            num_cached_tokens=first.choice.cached_tokens,
+        )
+
+    def _read(self, prompt: Prompt) -> _ReadPrompt:
+        salt = ""
+        if isinstance(prompt, Mapping):
+            if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
+                raise RequestError(
+                    f"A prompt with '{min(unknown)}' is not supported: leave it out.", param=min(unknown)
+                )
+            salt = str(prompt.get("cache_salt") or "")
+            if "prompt_token_ids" in prompt:
+                return _ReadPrompt(prompt.get("prompt"), list(prompt["prompt_token_ids"]), salt)
+            prompt = prompt.get("prompt", "")
+        if isinstance(prompt, str):
+            return _ReadPrompt(prompt, self.get_tokenizer().encode(prompt), salt)
+        tokens: list[Any] = list(prompt)
+        return _ReadPrompt(None, tokens if _are_ints(tokens) else [int(token) for token in tokens], salt)
+
+    def _params_for(
+        self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Sequence[SamplingParams]:
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            given = [given] * count
+        if len(given) != count:
+            raise RequestError(f"{count} prompts need one sampling_params or {count}, got {len(given)}.")
+        if self._text.tokenizer is None:
+            given = [
+                msgspec.structs.replace(params, detokenize=False) if params.detokenize else params for params in given
+            ]
+        return given
+
+
+def _bar(total: int) -> GenerationBar:
+    """Over so many sequences."""
+    from quire.offline.progress_bar import GenerationBar  # what draws it is imported only where somebody looks
+
+    return GenerationBar(total)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if prompts and (_are_ints(prompts) or all(isinstance(item, int) for item in prompts)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _are_ints(items: Sequence[Any]) -> bool:
+    """Whether they all are, and no other kind of integer; quick, for long prompts."""
+    return set(map(type, items)) == {int}
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of vLLM's that have no effect here; others of vLLM's raise."""
+    for name in settings.keys() & FOREIGN.keys():
+        check_foreign(name, settings[name])
+    known = {name: value for name, value in settings.items() if name not in FOREIGN}
+    if known.get("logits_processors"):
+        known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
+    return known

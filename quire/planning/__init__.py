@@ -1,0 +1,1 @@
+"""What is decided before anything is loaded: open settings, and how memory is divided."""

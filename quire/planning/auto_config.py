@@ -1,0 +1,192 @@
+"""Zero configuration: what the user left open is chosen from the model and the machine, each with its reason.
+
+Returns a new Config; changes nothing in place. Imports no torch, so the supervisor can choose before any child starts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from quire.config import Config, DeviceConfig, SchedulerConfig
+from quire.errors import ConfigError
+from quire.kvcache.groups import tokens_held
+from quire.models.spec import ModelSpec, read_spec
+from quire.planning.footprint import Footprint
+from quire.planning.gpu_memory_plan import share_out_on
+from quire.planning.machine import Gpu, Machine, this_machine
+from quire.planning.memory_plan import AUTO_LENGTH, GIB, Sharing, reaches_of, share_out, size
+from quire.weights import hub
+
+Dtype = Literal["bfloat16", "float32"]
+
+DEFAULT_SEQS = 256
+DEFAULT_SEQS_LARGE_GPU = 512
+"""Where keys and values of so many sequences have room beside a model of usual size. More at once would bring a dense
+model no more tokens a second, since a step takes longer in proportion, and each would wait longer for its next one."""
+LARGE_GPU_BYTES = 60 * GIB
+DEFAULT_TOKENS_CPU = 512
+DEFAULT_TOKENS_GPU = 8192
+DEFAULT_GRAPH_SIZE = 512
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Resolved settings, the model's spec, what it will take of memory, and a line of reasons for each choice."""
+
+    config: Config
+    spec: ModelSpec
+    footprint: Footprint
+    reasons: tuple[str, ...]
+
+
+def choose(config: Config, machine: Machine | None = None) -> Choices:
+    """Resolve every open setting.
+
+    Raises:
+        ModelNotFoundError, CheckpointError: From reading the model's config.
+        ConfigError, MemoryBudgetError: Settings that contradict the model or the machine; the message names the flag.
+    """
+    machine = machine or this_machine()
+    model = config.model
+    name = model.model
+    directory = hub.resolve(model.model, model.revision, model.hf_token, config.load.download_dir)
+    tokenizer = directory
+    if model.tokenizer is not None:
+        tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, config.load.download_dir)
+    spec = read_spec(directory)
+    device, device_line = _device(config, machine)
+    gpu = machine.gpu if device.device == "cuda" else None
+    dtype, dtype_reason = _dtype(config, spec, machine, gpu)
+    _check_max_model_len(config, spec)
+    _check_not_negative(
+        swap_space=config.cache.swap_space, long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold
+    )
+    asked_length = config.model.max_model_len
+    scheduler, batch_line = _batch(config.scheduler, gpu)
+    model = replace(
+        model,
+        model=str(directory),
+        tokenizer=str(tokenizer),
+        dtype=dtype,
+        served_model_name=model.served_model_name or (name,),
+    )
+    config = replace(config, model=model, scheduler=scheduler, device=_with_graphs(device))
+    if gpu is None:
+        sharing = share_out(config, spec, machine.memory_bytes)
+    else:
+        sharing = share_out_on(gpu, config, spec, machine.memory_bytes)
+    reasons = (
+        f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
+        device_line,
+        f"dtype       {dtype}: {dtype_reason}",
+        f"context     {sharing.length:,} tokens: {_length_reason(asked_length, spec)}",
+        batch_line,
+        _cache_line(config, sharing, spec),
+        _memory_line(config, sharing, gpu.free_bytes if gpu else machine.memory_bytes),
+    )
+    return Choices(_shared_out(config, sharing), spec, sharing.footprint, reasons)
+
+
+def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
+    """What computes, and its line."""
+    asked, gpu = config.device.device, machine.gpu
+    if asked == "cuda" and gpu is None:
+        raise ConfigError(f"--device cuda: {machine.why_no_gpu}. Leave it out to run on the CPU.", param="device")
+    if gpu is None or asked == "cpu":
+        why = "as asked" if asked == "cpu" else machine.why_no_gpu
+        return replace(config.device, device="cpu"), f"device      CPU: {why}"
+    return replace(config.device, device="cuda"), f"device      {gpu.name}, {size(gpu.memory_bytes)}"
+
+
+def _with_graphs(device: DeviceConfig) -> DeviceConfig:
+    """How large steps are that are replayed from graphs."""
+    asked = device.max_cudagraph_capture_size
+    if asked is not None and asked < 0:
+        raise ConfigError(
+            f"--max-cudagraph-capture-size must be at least 0, got {asked}.", param="max_cudagraph_capture_size"
+        )
+    largest = DEFAULT_GRAPH_SIZE if asked is None else asked
+    if device.enforce_eager or device.device == "cpu":
+        largest = 0
+    return replace(device, max_cudagraph_capture_size=largest)
+
+
+def _dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -> tuple[Dtype, str]:
+    asked = config.model.dtype
+    if asked == "bfloat16":
+        return "bfloat16", "as asked"
+    if asked in ("float", "float32"):
+        return "float32", "as asked"
+    if spec.dtype == "float32":
+        return "float32", "the checkpoint's"
+    if gpu is not None:
+        return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights"
+    if machine.native_bfloat16:
+        return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights on a CPU"
+    return "float32", "this processor has no bfloat16 products"
+
+
+def _batch(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
+    """The largest step, and its line."""
+    default_tokens = DEFAULT_TOKENS_CPU if gpu is None else DEFAULT_TOKENS_GPU
+    default_seqs = DEFAULT_SEQS_LARGE_GPU if gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES else DEFAULT_SEQS
+    seqs = default_seqs if asked.max_num_seqs is None else asked.max_num_seqs
+    tokens = default_tokens if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
+    for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
+        if value < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.", param=flag)
+    reason = "as asked" if asked.max_num_seqs and asked.max_num_batched_tokens else "default"
+    line = f"batch       up to {seqs} sequences and {tokens} tokens a step: {reason}"
+    return replace(asked, max_num_seqs=seqs, max_num_batched_tokens=tokens), line
+
+
+def _check_max_model_len(config: Config, spec: ModelSpec) -> None:
+    asked = config.model.max_model_len
+    if isinstance(asked, int) and asked != AUTO_LENGTH and not 1 < asked <= spec.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {asked} is outside 2..{spec.max_model_len}, which is what the model was made for.",
+            param="max_model_len",
+        )
+
+
+def _check_not_negative(**settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 0, and finite; got {value:g}.", param=name)
+
+
+def _length_reason(asked: int | str | None, spec: ModelSpec) -> str:
+    if asked in ("auto", AUTO_LENGTH):
+        return f"the longest that fits, of the model's {spec.max_model_len:,}"
+    return "the model's limit" if asked is None else "as asked"
+
+
+def _shared_out(config: Config, sharing: Sharing) -> Config:
+    """The settings with their memory shared out."""
+    block_bytes = sharing.footprint.kv_cache // (sharing.blocks + 1)
+    cache = replace(config.cache, swap_space=sharing.swap_blocks * block_bytes / GIB)
+    if config.device.device == "cpu":  # a GPU's worker measures first
+        cache = replace(cache, num_gpu_blocks_override=sharing.blocks)
+    return replace(config, cache=cache, model=replace(config.model, max_model_len=sharing.length))
+
+
+def _cache_line(config: Config, sharing: Sharing, spec: ModelSpec) -> str:
+    """How much the KV cache holds: of sequences at full length, where layers look back unequally far."""
+    size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
+    assert chunk, "the batch is resolved first"
+    tokens = tokens_held(reaches_of(spec), sharing.blocks, size, chunk, sharing.length)
+    about = "about " if sharing.estimated else ""
+    return f"kv cache    {about}{sharing.blocks:,} blocks of {size} = {tokens:,} tokens: {sharing.reason}"
+
+
+def _memory_line(config: Config, sharing: Sharing, available: int) -> str:
+    """What is taken of memory: the report of the start-up."""
+    parts, asked = sharing.footprint, config.cache.swap_space
+    of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""
+    return (
+        f"memory      weights {size(parts.weights)}, activations up to {size(parts.activations)}, KV cache "
+        f"{size(parts.kv_cache)}: {size(parts.total)} of {size(available)} available; "
+        f"swap space up to {size(parts.swap_space)}{of}"
+    )

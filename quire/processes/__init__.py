@@ -1,0 +1,1 @@
+"""What a child process is given and what it reports back."""

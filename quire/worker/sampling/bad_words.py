@@ -1,0 +1,90 @@
+"""Sequences of tokens that an output never gets, for the slots that ask.
+
+Where the output ends with all tokens of a sequence but the last, the last is not drawn. The device remembers the ends
+of outputs by itself, so no step waits for the host to learn a token. Knows nothing about text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.messages import Admitted
+from quire.worker.sampling.bias import flat_index
+from quire.worker.upload import upload
+
+_ANY = -1
+"""In a prefix: whatever stands there."""
+_NONE = -2
+"""In an end: there is no token yet."""
+
+
+class _Words(NamedTuple):
+    """One slot's.
+
+    Attributes:
+        prefixes: [words, width] int32, what must stand at the end; filled up with _ANY at the front.
+        last: [words] int64, what is not drawn then.
+        end: [width] int32, the output's last tokens.
+    """
+
+    prefixes: Tensor
+    last: Tensor
+    end: Tensor
+
+
+class BadWords:
+    """By slot, for those that ask."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._words: dict[int, _Words] = {}
+
+    def admit(self, owner: Admitted) -> bool:
+        """A slot's new owner; whether it asks for any of this."""
+        self._words.pop(owner.slot, None)
+        if not owner.bad_words:
+            return False
+        width = max(len(word) for word in owner.bad_words) - 1
+        prefixes = [[_ANY] * (width - len(word) + 1) + word[:-1] for word in owner.bad_words]
+        output = owner.history[owner.prompt_len :]
+        end = [*[_NONE] * width, *output][len(output) :]
+        self._words[owner.slot] = _Words(
+            upload(prefixes, self._device, torch.int32).view(len(prefixes), width),
+            upload([w[-1] for w in owner.bad_words], self._device),
+            upload(end, self._device, torch.int32),
+        )
+        return True
+
+    def concerns(self, slot: int) -> bool:
+        """Whether the slot has any."""
+        return slot in self._words
+
+    def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
+        """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
+        ours = [(read, self._words[slot]) for read, slot in asking if slot in self._words]
+        if not ours:
+            return
+        # Added, not filled in: a word that does not match adds nothing, and its last token may be another's that does.
+        costs = [
+            torch.zeros(len(words.last), device=self._device).masked_fill_(_matches(words), float("-inf"))
+            for _, words in ours
+        ]
+        logits.view(-1).index_add_(
+            0, flat_index(logits, [(read, words.last) for read, words in ours]), torch.cat(costs)
+        )
+
+    def drew(self, tokens: Tensor, asking: Sequence[tuple[int, int]]) -> None:
+        """Remember what each read drew; `tokens` [reads] int64."""
+        for read, slot in asking:
+            words = self._words.get(slot)
+            if words is not None and len(words.end):
+                words.end.copy_(torch.cat((words.end[1:], tokens[read : read + 1])))
+
+
+def _matches(words: _Words) -> Tensor:
+    """[words] whether the output ends with each prefix."""
+    return ((words.prefixes == words.end) | (words.prefixes == _ANY)).all(-1)

@@ -1,0 +1,86 @@
+"""Log probabilities of a prompt's tokens, each after what stands before it; always the model's own.
+
+A chunk's logits are made a slice at a time, so that they never take more than a fixed room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quire.messages import Plan, ScoredRow, TokenLogprobs
+from quire.models.model import Model
+from quire.worker.batch import Batch, HostBatch
+from quire.worker.sampling.logprobs import FEW, Scores, entries_of, rows_at_once, scores_of
+from quire.worker.upload import upload
+
+
+class PromptLogprobs:
+    """Over one model's hidden states.
+
+    Args:
+        model: Makes the logits.
+        vocab_size: Of each.
+
+    Attributes:
+        positions: Of a slice, at most.
+    """
+
+    def __init__(self, model: Model, vocab_size: int) -> None:
+        self._model = model
+        self.positions = rows_at_once(vocab_size)
+
+    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]) -> PromptScores:
+        """One list for each of `plan.scored`, collected once the device is done.
+
+        Args:
+            host, batch: The plan's.
+            hidden: [tokens, hidden].
+            wanted: How many of the likeliest tokens to report, for each of `plan.scored`.
+        """
+        rows = zip(plan.scored, wanted, strict=True)
+        return PromptScores([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
+
+    def rehearse(self, logits: Tensor, most: int) -> None:
+        """Take the memory that scores of a slice take at most.
+
+        Args:
+            logits: [n, vocab], any, as many as a slice has.
+            most: How many of the likeliest tokens may be wanted.
+        """
+        if most > FEW:
+            scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
+
+    def _row(self, scored: ScoredRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
+        """By slice."""
+        first = int(host.firsts[scored.row])
+        start, end = first + scored.skip, first + scored.skip + scored.count
+        targets = batch.tokens[start + 1 : end + 1]
+        if end == first + int(host.counts[scored.row]):  # the last one's stands in no row of this step
+            targets = torch.cat((batch.tokens[start + 1 : end], upload([scored.next], targets.device)))
+        return [
+            scores_of(self._model.logits(hidden[at : min(end, at + self.positions)]), own, most).to_host()
+            for at, own in zip(range(start, end, self.positions), torch.split(targets, self.positions), strict=True)
+        ]
+
+
+class PromptScores:
+    """What a step found out about prompts.
+
+    Args:
+        slices: For each row, its scores on the host, there once the device is done.
+        wanted: How many of the likeliest tokens to report for each row.
+    """
+
+    def __init__(self, slices: Sequence[Sequence[Scores]] = (), wanted: Sequence[int] = ()) -> None:
+        self._slices = slices
+        self._wanted = wanted
+
+    def collect(self) -> list[list[TokenLogprobs]]:
+        """One list a row."""
+        return [
+            [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
+            for row, most in zip(self._slices, self._wanted, strict=True)
+        ]

@@ -1,0 +1,36 @@
+"""A scheduler knows what the device said of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quire.clock import SystemClock
+from quire.costmodel.hardware import Hardware
+from quire.costmodel.roofline import Roofline
+from quire.engine.build import Traits, scheduler_of
+from quire.messages import Result, Sizing
+from quire.models.spec import read_spec
+from tests.engine.harness import add, config
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "eos_token_id": 2,
+}  # fmt: skip
+
+
+def test_beside_a_stream_steps_have_the_sizes_that_the_device_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    hardware = Hardware(flops=30e9, bandwidth=1e9, host_bandwidth=1e9, overhead_ms=0.1)
+    cost = Roofline(read_spec(tmp_path), "bfloat16", hardware, block_size=16)
+    assert 30 < cost.free_tokens < 48
+    sizing = Sizing(num_blocks=64, vocab_size=512, step_sizes=[(24, 8), (48, 8), (64, 8)])
+    scheduler = scheduler_of(config(), sizing, Traits(cost=cost), SystemClock())
+    scheduler.add(add(0, [1], 50))
+    scheduler.plan()
+    scheduler.settle(Result(1, [1], [7]))
+    scheduler.add(add(1, [2] * 100, 1))
+    plan = scheduler.plan()
+    assert plan is not None
+    assert plan.counts == [1, 23]

@@ -1,0 +1,66 @@
+"""What a machine is said to have: the GPU that CUDA will call the first."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from quire.planning import machine
+
+UUIDS = ["GPU-11aa-1", "GPU-22bb-2", "GPU-22cc-3"]
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver of three cards whose handles are their numbers, beside a torch that was built for it."""
+
+    def by_uuid(uuid: str) -> int:
+        if uuid not in UUIDS:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return UUIDS.index(uuid)
+
+    answers: dict[str, Any] = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: len(UUIDS),
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetUUID": UUIDS.__getitem__,
+        "nvmlDeviceGetName": "card {}".format,
+        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=80, free=70),
+        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0) if handle else (7, 5),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    monkeypatch.setattr(machine.metadata, "version", lambda package: "2.11.0+cu130")
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [("1", "card 1"), ("2,1", "card 2"), (" 1 , 0", "card 1"), ("GPU-22cc-3", "card 2"), ("GPU-22b,GPU-11", "card 1")],
+)
+@pytest.mark.usefixtures("three_gpus")
+def test_the_first_that_cuda_sees(monkeypatch: pytest.MonkeyPatch, visible: str, name: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpu = machine.this_machine().gpu
+    assert gpu == machine.Gpu(name, (9, 0), 80, 70)
+
+
+@pytest.mark.parametrize(
+    ("visible", "reason"),
+    [
+        ("", "CUDA_VISIBLE_DEVICES hides every GPU"),
+        ("0", "card 0 is too old: compute capability 7.5"),
+        ("GPU-22", "the NVIDIA driver says"),  # there are two
+        ("GPU-9", "the NVIDIA driver says"),
+    ],
+)
+@pytest.mark.usefixtures("three_gpus")
+def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch, visible: str, reason: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    here = machine.this_machine()
+    assert here.gpu is None
+    assert reason in here.why_no_gpu

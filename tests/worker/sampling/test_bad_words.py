@@ -1,0 +1,43 @@
+"""Sequences that are never completed: against the plain definition, over histories, draws and slots of all kinds."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.worker.sampling.bad_words import BadWords
+from tests.worker.driver import admitted
+
+VOCAB = 3
+TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6)
+WORDS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def forbidden(output: list[int], words: list[list[int]]) -> set[int]:
+    """The definition."""
+    padded = [*[-1] * 9, *output]
+    return {word[-1] for word in words if padded[len(padded) - len(word) + 1 :] == word[:-1]}
+
+
+@settings(max_examples=200, deadline=None)
+@given(owners=st.lists(st.tuples(TOKENS, TOKENS, WORDS), min_size=1, max_size=3), draws=st.lists(TOKENS, max_size=4))
+def test_the_last_token_is_not_drawn_behind_all_others(
+    owners: list[tuple[list[int], list[int], list[list[int]]]], draws: list[list[int]]
+) -> None:
+    rules, outputs = BadWords(torch.device("cpu")), []
+    for slot, (prompt, output, words) in enumerate(owners):
+        history = {"history": prompt + output, "prompt_len": len(prompt)}
+        assert rules.admit(admitted(slot, seed=0, drawn=len(output), bad_words=words, **history))
+        outputs.append(list(output))
+    asking = [(slot, slot) for slot in range(len(owners))]
+    for row in [*draws, []]:
+        logits = torch.zeros(len(owners), VOCAB)
+        rules.apply(logits, asking)
+        for slot, (_, _, words) in enumerate(owners):
+            found = set((logits[slot] == -float("inf")).nonzero().flatten().tolist())
+            assert found == forbidden(outputs[slot], words), (outputs[slot], words)
+        tokens = torch.tensor([(row * len(owners) + [0] * len(owners))[slot] for slot in range(len(owners))])
+        rules.drew(tokens, asking)
+        for slot, token in enumerate(tokens.tolist()):
+            outputs[slot].append(token)

@@ -1,0 +1,137 @@
+"""What is multiplied at the start: every product a model has, at numbers of rows that leave no wide gap."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu import experts, linear
+from quire.layers.factory import LayerFactory
+from quire.layers.layer import Place
+from quire.models.model import build_model
+from quire.models.spec import read_spec
+from quire.worker.runner import LargestStep
+from quire.worker.shapes import Shapes
+from quire.worker.startup import first_products
+from quire.worker.startup.first_products import Product, begin_use, products_of, row_counts, use_once
+from tests.checkpoints import make_tiny
+from tests.parity.cases import CASES
+from tests.worker.driver import Driver, config_for
+
+PLACE = Place(torch.device("cpu"), torch.float32)
+MODELS = ("qwen3, wide heads", "qwen3 moe", "gemma3", "gpt2")
+Shape = tuple[int, int, bool]
+
+
+@pytest.mark.parametrize("most", [1, 3, 128, 129, 144, 145, 400, 1_000, 8_192, 65_536])
+def test_counts_reach_the_most_without_a_wide_gap(most: int) -> None:
+    counts = row_counts(most)
+    assert counts[0] == 1
+    assert counts[-1] == most
+    assert counts == sorted(set(counts))
+    assert all(
+        larger <= 2 * smaller if smaller < 128 else larger - smaller <= max(16, smaller // 12)
+        for smaller, larger in itertools.pairwise(counts)
+    )
+
+
+def test_counts_are_few_enough_to_cost_little() -> None:
+    assert len(row_counts(8_192)) <= 96
+    assert sum(row_counts(8_192)) <= 18 * 8_192
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_all_products_of_a_step_are_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that a worker runs in steps of its own; at recorded steps' rows too, heads at those that are read."""
+    directory = make_tiny(tmp_path / "model", **CASES[case])
+    spec, largest = read_spec(directory), LargestStep(rows=150, tokens=300, length=600)
+    recorded = Shapes(256, largest.rows, largest.tokens, largest.length).all()
+    factory = LayerFactory(PLACE)
+    build_model(spec, factory)
+    products = products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded)
+    assert _shapes(products) == _shapes_of_steps(directory, monkeypatch)
+    assert len(products) == len(_shapes(products))
+    for product in products:
+        of_head = product.outputs == spec.vocab_size
+        listed = row_counts(largest.rows if of_head else largest.tokens)
+        assert set(product.rows) == {*listed, *(shape.reads if of_head else shape.tokens for shape in recorded)}
+        assert list(product.rows) == sorted(product.rows, reverse=True)
+    assert {48, 96} <= set(products[0].rows), "of recorded steps alone"
+
+
+def test_each_is_used_at_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = [Product(6, 4, True, (7, 3, 1)), Product(9, 5, False, (2,)), Product(3, 6, False, (8, 7))]
+    used = _record_use(monkeypatch)
+    use_once(products, PLACE)
+    assert [(rows, shape) for rows, shape, _ in used] == [
+        (rows, (one.outputs, one.columns, one.has_bias)) for one in products for rows in one.rows
+    ]
+
+
+def test_use_goes_on_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, may_begin = _record_use(monkeypatch), threading.Event()
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **named: may_begin.wait(9) and empty(*args, **named))
+    in_use = begin_use([Product(6, 4, True, (7, 3))], PLACE)
+    assert not in_use.done()
+    may_begin.set()
+    assert in_use.result(9)
+    assert [name.startswith("products") for *_, name in used] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")]
+)
+def test_where_there_is_no_room_nothing_is_used(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "empty", run_out)
+    assert not begin_use([Product(6, 4, True, (7, 3))], PLACE).result(9)
+
+
+def _record_use(patch: pytest.MonkeyPatch) -> list[tuple[int, Shape, str]]:
+    """Rows, shape and thread of each product."""
+    used: list[tuple[int, Shape, str]] = []
+
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        assert x.is_contiguous()
+        assert weight.is_contiguous()
+        used.append((len(x), (*weight.shape, bias is not None), threading.current_thread().name))
+        return usual(x, weight, bias)
+
+    usual = first_products.F.linear
+    patch.setattr(first_products.F, "linear", multiply)
+    return used
+
+
+def _shapes(products: list[Product]) -> set[Shape]:
+    return {(product.outputs, product.columns, product.has_bias) for product in products}
+
+
+def _shapes_of_steps(directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[Shape]:
+    seen: set[Shape] = set()
+    with monkeypatch.context() as patch:
+        _watch(patch, lambda x, w, bias: seen.add((*w.shape, bias is not None)))
+        driver = Driver(config_for(directory, max_model_len=60), groups=len(read_spec(directory).kv_groups()))
+        driver.generate([driver.admit(0, [5, 6, 7]), driver.admit(1, [8, 9])], 2)
+    return seen
+
+
+def _watch(patch: pytest.MonkeyPatch, see: Callable[[Tensor, Tensor, Tensor | None], Any]) -> None:
+    """Let layers that are built from now on say what they multiply; experts have kernels of their own on a card."""
+
+    def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+        see(x, packed, bias)
+        return usual(x, packed, bias)
+
+    usual = linear.linear
+    patch.setattr(experts, "linear", usual)
+    patch.setattr(linear, "linear", multiply)

@@ -1,0 +1,102 @@
+"""What a rehearsal finds: all that steps ask for later, from no more of a model than shows every kind of layer."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.layers.layer import Place
+from quire.models.spec import read_spec
+from quire.worker.runner import LargestStep
+from quire.worker.startup.warmup import layers_of_every_kind, rehearsed_steps, sketch_of
+from tests.checkpoints import make_tiny
+from tests.kernels.triton.not_interpreted import printed_by
+from tests.parity.cases import CASES
+
+MODELS = (
+    "qwen3, wide heads",
+    "mistral, window, 4.x",
+    "qwen3 moe",
+    "gemma3",
+    "gpt2",
+    "longrope, phi3, 4.x",
+)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    models = {case: CASES[case] for case in MODELS}
+    models[MODELS[0]] = models[MODELS[0]] | {"max_position_embeddings": 2048}  # long rows have kernels of their own
+    return [make_tiny(tmp_path_factory.mktemp("tiny"), **shape) for shape in models.values()]
+
+
+@pytest.fixture(scope="module")
+def served(directories: list[Path]) -> list[dict[str, Any]]:
+    """Of another process, since in this one kernels are interpreted."""
+    lines = printed_by("tests.worker.imaginary_card", *map(str, directories)).splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -> None:
+    assert len(served) == 2 * len(MODELS)
+    for one in served:
+        assert len(one["found"]) > 20
+        assert one["missed"] == [], one
+        assert one["found"].count("_gated_kernel") <= 1  # for all numbers of rows
+
+
+def test_long_attention_experts_and_gated_products_are_found(served: list[dict[str, Any]]) -> None:
+    found = {kernel for one in served for kernel in one["found"]}
+    assert {"_attend_long", "_gather_contexts", "_gated_kernel", "_route_kernel", "_penalize"} <= found
+
+
+def test_tiles_are_found_whole_and_in_parts(served: list[dict[str, Any]]) -> None:
+    for one in served:
+        assert {"_attend_tiles", "_attend_parts", "_merge_parts"} <= {*one["found"]}
+
+
+def test_the_way_from_the_host_and_back_is_found_once(served: list[dict[str, Any]]) -> None:
+    """Whatever the numbers of rows and tokens."""
+    for one in served:
+        assert one["found"].count("_fetch_columns") == one["found"].count("_send_outputs") == 1
+
+
+def test_steps_have_all_numbers_of_rows_and_tokens() -> None:
+    steps = list(rehearsed_steps(LargestStep(rows=300, tokens=1000, length=400)))
+    assert {len(counts) for counts in steps if counts[-1] == 1} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 300}
+    assert {sum(counts) for counts in steps if len(counts) < 4} >= {2, 4, 8, 16, 32, 64, 128, 256, 512, 1000}
+    assert {len(counts) - 1 for counts in steps if 1 in counts and 2 in counts} >= {1, 256, 299}
+    assert all(len(counts) <= 300 and sum(counts) <= 1000 and max(counts) <= 400 for counts in steps)
+
+
+@pytest.mark.parametrize("largest", [LargestStep(1, 1, 9), LargestStep(1, 7, 9), LargestStep(2, 2, 9)])
+def test_steps_of_the_smallest_engines(largest: LargestStep) -> None:
+    steps = list(rehearsed_steps(largest))
+    assert [1] in steps
+    assert all(len(counts) <= largest.rows and sum(counts) <= largest.tokens for counts in steps)
+
+
+def test_a_sketch_has_every_kind_of_layer(directories: list[Path]) -> None:
+    layers = dict(zip(MODELS, map(layers_of_every_kind, map(read_spec, directories)), strict=True))
+    assert layers["gemma3"] == 3  # local, local, full
+    assert layers["qwen3 moe"] == 4  # experts in the last alone
+    assert layers["gpt2"] == 2
+
+
+def test_a_sketch_is_gone_when_nobody_holds_it(directories: list[Path]) -> None:
+    """Without a look for garbage, which there is none of while the engine starts: its memory is the weights' then."""
+    gc.disable()
+    try:
+        for directory in directories:
+            model = sketch_of(read_spec(directory), Place(torch.device("cpu"), torch.float32))
+            left = weakref.ref(model)
+            del model
+            assert left() is None, directory
+    finally:
+        gc.enable()
