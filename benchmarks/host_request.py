@@ -31,10 +31,10 @@ from quire import LLM, SamplingParams
 from quire.attention import tiling
 from quire.attention.backend import Ints, Room
 from quire.messages import Plan, Result, Sizing
-from quire.worker.runner import LargestStep, Runner
-from quire.worker.shapes import Shapes, StepShape
-from quire.worker.slots import SlotTable
-from quire.worker.transfer import DirectTransfer
+from quire.worker.graph_shapes import GraphShape, GraphShapes
+from quire.worker.kv_transfer import CpuBlockTransfer
+from quire.worker.model_runner import ModelRunner, StepLimits
+from quire.worker.slot_table import SlotTable
 
 LONGEST = 40_000
 VOCABULARY = 32_000
@@ -78,20 +78,20 @@ class StubAttention:
 class StubGraphs:
     """Graphs that do nothing."""
 
-    def replay(self, shape: StepShape) -> Tensor:
+    def replay(self, shape: GraphShape) -> Tensor:
         return torch.empty(0)
 
 
-class ReplayingRunner(Runner):
+class ReplayingModelRunner(ModelRunner):
     """A worker's host side, whose small steps count as recorded."""
 
     def __init__(self) -> None:
         cpu = torch.device("cpu")
         blocks = torch.zeros(1)
         slots = SlotTable(ROWS, LONGEST // 16, 1, VOCABULARY, cpu)
-        largest = LargestStep(ROWS, STEP, LONGEST)
-        super().__init__(StubModel(), StubAttention(), DirectTransfer(blocks, blocks), slots, largest)  # type: ignore[arg-type]
-        self._shapes = Shapes(RECORDED, ROWS, STEP, LONGEST)
+        largest = StepLimits(ROWS, STEP, LONGEST)
+        super().__init__(StubModel(), StubAttention(), CpuBlockTransfer(blocks, blocks), slots, largest)  # type: ignore[arg-type]
+        self._shapes = GraphShapes(RECORDED, ROWS, STEP, LONGEST)
         self._graphs = StubGraphs()  # type: ignore[assignment]
 
 
@@ -100,7 +100,7 @@ class StubExecutor:
 
     max_in_flight = 2
 
-    def __init__(self, runner: Runner | None) -> None:
+    def __init__(self, runner: ModelRunner | None) -> None:
         self._plans: deque[Plan] = deque()
         self._runner = runner
         self.submitted: list[float] = []
@@ -130,7 +130,7 @@ class Bench:
     """An LLM on a stub."""
 
     def __init__(self, cold: bool) -> None:
-        self._stub, self._random = StubExecutor(ReplayingRunner() if cold else None), random.Random(0)
+        self._stub, self._random = StubExecutor(ReplayingModelRunner() if cold else None), random.Random(0)
         self._swept = np.zeros(SWEPT_BYTES if cold else 0, dtype=np.uint8)
         quire.offline.llm.executor_for = lambda config, clock: self._stub  # type: ignore[assignment]
         directory = Path(tempfile.mkdtemp())

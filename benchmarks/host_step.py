@@ -27,9 +27,9 @@ from quire.engine.core import EngineCore
 from quire.messages import Add, FromEngine, Plan, Result, Sizing, ToEngine
 from quire.sampling import SamplingParams
 from quire.worker.batch import BatchBuffers, HostBatch
-from quire.worker.columns import StepColumns
-from quire.worker.pinned import Turns
-from quire.worker.slots import SlotTable
+from quire.worker.buffer_ring import BufferRing
+from quire.worker.slot_table import SlotTable
+from quire.worker.staging_buffer import StagingBuffer
 
 BLOCK_SIZE = 16
 PROMPT = 64
@@ -46,7 +46,7 @@ class StubExecutor:
         self.sizing = Sizing(num_blocks=blocks, vocab_size=32_000)
         self._slots = SlotTable(sequences, length // BLOCK_SIZE + 1, 1, 32_000, torch.device("cpu"))
         self._batches = BatchBuffers(self._slots, sequences, sequences * PROMPT)
-        self._columns = StepColumns(6 * sequences * (1 + PROMPT), Turns(torch.device("cpu")))
+        self._columns = StagingBuffer(6 * sequences * (1 + PROMPT), BufferRing(torch.device("cpu")))
         self._plans: deque[Plan] = deque()
         self.seconds = 0.0
 
@@ -58,7 +58,7 @@ class StubExecutor:
         self._slots.admit(plan.admitted)
         host = HostBatch.of(plan, self._slots.host.bounds)
         of_rows, differences = host.columns(), self._slots.columns(plan)
-        laid = self._columns.lay([*of_rows, host.read_tokens, host.read_slots], differences)
+        laid = self._columns.lay([*of_rows, host.logits_indices, host.sampled_slots], differences)
         self._slots.apply(plan, laid[len(of_rows) + 2 :])
         self._batches.begin(host, laid[: len(of_rows)], ())
         self.seconds += time.thread_time() - began

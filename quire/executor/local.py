@@ -15,7 +15,7 @@ from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
 from quire.messages import Masks, Plan, Result, Sizing
-from quire.worker.in_flight import IN_FLIGHT
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class LocalExecutor:
         fault: See FaultHook.
     """
 
-    max_in_flight = IN_FLIGHT
+    max_in_flight = MAX_STEPS_IN_FLIGHT
 
     def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
         self._config = config

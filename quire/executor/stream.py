@@ -22,17 +22,17 @@ import msgspec
 
 from quire.clock import Clock
 from quire.config import Config, environment
+from quire.executor.cuda_context import open_context
 from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compiler_processes import begin_processes
 from quire.kernels.triton.launching.earlier_start import is_there, leave, trace_of
 from quire.messages import Masks, Plan, Result, Sizing
-from quire.worker.in_flight import IN_FLIGHT
-from quire.worker.startup.context import open_context
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import quota
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
-    from quire.worker.flight import Flight
+    from quire.worker.step_handle import StepHandle
     from quire.worker.worker import Worker
 
 LOOK_S = 10e-6
@@ -51,13 +51,13 @@ class StreamExecutor:
         fault: See FaultHook.
     """
 
-    max_in_flight = IN_FLIGHT
+    max_in_flight = MAX_STEPS_IN_FLIGHT
 
     def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
         self._config = config
         self._clock = clock
         self._fault = fault
-        self._flights: deque[Flight] = deque()
+        self._handles: deque[StepHandle] = deque()
         self._failure: BaseException | None = None
         self._worker: Worker | None = None
 
@@ -88,7 +88,7 @@ class StreamExecutor:
         assert self._worker is not None, "not started, or closed"
         try:
             self._fault("execute", plan.step)
-            self._flights.append(self._worker.launch(plan))
+            self._handles.append(self._worker.launch(plan))
         except BaseException as error:
             self._failure = error
 
@@ -98,7 +98,7 @@ class StreamExecutor:
 
     def collect(self, timeout: float | None) -> Result | None:
         """See Executor."""
-        if not self._flights:
+        if not self._handles:
             if self._failure is not None:
                 raise self._failure
             return None
@@ -106,7 +106,7 @@ class StreamExecutor:
             result = self._oldest(timeout)
         except Exception as error:  # an interrupt of the wait leaves the step where it is
             self._failure = error
-            self._flights.clear()  # nothing behind it can be relied on
+            self._handles.clear()  # nothing behind it can be relied on
             raise
         if result is not None:
             self._fault("collect", result.step)
@@ -116,10 +116,10 @@ class StreamExecutor:
         """See Executor. After a step that failed, what others say of it is not heard: it has been raised already."""
         try:
             with nullcontext() if self._failure is None else suppress(Exception):
-                for flight in self._flights:
-                    flight.wait()
+                for handle in self._handles:
+                    handle.wait()
         finally:
-            self._flights.clear()
+            self._handles.clear()
             worker, self._worker = self._worker, None
             if worker is not None:
                 worker.close()
@@ -134,15 +134,15 @@ class StreamExecutor:
             give_back()
 
     def _oldest(self, timeout: float | None) -> Result | None:
-        """The oldest flight's result, once it has landed."""
-        flight = self._flights[0]
+        """The oldest step's result, once it is done."""
+        handle = self._handles[0]
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not flight.done():
+        while not handle.done():
             if deadline is not None and time.monotonic() > deadline:
                 return None
             time.sleep(LOOK_S)
-        self._flights.popleft()
-        return flight.result()
+        self._handles.popleft()
+        return handle.result()
 
 
 def _sleep_exactly() -> None:

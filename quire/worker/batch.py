@@ -18,11 +18,11 @@ from quire.attention.backend import Rows
 from quire.kernels.table import kernel
 from quire.layers.positions import Positions
 from quire.messages import Plan
-from quire.worker.shapes import StepShape
-from quire.worker.slots import SlotTable
+from quire.worker.graph_shapes import GraphShape
+from quire.worker.slot_table import SlotTable
 
 Ints = npt.NDArray[np.int64]
-DRAWN_LAST = -1
+LAST_SAMPLED = -1
 """In the place of a token's id: what its slot drew last, which only the device knows."""
 
 
@@ -34,10 +34,10 @@ class HostBatch:
         slots, counts, bounds: [rows]; see Rows. Padding belongs to the dummy slot.
         row_of_token: [tokens].
         offsets: [tokens], each token's place in its row.
-        ids: [tokens], or DRAWN_LAST.
+        ids: [tokens], or LAST_SAMPLED.
         firsts: [rows], the place among the tokens of each row's first one.
-        read_tokens: [reads], the place among the tokens of each read's last position.
-        read_slots: [reads].
+        logits_indices: [reads], the place among the tokens of each read's last position.
+        sampled_slots: [reads].
     """
 
     slots: Ints
@@ -47,8 +47,8 @@ class HostBatch:
     offsets: Ints
     ids: Ints
     firsts: Ints
-    read_tokens: Ints
-    read_slots: Ints
+    logits_indices: Ints
+    sampled_slots: Ints
 
     @classmethod
     def of(cls, plan: Plan, bounds: Ints) -> HostBatch:
@@ -75,14 +75,14 @@ class HostBatch:
     @property
     def is_decode(self) -> bool:
         """Whether every row moves by one token and is read."""
-        return len(self.ids) == len(self.slots) == len(self.read_slots)
+        return len(self.ids) == len(self.slots) == len(self.sampled_slots)
 
-    def padded(self, shape: StepShape, dummy: int) -> HostBatch:
+    def padded(self, shape: GraphShape, dummy: int) -> HostBatch:
         """The same with rows, tokens and reads of the dummy slot behind it, as many as make the shape; this fits it.
 
         One row has all tokens that are too many, but in a step of single tokens, where each is a row.
         """
-        rows, tokens, reads = len(self.slots), len(self.ids), len(self.read_slots)
+        rows, tokens, reads = len(self.slots), len(self.ids), len(self.sampled_slots)
         more, rest, unread = shape.rows - rows, shape.tokens - tokens, shape.reads - reads
         if not (more or rest or unread):
             return self
@@ -100,8 +100,8 @@ class HostBatch:
             offsets=np.concatenate((self.offsets, offsets)),
             ids=np.concatenate((self.ids, of_tokens)),
             firsts=counts.cumsum() - counts,
-            read_tokens=np.concatenate((self.read_tokens, of_reads)),
-            read_slots=np.concatenate((self.read_slots, of_reads + dummy)),
+            logits_indices=np.concatenate((self.logits_indices, of_reads)),
+            sampled_slots=np.concatenate((self.sampled_slots, of_reads + dummy)),
         )
 
     def columns(self) -> tuple[Ints, ...]:
@@ -110,10 +110,10 @@ class HostBatch:
 
 
 def _ids(plan: Plan, row_of_token: Ints) -> Ints:
-    """[tokens] what the plan gives, and DRAWN_LAST for every other row's."""
+    """[tokens] what the plan gives, and LAST_SAMPLED for every other row's."""
     if len(plan.given) == len(plan.slots):
         return np.array(plan.tokens, dtype=np.int64)
-    ids = np.full(len(row_of_token), DRAWN_LAST, dtype=np.int64)
+    ids = np.full(len(row_of_token), LAST_SAMPLED, dtype=np.int64)
     if plan.given:
         is_given = np.zeros(len(plan.slots), dtype=np.bool_)
         is_given[plan.given] = True
@@ -137,7 +137,7 @@ class Batch:
 
 
 class BatchBuffers:
-    """Turns a step's columns into its batch, and moves the slots' lengths.
+    """BufferRing a step's columns into its batch, and moves the slots' lengths.
 
     Args:
         slots: The table that says where each row stands.

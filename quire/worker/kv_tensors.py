@@ -10,8 +10,8 @@ from quire.attention.backend import KVView
 from quire.config import CacheConfig
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
+from quire.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTransfer
 from quire.worker.startup.host_memory import zeros
-from quire.worker.transfer import BlockTransfer, DirectTransfer, StreamTransfer
 
 _GIB = 2**30
 
@@ -92,11 +92,11 @@ def block_transfer(storage: torch.Tensor, host_blocks: int) -> BlockTransfer:
     """
     flat = storage.flatten(0, 1)  # [2 · storages, blocks, …]
     if storage.device.type != "cpu":
-        return StreamTransfer(flat, host_blocks)
+        return GpuBlockTransfer(flat, host_blocks)
     shape = (len(flat), host_blocks, *flat.shape[2:])
     what = f"A swap space of {host_blocks} blocks"
     host = _allocate(shape, storage.dtype, storage.device, what, "lower --swap-space")
-    return DirectTransfer(flat, host)
+    return CpuBlockTransfer(flat, host)
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str) -> torch.Tensor:

@@ -30,7 +30,7 @@ from quire.weights.checkpoint import Checkpoint, Need, check, with_known_names
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.worker.flight import Flight
+from quire.worker.graph_shapes import GraphShapes
 from quire.worker.kv_tensors import (
     allocate_storage,
     block_transfer,
@@ -38,15 +38,15 @@ from quire.worker.kv_tensors import (
     number_of_blocks,
     number_of_host_blocks,
 )
-from quire.worker.runner import LargestStep, Runner
-from quire.worker.shapes import Shapes
-from quire.worker.slots import SlotTable
+from quire.worker.kv_transfer import BlockTransfer
+from quire.worker.model_runner import ModelRunner, StepLimits
+from quire.worker.slot_table import SlotTable
 from quire.worker.startup import device_memory
+from quire.worker.startup.compile_warmup import reduced_model, rehearse
 from quire.worker.startup.first_products import begin_use, products_of
 from quire.worker.startup.host_memory import give_back_freed
 from quire.worker.startup.threads import usable_cores
-from quire.worker.startup.warmup import rehearse, sketch_of
-from quire.worker.transfer import BlockTransfer
+from quire.worker.step_handle import StepHandle
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
@@ -71,7 +71,7 @@ class Worker:
         self._precompiler = precompiler
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
-        self._runner: Runner
+        self._runner: ModelRunner
 
     def load(self) -> Sizing:
         """Read the weights and allocate the KV cache; on a GPU, measure first what the largest step takes, and record
@@ -131,7 +131,7 @@ class Worker:
         if self._precompiler is not None:
             self._precompiler.close()
 
-    def launch(self, plan: Plan) -> Flight:
+    def launch(self, plan: Plan) -> StepHandle:
         """Begin one step; on a CPU it is over then."""
         return self._runner.launch(plan)
 
@@ -160,7 +160,7 @@ class Worker:
         try:
             with self._rehearsal():
                 storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
-                model = sketch_of(spec, Place(self._device, dtype))
+                model = reduced_model(spec, Place(self._device, dtype))
                 runner = self._build_runner(spec, model, self._slot_table(spec), storage)
                 rehearse(runner, self._largest_step(), self._aside)
         except (torch.OutOfMemoryError, MemoryBudgetError):
@@ -210,17 +210,17 @@ class Worker:
             return DummyCheckpoint(needs, self._config.model.seed)
         return with_known_names(SafetensorsCheckpoint(Path(self._config.model.model)))
 
-    def _largest_step(self) -> LargestStep:
+    def _largest_step(self) -> StepLimits:
         rows, tokens = self._config.scheduler.max_num_seqs, self._config.scheduler.max_num_batched_tokens
         length = self._config.model.max_model_len
         if not isinstance(length, int) or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
-        return LargestStep(rows, tokens, length)
+        return StepLimits(rows, tokens, length)
 
-    def _shapes(self) -> Shapes:
+    def _shapes(self) -> GraphShapes:
         """Of the steps that are recorded."""
         largest, most = self._largest_step(), self._config.device.max_cudagraph_capture_size or 0
-        return Shapes(most, largest.rows, largest.tokens, largest.length)
+        return GraphShapes(most, largest.rows, largest.tokens, largest.length)
 
     def _slot_table(self, spec: ModelSpec) -> SlotTable:
         largest, size = self._largest_step(), self._config.cache.block_size
@@ -230,9 +230,9 @@ class Worker:
 
     def _build_runner(
         self, spec: ModelSpec, model: Model, slots: SlotTable, storage: Tensor, transfer: BlockTransfer | None = None
-    ) -> Runner:
+    ) -> ModelRunner:
         largest = self._largest_step()
-        return Runner(
+        return ModelRunner(
             model,
             _attention(kv_view(storage, spec), spec, largest),
             transfer or block_transfer(storage, 0),
@@ -253,7 +253,7 @@ def _room_for(what: str, advice: str) -> Iterator[None]:
         raise MemoryBudgetError(f"The GPU has no room for {what}: {advice}.") from None
 
 
-def _attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBackend:
+def _attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBackend:
     """The backend that serves the device on which the cache lies."""
     if kv.keys[0].device.type == "cpu":
         from quire.attention.cpu import CpuAttention

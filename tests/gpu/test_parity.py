@@ -18,8 +18,8 @@ from quire import LLM, SamplingParams
 from quire.kvcache.groups import GroupReach
 from quire.models.spec import read_spec
 from quire.outputs import RequestOutput
-from quire.worker.graphs import StepGraphs
-from quire.worker.shapes import StepShape
+from quire.worker.cuda_graphs import CudaGraphs
+from quire.worker.graph_shapes import GraphShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
@@ -142,15 +142,15 @@ def test_small_prompts_are_replayed_and_say_the_same(
 ) -> None:
     """Of many lengths: alone, together, behind cached blocks, and beside sequences that draw."""
     directory = make_tiny(tmp_path, **CASES[case])
-    reference, replay, shapes = Oracle(directory, device=DEVICE), StepGraphs.replay, []
+    reference, replay, shapes = Oracle(directory, device=DEVICE), CudaGraphs.replay, []
     generator = torch.Generator().manual_seed(1)
     batch = [torch.randint(3, 320, (n,), generator=generator).tolist() for n in (2, 15, 16, 50, 130, 200, 300, 31)]
 
-    def watched(self: StepGraphs, shape: StepShape) -> Tensor:
+    def watched(self: CudaGraphs, shape: GraphShape) -> Tensor:
         shapes.append(shape)
         return replay(self, shape)
 
-    monkeypatch.setattr(StepGraphs, "replay", watched)
+    monkeypatch.setattr(CudaGraphs, "replay", watched)
     few = {"max_num_batched_tokens": 512, "num_gpu_blocks_override": 600}
     with LLM(str(directory), dtype="float32", **few, **SETTINGS) as llm:
         for prompt in batch[1:6:2]:

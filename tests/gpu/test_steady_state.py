@@ -12,7 +12,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.messages import Plan
-from quire.worker.flight import Flight
+from quire.worker.step_handle import StepHandle
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 
@@ -67,7 +67,7 @@ def test_no_launch_waits_for_the_card(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     everything(llm, 1)  # what is done once may wait
     launch, launches = Worker.launch, []
 
-    def strictly(self: Worker, plan: Plan) -> Flight:
+    def strictly(self: Worker, plan: Plan) -> StepHandle:
         launches.append(plan.step)
         torch.cuda.set_sync_debug_mode("error")
         try:

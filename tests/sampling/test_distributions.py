@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.worker.sampling.sampler import sample
-from quire.worker.slots import SlotTable
+from quire.worker.slot_table import SlotTable
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.rules import ruled
 from tests.worker.driver import admit, admitted

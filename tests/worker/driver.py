@@ -12,7 +12,7 @@ from quire.clock import SystemClock
 from quire.config import Config
 from quire.messages import Admitted, Plan, Result, TokenLogprobs
 from quire.sampling import SamplingParams
-from quire.worker.slots import SlotTable
+from quire.worker.slot_table import SlotTable
 from quire.worker.worker import Worker
 
 

@@ -15,13 +15,13 @@ from quire.attention.backend import AttentionBackend, KVView
 from quire.kernels.table import KERNELS
 from quire.messages import Result, ScoredRow, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
-from quire.worker import pinned, runner, worker
-from quire.worker.runner import LargestStep
-from quire.worker.shapes import StepShape
+from quire.worker import buffer_ring, model_runner, worker
+from quire.worker.graph_shapes import GraphShape
+from quire.worker.model_runner import StepLimits
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, Sequence, config_for, hand_out
-from tests.worker.run_again import CountedTurns, RunAgain
+from tests.worker.run_again import CountedBufferRing, ReplayByRunning
 
 MOST = 128
 STEPS = 30
@@ -29,7 +29,7 @@ SEED = 5
 LONGEST = 200
 
 
-def attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBackend:
+def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBackend:
     """A card's, with references for its kernels."""
     from quire.attention.triton import TritonAttention
 
@@ -43,9 +43,9 @@ def attention(kv: KVView, spec: ModelSpec, largest: LargestStep) -> AttentionBac
 
 @pytest.fixture(autouse=True)
 def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "StepGraphs", RunAgain)
-    monkeypatch.setattr(runner, "Turns", CountedTurns)
-    monkeypatch.setattr(pinned, "_is_apart", lambda device: True)
+    monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
+    monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
+    monkeypatch.setattr(buffer_ring, "_is_apart", lambda device: True)
     monkeypatch.setattr(worker, "_attention", attention)
 
 
@@ -62,7 +62,7 @@ def driver_of(directory: Path, *, recorded: bool, **values: Any) -> Driver:
     return driver
 
 
-def replayed(driver: Driver) -> list[StepShape]:
+def replayed(driver: Driver) -> list[GraphShape]:
     return driver.worker._runner._graphs.replayed  # type: ignore[attr-defined, no-any-return]
 
 
@@ -85,7 +85,7 @@ RULED: list[dict[str, Any]] = [
 
 def texts(
     tiny: Path, owners: list[dict[str, Any]], *, recorded: bool, mode: str
-) -> tuple[list[Sequence], list[StepShape]]:
+) -> tuple[list[Sequence], list[GraphShape]]:
     """What sequences draw in 12 steps: the first ones together, then one joins, then one is left."""
     driver = driver_of(tiny, recorded=recorded, logprobs_mode=mode)
     sequences = [driver.admit(slot, [5, 6, 7 + slot], **owner) for slot, owner in enumerate(owners)]
@@ -113,7 +113,7 @@ def test_recorded_steps_draw_and_report_the_same(owners: list[dict[str, Any]], m
 WISHES = [{}, {}, *PLAIN[1:], *REPORTING, *RULED, {"prompt_logprobs": 1}]
 
 
-def results(directory: Path, *, recorded: bool, mode: str) -> tuple[list[Result], list[StepShape]]:
+def results(directory: Path, *, recorded: bool, mode: str) -> tuple[list[Result], list[GraphShape]]:
     """Of random steps: sequences come and go, prompts are read whole or in chunks, a token at a time too, some of them
     without a read, beside sequences that draw."""
     choose = random.Random(SEED)

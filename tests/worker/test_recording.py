@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from quire.worker.batch import HostBatch
-from quire.worker.runner import Runner, _Laid
-from quire.worker.shapes import Shapes, StepShape
+from quire.worker.graph_shapes import GraphShape, GraphShapes
+from quire.worker.model_runner import ModelRunner, _Laid
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, config_for
-from tests.worker.run_again import RunAgain
+from tests.worker.run_again import ReplayByRunning
 
 MOST = 128
 
@@ -22,20 +22,20 @@ def test_of_what_is_rehearsed_the_largest_of_each_kind(
 ) -> None:
     ran: list[tuple[int, int]] = []
 
-    def run(self: Runner, host: HostBatch, laid: _Laid) -> None:
+    def run(self: ModelRunner, host: HostBatch, laid: _Laid) -> None:
         ran.append((len(host.ids), len(host.slots)))
 
-    monkeypatch.setattr(Runner, "_draw_all", run)
-    monkeypatch.setattr(Runner, "_lay", lambda *_: _Laid())
+    monkeypatch.setattr(ModelRunner, "_draw_all", run)
+    monkeypatch.setattr(ModelRunner, "_lay", lambda *_: _Laid())
     too_large: list[list[int]] = []
-    monkeypatch.setattr(Runner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
+    monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
     runner = Driver(config_for(make_llama(tmp_path, tokenizer=False))).worker._runner
-    runner._graphs = graphs = RunAgain()  # type: ignore[assignment]
+    runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
     runner.record(MOST, rehearsed=rehearsed)
     largest = runner._largest
-    shapes = Shapes(MOST, largest.rows, largest.tokens, largest.length).all()
+    shapes = GraphShapes(MOST, largest.rows, largest.tokens, largest.length).all()
     assert list(graphs._steps) == shapes
-    expected: dict[object, StepShape] = {}
+    expected: dict[object, GraphShape] = {}
     for shape in shapes:
         expected.setdefault(shape.kind if rehearsed else shape, shape)
     assert ran == [(shape.tokens, shape.rows) for shape in expected.values()]

@@ -13,7 +13,7 @@ from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
 from quire.models.spec import read_spec
 from quire.worker import worker
-from quire.worker.runner import Runner
+from quire.worker.model_runner import ModelRunner
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, config_for
@@ -63,13 +63,13 @@ def test_weights_that_do_not_fit_are_refused_by_flag(tmp_path: Path) -> None:
     [
         (Worker._slot_table, "--max-num-seqs"),
         (Worker._build_runner, "--gpu-memory"),
-        (Runner.record, "--enforce-eager"),
+        (ModelRunner.record, "--enforce-eager"),
     ],
 )
 def test_what_else_does_not_fit_on_a_card_is_refused_by_flag(
     tiny: Path, call: FunctionType, flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = Runner if call is Runner.record else Worker
+    owner = ModelRunner if call is ModelRunner.record else Worker
     monkeypatch.setattr(owner, call.__name__, _run_out)
     with pytest.raises(MemoryBudgetError, match=flag):
         Worker(config_for(tiny, max_cudagraph_capture_size=2), SystemClock()).load()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.messages import Admitted
-from quire.worker.sampling.bias import flat_index
-from quire.worker.upload import upload
+from quire.worker.pinned_memory import upload
+from quire.worker.sampling.logit_bias import flat_index
 
 _ANY = -1
 """In a prefix: whatever stands there."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.kernels.reference.logprobs import TokenScores
 from quire.kernels.table import kernel
 from quire.messages import TokenLogprobs
-from quire.worker.upload import upload
+from quire.worker.pinned_memory import upload
 
 Ints = npt.NDArray[np.int64]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]

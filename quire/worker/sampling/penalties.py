@@ -16,8 +16,8 @@ from quire.kernels.reference.penalties import IN_PROMPT, ONE_MORE
 from quire.kernels.table import kernel
 from quire.messages import Admitted
 from quire.sampling import LARGEST_EFFECT
+from quire.worker.pinned_memory import upload
 from quire.worker.startup.host_memory import zeros
-from quire.worker.upload import upload
 
 
 class Penalties:

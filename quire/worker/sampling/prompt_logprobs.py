@@ -13,8 +13,8 @@ from torch import Tensor
 from quire.messages import Plan, ScoredRow, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch, HostBatch
+from quire.worker.pinned_memory import upload
 from quire.worker.sampling.logprobs import FEW, Scores, entries_of, rows_at_once, scores_of
-from quire.worker.upload import upload
 
 
 class PromptLogprobs:

@@ -24,13 +24,13 @@ from quire.kernels.reference.sampling import (
     scores_within,
 )
 from quire.kernels.table import kernel
+from quire.worker.pinned_memory import upload
+from quire.worker.sampling.logits_transforms import ActiveRows
 from quire.worker.sampling.logprobs import FEW, LogprobsMode, rows_at_once, score
-from quire.worker.sampling.rules import Asking
-from quire.worker.slots import SlotTable
-from quire.worker.upload import upload
+from quire.worker.slot_table import SlotTable
 
 Ints = npt.NDArray[np.int64]
-Aside = Callable[[], AbstractContextManager[None]]
+Deferred = Callable[[], AbstractContextManager[None]]
 
 _RULED_UNSOUND = NOTHING_LEFT + 1
 """A fault that rules made; the op knows nothing of them."""
@@ -104,22 +104,22 @@ def columns_of(slots: SlotTable) -> DrawColumns:
 
 
 def sample(
-    logits: Tensor, read_slots: Ints, slots: SlotTable, *, keep_scores: bool = False, where: Tensor | None = None
+    logits: Tensor, sampled_slots: Ints, slots: SlotTable, *, keep_scores: bool = False, where: Tensor | None = None
 ) -> Drawn:
     """Draw a token for each read. The table stays as it is.
 
     Args:
         logits: [reads, vocab]; not changed.
-        read_slots: [reads] the slot of each read.
+        sampled_slots: [reads] the slot of each read.
         slots: Sampling parameters, rules, seeds and counters.
         keep_scores: Return the scores as well.
-        where: The same as `read_slots` on the device, if it is there already.
+        where: The same as `sampled_slots` on the device, if it is there already.
     """
-    where = upload(read_slots, logits.device) if where is None else where
-    asking = slots.rules.asking(read_slots)
+    where = upload(sampled_slots, logits.device) if where is None else where
+    asking = slots.rules.asking(sampled_slots)
     if not asking:
         return Drawn(*_draw(logits, where, slots, keep_scores=keep_scores), frozenset())
-    if len(asking) == len(read_slots):
+    if len(asking) == len(sampled_slots):
         return _draw_ruled(logits, where, slots, asking, keep_scores=keep_scores)
     tokens, faults, _, scores = _draw(logits, where, slots, keep_scores=keep_scores)
     reads = upload([read for read, _ in asking], logits.device)
@@ -136,7 +136,7 @@ def sample(
 
 
 def rehearse(
-    logits: Tensor, slots: SlotTable, mode: LogprobsMode, aside: Aside = nullcontext, max_logprobs: int = 1
+    logits: Tensor, slots: SlotTable, mode: LogprobsMode, deferred: Deferred = nullcontext, max_logprobs: int = 1
 ) -> None:
     """Run all that draws from such logits may ever run, with the memory it takes, so that no kernel is compiled and no
     memory is missed in the middle of serving.
@@ -145,7 +145,7 @@ def rehearse(
         logits: [reads, vocab], any.
         slots: Their table; its dummy slot is drawn for.
         mode: What will be reported.
-        aside: Within it is run what only rules, and scores that are kept, need. Kernels may do nothing there.
+        deferred: Within it is run what only rules, and scores that are kept, need. Kernels may do nothing there.
         max_logprobs: How many tokens may be reported beside one.
     """
     reads = torch.arange(len(logits), device=logits.device)
@@ -153,7 +153,7 @@ def rehearse(
     tokens, faults = torch.empty_like(reads), torch.empty_like(reads, dtype=torch.int8)
     draw_and_advance(logits, where, slots, tokens, faults)
     _rehearse_scores(logits, reads, tokens, mode, max_logprobs)
-    with aside():
+    with deferred():
         chosen = logits.index_select(0, reads)
         held = []  # at once, as in a step in which nearly all reads have rules
         for rows in (logits, chosen.float()):
@@ -172,7 +172,7 @@ def _rehearse_scores(logits: Tensor, reads: Tensor, tokens: Tensor, mode: Logpro
         score(logits, reads[:each], tokens[:each], most, normalise=True)
 
 
-def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: Asking, *, keep_scores: bool) -> Drawn:
+def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: ActiveRows, *, keep_scores: bool) -> Drawn:
     """Of reads that all ask for rules; `asking` counts them from 0."""
     sound = logits.amax(-1).isfinite()
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from quire.layers.layer import Layer, Place
 from quire.layers.linear import Linear
-from quire.worker.runner import LargestStep
-from quire.worker.shapes import StepShape
+from quire.worker.graph_shapes import GraphShape
+from quire.worker.model_runner import StepLimits
 
 _FEW = 128
 """Rows up to which kernels of our own serve most products, so that a power of two is as near as the list must be."""
@@ -58,7 +58,7 @@ def row_counts(most: int) -> list[int]:
 
 
 def products_of(
-    layers: Iterable[Layer], vocab_size: int, width: int, largest: LargestStep, recorded: Sequence[StepShape]
+    layers: Iterable[Layer], vocab_size: int, width: int, largest: StepLimits, recorded: Sequence[GraphShape]
 ) -> list[Product]:
     """What steps multiply, each shape once.
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from quire.messages import TokenLogprobs
 from quire.worker.sampling.logprobs import LogprobsMode
-from quire.worker.sampling.sampler import Aside, draw_and_advance, rehearse, sample
-from quire.worker.slots import SlotTable
+from quire.worker.sampling.sampler import Deferred, draw_and_advance, rehearse, sample
+from quire.worker.slot_table import SlotTable
 from tests.worker.driver import admitted
 
 pytestmark = pytest.mark.gpu
@@ -127,8 +127,8 @@ def test_what_is_compiled_later_takes_its_memory_now(mode: Any) -> None:
     logits = torch.zeros(64, 50_000, dtype=torch.bfloat16, device="cuda")
     slots = SlotTable(64, 1, 1, 50_000, torch.device("cuda"))
     with Precompiler(1, lambda *_: None, lambda: None) as precompiler:
-        asides: list[Aside] = [nullcontext, nullcontext, lambda: precompiler.rehearsal(later=True)]
-        _, now, later = [_peak(partial(rehearse, logits, slots, mode, aside)) for aside in asides]
+        asides: list[Deferred] = [nullcontext, nullcontext, lambda: precompiler.rehearsal(later=True)]
+        _, now, later = [_peak(partial(rehearse, logits, slots, mode, deferred)) for deferred in asides]
     assert now == later > logits.numel() * 4
 
 

@@ -17,8 +17,8 @@ from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place
 from quire.models.model import build_model
 from quire.models.spec import read_spec
-from quire.worker.runner import LargestStep
-from quire.worker.shapes import Shapes
+from quire.worker.graph_shapes import GraphShapes
+from quire.worker.model_runner import StepLimits
 from quire.worker.startup import first_products
 from quire.worker.startup.first_products import Product, begin_use, products_of, row_counts, use_once
 from tests.checkpoints import make_tiny
@@ -51,8 +51,8 @@ def test_counts_are_few_enough_to_cost_little() -> None:
 def test_all_products_of_a_step_are_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that a worker runs in steps of its own; at recorded steps' rows too, heads at those that are read."""
     directory = make_tiny(tmp_path / "model", **CASES[case])
-    spec, largest = read_spec(directory), LargestStep(rows=150, tokens=300, length=600)
-    recorded = Shapes(256, largest.rows, largest.tokens, largest.length).all()
+    spec, largest = read_spec(directory), StepLimits(rows=150, tokens=300, length=600)
+    recorded = GraphShapes(256, largest.rows, largest.tokens, largest.length).all()
     factory = LayerFactory(PLACE)
     build_model(spec, factory)
     products = products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded)

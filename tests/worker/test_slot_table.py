@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.messages import Plan
-from quire.worker.slots import SlotTable
+from quire.worker.slot_table import SlotTable
 
 EMPTY = Plan(0, [], [], [], [], [], [], [], [], [], [])
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.table import kernel
 from quire.messages import Plan
-from quire.worker.columns import Column, copied
+from quire.worker.staging_buffer import Column, copied
 
 STAGED_BYTES = 32 * 2**20
 """Of each of the two buffers on the device through which blocks are swapped."""
@@ -37,7 +37,7 @@ class BlockTransfer(Protocol):
         ...
 
 
-class DirectTransfer:
+class CpuBlockTransfer:
     """On a CPU, where both pools are main memory.
 
     Args:
@@ -70,7 +70,7 @@ def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) ->
         target.index_copy_(0, goal, source.index_select(0, origin))
 
 
-class StreamTransfer:
+class GpuBlockTransfer:
     """On a GPU: swaps go through pinned memory on a stream of their own, beside the steps'.
 
     A block that is swapped out is gathered into a staging buffer within the step's stream, so that it may be written

@@ -8,8 +8,8 @@ import torch
 
 from quire.messages import Admitted
 from quire.sampling import SamplingParams
-from quire.worker.sampling import allowed
-from quire.worker.sampling.allowed import AllowedTokens
+from quire.worker.sampling import allowed_tokens
+from quire.worker.sampling.allowed_tokens import AllowedTokens
 
 VOCAB = 1_003  # no multiple of 8
 
@@ -21,7 +21,7 @@ def owner(slot: int, ids: list[int] | None) -> Admitted:
 @pytest.mark.parametrize("room", [2**24, 2 * VOCAB])
 def test_only_what_is_allowed_is_left(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All slots at once, or two after two."""
-    monkeypatch.setattr(allowed, "ROOM", room)
+    monkeypatch.setattr(allowed_tokens, "ROOM", room)
     choose = np.random.default_rng(0)
     wishes: list[list[int] | None] = [
         [0], None, [VOCAB - 1, 7, 7], list(range(VOCAB)), choose.permutation(VOCAB)[:500].tolist(), [8, 15, 16],

@@ -18,15 +18,15 @@ from quire.kernels.table import kernel
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
 from quire.sampling import LARGEST_EFFECT, SamplingParams
-from quire.worker.columns import Column
+from quire.worker.sampling.logits_transforms import LogitsTransforms
 from quire.worker.sampling.logprobs import NO_LOGPROBS, LogprobsMode, Reports
-from quire.worker.sampling.rules import Rules
+from quire.worker.staging_buffer import Column
 
 _INTS = 6
 _FLOATS = 3
 
 
-class HostMirror:
+class HostSlotMirror:
     """What the host knows of each slot, as columns: its longest length, and what is reported."""
 
     def __init__(self, slots: int) -> None:
@@ -45,12 +45,12 @@ class HostMirror:
             self.logprobs[slot], self._named[slot] = 0, sampling.logprob_token_ids
         self.prompt_logprobs[slot] = sampling.prompt_logprobs or 0
 
-    def reports(self, read_slots: npt.NDArray[np.int64], mode: LogprobsMode) -> Reports:
+    def reports(self, sampled_slots: npt.NDArray[np.int64], mode: LogprobsMode) -> Reports:
         """What the reads of these slots report."""
         named = {}
         if self._named:
-            named = {i: self._named[slot] for i, slot in enumerate(read_slots.tolist()) if slot in self._named}
-        return Reports(self.logprobs[read_slots], named, mode)
+            named = {i: self._named[slot] for i, slot in enumerate(sampled_slots.tolist()) if slot in self._named}
+        return Reports(self.logprobs[sampled_slots], named, mode)
 
 
 class SlotTable:
@@ -90,10 +90,10 @@ class SlotTable:
         self.temperature, self.top_p, self.min_p = self._floats.unbind()
         self.tables = self._tables.unbind()
         self._seat_owners = kernel("seat_owners", device.type)
-        self.host = HostMirror(slots)
-        self.rules = Rules(slots, vocab_size, device, processors)
+        self.host = HostSlotMirror(slots)
+        self.rules = LogitsTransforms(slots, vocab_size, device, processors)
 
-    def seat_dummy(self) -> None:
+    def init_dummy(self) -> None:
         """As a new owner of its slot: a rehearsal of the kernel that seats others."""
         slots = torch.full((1,), self.dummy, dtype=torch.int64, device=self.device)
         ints = torch.zeros(_INTS, dtype=torch.int64, device=self.device)

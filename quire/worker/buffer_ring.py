@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from quire.worker.alias import alias_of
-from quire.worker.in_flight import IN_FLIGHT
+from quire.worker.pinned_memory import unowned_view
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 _FETCHERS = 8
 """Programs that fetch a step's columns."""
 
 
-class Turns:
+class BufferRing:
     """Which of several buffers a step uses: one that no step uses which may still be under way, or not looked at.
 
     The host counts the steps that it lays, the device those that it runs: every step that is laid must fetch, once, in
@@ -22,7 +22,7 @@ class Turns:
 
     Args:
         device: Where steps run.
-        in_flight: See IN_FLIGHT. There is a buffer for each of these steps, and one more.
+        in_flight: See MAX_STEPS_IN_FLIGHT. There is a buffer for each of these steps, and one more.
 
     Attributes:
         apart: Whether the device has memory of its own. Where it has none, there is one buffer, which is the device's.
@@ -30,7 +30,7 @@ class Turns:
         on_device: How many steps the device has begun; see the kernel `fetch_columns`.
     """
 
-    def __init__(self, device: torch.device, in_flight: int = IN_FLIGHT) -> None:
+    def __init__(self, device: torch.device, in_flight: int = MAX_STEPS_IN_FLIGHT) -> None:
         self.device = device
         self.apart = _is_apart(device)
         self.number = in_flight + 1 if self.apart else 1
@@ -48,7 +48,7 @@ class Turns:
         return (self._laid - 1) % self.number
 
 
-class PinnedBuffers:
+class PinnedBufferRing:
     """A buffer for each turn.
 
     Args:
@@ -60,10 +60,10 @@ class PinnedBuffers:
         seen: The same memory, as the device sees it.
     """
 
-    def __init__(self, turns: Turns, entries: int) -> None:
+    def __init__(self, turns: BufferRing, entries: int) -> None:
         on_gpu = turns.device.type != "cpu"
         self.host = torch.zeros((turns.number, entries), dtype=torch.int64, pin_memory=on_gpu)
-        self.seen = alias_of(self.host, turns.device) if on_gpu else self.host
+        self.seen = unowned_view(self.host, turns.device) if on_gpu else self.host
 
 
 def _is_apart(device: torch.device) -> bool:

@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 
 from quire.messages import Result
-from quire.worker.in_flight import IN_FLIGHT
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 
-class Flight(Protocol):
+class StepHandle(Protocol):
     """A step under way."""
 
     def done(self) -> bool:
@@ -32,25 +32,25 @@ class Flight(Protocol):
         ...
 
 
-class Landed:
+class FinishedStep:
     """A step that was over when it was launched, as on a CPU."""
 
     def __init__(self, result: Result) -> None:
         self._result = result
 
     def done(self) -> bool:
-        """See Flight."""
+        """See StepHandle."""
         return True
 
     def wait(self) -> None:
-        """See Flight."""
+        """See StepHandle."""
 
     def result(self) -> Result:
-        """See Flight."""
+        """See StepHandle."""
         return self._result
 
 
-class StreamFlight:
+class StreamStepHandle:
     """A step on a GPU's stream.
 
     Args:
@@ -64,31 +64,31 @@ class StreamFlight:
         self._finish = finish
 
     def done(self) -> bool:
-        """See Flight."""
+        """See StepHandle."""
         return bool(self._ended.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """See Flight."""
+        """See StepHandle."""
         self._ended.synchronize()
 
     def result(self) -> Result:
-        """See Flight."""
+        """See StepHandle."""
         self.wait()
         return self._finish(self._began.elapsed_time(self._ended))
 
 
-class HostWatch:
+class HostTimer:
     """Over a step that is computed as it is launched."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
-    def flight(self, finish: Callable[[float], Result]) -> Flight:
+    def stop(self, finish: Callable[[float], Result]) -> StepHandle:
         """The step, over; `finish` is told how many milliseconds it took."""
-        return Landed(finish((time.perf_counter() - self._began) * 1e3))
+        return FinishedStep(finish((time.perf_counter() - self._began) * 1e3))
 
 
-class StreamWatch:
+class StreamTimer:
     """Over a step that is launched on a GPU's stream.
 
     Args:
@@ -101,17 +101,17 @@ class StreamWatch:
         self._began = began
         self._ended = ended
 
-    def flight(self, finish: Callable[[float], Result]) -> Flight:
+    def stop(self, finish: Callable[[float], Result]) -> StepHandle:
         """The step, launched; `finish` reads its outputs later."""
         self._ended.record(self._stream)
-        return StreamFlight(self._began, self._ended, finish)
+        return StreamStepHandle(self._began, self._ended, finish)
 
 
-Watch = HostWatch | StreamWatch
+StepTimer = HostTimer | StreamTimer
 """Times a step."""
 
 
-class Watches:
+class StepTimers:
     """One for each step, on the current stream of a GPU or on a CPU. Events are used again in turns.
 
     Args:
@@ -120,16 +120,16 @@ class Watches:
             the next, its events are free again one step later than the step itself.
     """
 
-    def __init__(self, device: torch.device, in_flight: int = IN_FLIGHT) -> None:
+    def __init__(self, device: torch.device, in_flight: int = MAX_STEPS_IN_FLIGHT) -> None:
         self._device = device
         numbers = range(in_flight + 1 if device.type != "cpu" else 0)
         self._events = itertools.cycle([(_timed_event(), _timed_event()) for _ in numbers])
         self._last: torch.cuda.Event | None = None
 
-    def start(self) -> Watch:
+    def start(self) -> StepTimer:
         """A step begins: at once, or as the one before ends, which the device need not be asked to note twice."""
         if self._device.type == "cpu":
-            return HostWatch()
+            return HostTimer()
         stream = torch.cuda.current_stream(self._device)
         began, ended = next(self._events)
         if self._last is None or self._last.query():  # type: ignore[no-untyped-call]
@@ -137,7 +137,7 @@ class Watches:
         else:
             began = self._last
         self._last = ended
-        return StreamWatch(stream, began, ended)
+        return StreamTimer(stream, began, ended)
 
 
 def _timed_event() -> torch.cuda.Event:

@@ -18,21 +18,21 @@ from quire.layers.layer import Place
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Stored
-from quire.worker.runner import LargestStep, Runner
-from quire.worker.sampling.sampler import Aside
+from quire.worker.model_runner import ModelRunner, StepLimits
+from quire.worker.sampling.sampler import Deferred
 
 
-def rehearse(runner: Runner, largest: LargestStep, aside: Aside = nullcontext) -> None:
+def rehearse(runner: ModelRunner, largest: StepLimits, deferred: Deferred = nullcontext) -> None:
     """Launch whatever any step may launch, on rows of the dummy; to be run within `Precompiler.rehearsal`. What only
-    some requests need is launched within `aside`.
+    some requests need is launched within `deferred`.
     """
     draw = True  # once: draws are the same in every step
-    for counts in rehearsed_steps(largest):
-        runner.run_dummies(counts, aside, draw=draw)
+    for counts in warmup_steps(largest):
+        runner.run_dummies(counts, deferred, draw=draw)
         draw = False
 
 
-def rehearsed_steps(largest: LargestStep) -> Iterator[list[int]]:
+def warmup_steps(largest: StepLimits) -> Iterator[list[int]]:
     """Tokens of each row, step by step; first those whose kernels take longest to compile."""
     for tokens in reversed(_powers_up_to(largest.tokens)):
         yield largest.rows_of(tokens)
@@ -42,7 +42,7 @@ def rehearsed_steps(largest: LargestStep) -> Iterator[list[int]]:
         yield [1] * rows + [2]
 
 
-def sketch_of(spec: ModelSpec, place: Place) -> Model:
+def reduced_model(spec: ModelSpec, place: Place) -> Model:
     """A model that launches the same kernels with fewer layers, on memory that nobody wrote."""
     layers = layers_of_every_kind(spec)
     factory = LayerFactory(place)

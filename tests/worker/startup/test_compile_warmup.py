@@ -13,8 +13,8 @@ import torch
 
 from quire.layers.layer import Place
 from quire.models.spec import read_spec
-from quire.worker.runner import LargestStep
-from quire.worker.startup.warmup import layers_of_every_kind, rehearsed_steps, sketch_of
+from quire.worker.model_runner import StepLimits
+from quire.worker.startup.compile_warmup import layers_of_every_kind, reduced_model, warmup_steps
 from tests.checkpoints import make_tiny
 from tests.kernels.triton.not_interpreted import printed_by
 from tests.parity.cases import CASES
@@ -39,7 +39,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def served(directories: list[Path]) -> list[dict[str, Any]]:
     """Of another process, since in this one kernels are interpreted."""
-    lines = printed_by("tests.worker.imaginary_card", *map(str, directories)).splitlines()
+    lines = printed_by("tests.worker.fake_gpu", *map(str, directories)).splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -68,16 +68,16 @@ def test_the_way_from_the_host_and_back_is_found_once(served: list[dict[str, Any
 
 
 def test_steps_have_all_numbers_of_rows_and_tokens() -> None:
-    steps = list(rehearsed_steps(LargestStep(rows=300, tokens=1000, length=400)))
+    steps = list(warmup_steps(StepLimits(rows=300, tokens=1000, length=400)))
     assert {len(counts) for counts in steps if counts[-1] == 1} >= {1, 2, 4, 8, 16, 32, 64, 128, 256, 300}
     assert {sum(counts) for counts in steps if len(counts) < 4} >= {2, 4, 8, 16, 32, 64, 128, 256, 512, 1000}
     assert {len(counts) - 1 for counts in steps if 1 in counts and 2 in counts} >= {1, 256, 299}
     assert all(len(counts) <= 300 and sum(counts) <= 1000 and max(counts) <= 400 for counts in steps)
 
 
-@pytest.mark.parametrize("largest", [LargestStep(1, 1, 9), LargestStep(1, 7, 9), LargestStep(2, 2, 9)])
-def test_steps_of_the_smallest_engines(largest: LargestStep) -> None:
-    steps = list(rehearsed_steps(largest))
+@pytest.mark.parametrize("largest", [StepLimits(1, 1, 9), StepLimits(1, 7, 9), StepLimits(2, 2, 9)])
+def test_steps_of_the_smallest_engines(largest: StepLimits) -> None:
+    steps = list(warmup_steps(largest))
     assert [1] in steps
     assert all(len(counts) <= largest.rows and sum(counts) <= largest.tokens for counts in steps)
 
@@ -94,7 +94,7 @@ def test_a_sketch_is_gone_when_nobody_holds_it(directories: list[Path]) -> None:
     gc.disable()
     try:
         for directory in directories:
-            model = sketch_of(read_spec(directory), Place(torch.device("cpu"), torch.float32))
+            model = reduced_model(read_spec(directory), Place(torch.device("cpu"), torch.float32))
             left = weakref.ref(model)
             del model
             assert left() is None, directory

@@ -10,20 +10,20 @@ import pytest
 
 from quire.messages import Plan
 from quire.worker.batch import HostBatch
-from quire.worker.shapes import MOST_ROWS, Shapes, StepShape
+from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes
 
 DUMMY = 99
 
 
 def test_decode_steps_have_the_smallest_number_of_rows_that_holds_them() -> None:
-    shapes = Shapes(512, 200, 8192, 4096)
-    assert [shapes.of_decode(rows) for rows in (1, 3, 33, 200)] == [StepShape.of_decode(n) for n in (1, 4, 48, 200)]
+    shapes = GraphShapes(512, 200, 8192, 4096)
+    assert [shapes.of_decode(rows) for rows in (1, 3, 33, 200)] == [GraphShape.of_decode(n) for n in (1, 4, 48, 200)]
     assert shapes.of_decode(201) is None
-    assert Shapes(16, 200, 8192, 4096).of_decode(17) is None
+    assert GraphShapes(16, 200, 8192, 4096).of_decode(17) is None
 
 
 def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
-    shapes = Shapes(512, 256, 8192, 4096)
+    shapes = GraphShapes(512, 256, 8192, 4096)
     for tokens, rows, singles in [
         (2, 1, 0),
         (20, 1, 0),
@@ -50,7 +50,7 @@ def test_prompts_have_the_smallest_number_of_tokens_that_holds_them() -> None:
 
 @pytest.mark.parametrize("streams", [3, 40, 63, 64, 100, 127, 128, 200, 254, 255, 300])
 def test_a_step_of_a_mixed_size_has_no_padding_of_tokens(streams: int) -> None:
-    shapes = Shapes(512, 512, 8192, 4096)
+    shapes = GraphShapes(512, 512, 8192, 4096)
     sizes = [size for size, rows in shapes.mixed_sizes(8192) if streams < rows and streams < size]
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == 8192
@@ -64,8 +64,8 @@ def test_a_step_of_a_mixed_size_has_no_padding_of_tokens(streams: int) -> None:
 
 
 def test_sizes_of_steps_that_are_not_recorded_are_whole_tiles_or_all_there_can_be() -> None:
-    assert Shapes(0, 256, 300, 4096).mixed_sizes(300) == [(128, 256), (256, 256), (300, 256)]
-    assert Shapes(0, 16, 100, 4096).mixed_sizes(100) == [(100, 16)], "never none: on a GPU not each token counts"
+    assert GraphShapes(0, 256, 300, 4096).mixed_sizes(300) == [(128, 256), (256, 256), (300, 256)]
+    assert GraphShapes(0, 16, 100, 4096).mixed_sizes(100) == [(100, 16)], "never none: on a GPU not each token counts"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_sizes_of_steps_that_are_not_recorded_are_whole_tiles_or_all_there_can_b
     [(512, 1, 40, 40), (512, 62, 8192, 100), (2048, 1024, 8192, 9000), (0, 9, 9, 9)],
 )
 def test_shapes_fit_the_engine_and_each_other(most: int, rows: int, tokens: int, length: int) -> None:
-    shapes = Shapes(most, rows, tokens, length).all()
+    shapes = GraphShapes(most, rows, tokens, length).all()
     assert len(set(shapes)) == len(shapes)
     assert all(one.tokens >= other.tokens for one, other in itertools.pairwise(shapes))
     assert all(shape.tokens <= most and shape.reads <= rows for shape in shapes)
@@ -88,29 +88,39 @@ def test_what_a_step_lacks_is_the_dummys() -> None:
     for _ in range(200):
         counts = [choose.choice([1, 1, 2, 7, 30]) for _ in range(choose.randint(1, 12))]
         reads = sorted(choose.sample(range(len(counts)), choose.randint(0, len(counts))))
-        shape = Shapes(512, 64, 8192, 900).of_prompts(sum(counts), len(counts), counts.count(1))
+        shape = GraphShapes(512, 64, 8192, 900).of_prompts(sum(counts), len(counts), counts.count(1))
         assert shape is not None
         check_padded(counts, reads, shape)
     for rows in (1, 5, 8):
-        check_padded([1] * rows, list(range(rows)), StepShape.of_decode(8))
-    check_padded([16], [0], StepShape.of_prompts(16, 8, 64, singles=False))
-    check_padded([15], [], StepShape.of_prompts(16, 8, 64, singles=False))
+        check_padded([1] * rows, list(range(rows)), GraphShape.of_decode(8))
+    check_padded([16], [0], GraphShape.of_prompts(16, 8, 64, singles=False))
+    check_padded([15], [], GraphShape.of_prompts(16, 8, 64, singles=False))
 
 
-def check_padded(counts: list[int], reads: list[int], shape: StepShape) -> None:
+def check_padded(counts: list[int], reads: list[int], shape: GraphShape) -> None:
     rows, tokens, slots = len(counts), sum(counts), list(range(3, 3 + len(counts)))
     plan = Plan(1, [], [], [], [], [], slots, counts, list(range(rows)), [7] * tokens, reads)
     host = HostBatch.of(plan, np.full(DUMMY, 40))
     whole = host.padded(shape, DUMMY)
-    assert (len(whole.slots), len(whole.ids), len(whole.read_slots)) == (shape.rows, shape.tokens, shape.reads)
+    assert (len(whole.slots), len(whole.ids), len(whole.sampled_slots)) == (shape.rows, shape.tokens, shape.reads)
     assert len(whole.counts) == len(whole.bounds) == len(whole.firsts) == shape.rows
-    assert len(whole.read_tokens) == shape.reads
+    assert len(whole.logits_indices) == shape.reads
     assert whole.counts.sum() == shape.tokens == len(whole.row_of_token) == len(whole.offsets)
     assert whole.is_decode == shape.is_decode
-    for name in ("slots", "counts", "bounds", "firsts", "row_of_token", "offsets", "ids", "read_tokens", "read_slots"):
+    for name in (
+        "slots",
+        "counts",
+        "bounds",
+        "firsts",
+        "row_of_token",
+        "offsets",
+        "ids",
+        "logits_indices",
+        "sampled_slots",
+    ):
         own = getattr(host, name)
         assert getattr(whole, name)[: len(own)].tolist() == own.tolist(), name
-    assert set(whole.slots[rows:]) <= {DUMMY} >= set(whole.read_slots[len(reads) :])
+    assert set(whole.slots[rows:]) <= {DUMMY} >= set(whole.sampled_slots[len(reads) :])
     assert (whole.bounds[rows:] == 0).all()
     expected = [(row, offset) for row, count in enumerate(whole.counts) for offset in range(count)]
     assert list(zip(whole.row_of_token, whole.offsets, strict=True)) == expected

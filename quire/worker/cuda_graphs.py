@@ -11,18 +11,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.worker.alias import alias_of
-from quire.worker.shapes import StepShape
+from quire.worker.graph_shapes import GraphShape
+from quire.worker.pinned_memory import unowned_view
 
 
-class StepGraphs:
+class CudaGraphs:
     """Graphs by the shape of their step."""
 
     def __init__(self) -> None:
-        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
-        self._logits: dict[StepShape, Tensor] = {}
+        self._graphs: dict[GraphShape, torch.cuda.CUDAGraph] = {}
+        self._logits: dict[GraphShape, Tensor] = {}
 
-    def record(self, shape: StepShape, forward: Callable[[], Tensor]) -> None:
+    def record(self, shape: GraphShape, forward: Callable[[], Tensor]) -> None:
         """Record what `forward` launches. No kernel may be compiled or loaded by this thread meanwhile.
 
         All graphs share their memory, also that of their logits: no two replays are under way at a time. The largest
@@ -33,9 +33,9 @@ class StepGraphs:
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = forward()
         self._graphs[shape] = graph
-        self._logits[shape] = alias_of(logits, logits.device)  # its memory is the next graph's too
+        self._logits[shape] = unowned_view(logits, logits.device)  # its memory is the next graph's too
 
-    def replay(self, shape: StepShape) -> Tensor:
+    def replay(self, shape: GraphShape) -> Tensor:
         """[reads, vocab] logits, valid until the next replay."""
         self._graphs[shape].replay()
         return self._logits[shape]

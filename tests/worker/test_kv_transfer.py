@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.messages import Plan
-from quire.worker.transfer import StreamTransfer, _PinnedPool
+from quire.worker.kv_transfer import GpuBlockTransfer, _PinnedPool
 
 
 @pytest.mark.parametrize("moves", ["out", "copies", "in", "all"])
@@ -24,7 +24,7 @@ def test_columns_name_the_devices_blocks_of_swaps_first(moves: str) -> None:
         1, [], [], [], [], [], [], [], [], [], [], **{k: v for part in chosen.values() for k, v in part.items()}
     )
     expected = {"out": [[2, 3, 4, 6], [0, 1, 2, 3]], "copies": [[7, 1], [8, 9]], "in": [[12, 11, 10], [5, 0, 3]]}
-    columns = StreamTransfer.columns(Mock(), plan)
+    columns = GpuBlockTransfer.columns(Mock(), plan)
     assert [column.tolist() for column in columns] == [column for part in chosen for column in expected[part]]
     assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
 

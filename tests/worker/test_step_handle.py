@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quire.messages import Result
-from quire.worker import flight
-from quire.worker.flight import Flight, Watches
+from quire.worker import step_handle
+from quire.worker.step_handle import StepHandle, StepTimers
 
 
 class Card:
@@ -38,30 +38,30 @@ class Card:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     card = Card()
-    monkeypatch.setattr(flight, "_timed_event", card.event)
+    monkeypatch.setattr(step_handle, "_timed_event", card.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     return card
 
 
-def launch(card: Card, watches: Watches, ms: float) -> Flight:
-    watch = watches.start()
+def launch(card: Card, timers: StepTimers, ms: float) -> StepHandle:
+    timer = timers.start()
     card.launched = max(card.launched, card.now) + ms
-    return watch.flight(lambda took: Result(0, [], [], device_ms=took))
+    return timer.stop(lambda took: Result(0, [], [], device_ms=took))
 
 
 def test_steps_one_behind_another_take_their_own_time(card: Card) -> None:
     """With as many in flight as may be, and each looked at before the next is launched."""
-    watches, flights, found = Watches(torch.device("cuda")), [], []
+    timers, handles, found = StepTimers(torch.device("cuda")), [], []
     for ms in (3.0, 5.0, 2.0, 7.0, 1.0, 4.0):
-        flights.append(launch(card, watches, ms))
-        if len(flights) == 2:
-            found.append(flights.pop(0).result().device_ms)
+        handles.append(launch(card, timers, ms))
+        if len(handles) == 2:
+            found.append(handles.pop(0).result().device_ms)
     assert found == [3.0, 5.0, 2.0, 7.0, 1.0]
     assert card.records == 7, "one end each, and one beginning"
 
 
 def test_a_pause_is_nobodys_time(card: Card) -> None:
-    watches = Watches(torch.device("cuda"))
+    timers = StepTimers(torch.device("cuda"))
     for ms in (3.0, 5.0, 2.0):
-        assert launch(card, watches, ms).result().device_ms == ms
+        assert launch(card, timers, ms).result().device_ms == ms
         card.now += 100

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.messages import Admitted
 from quire.sampling import LARGEST_EFFECT
-from quire.worker.upload import upload
+from quire.worker.pinned_memory import upload
 
 _MINUS_INFINITY = float("-inf")
 
@@ -28,7 +28,7 @@ class Forbidden:
     reads: int
 
 
-class TokenBias:
+class LogitBias:
     """By slot, for those that ask: `logit_bias`, and stop tokens before `min_tokens`."""
 
     def __init__(self, device: torch.device) -> None:

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted
-from quire.worker.sampling.allowed import AllowedTokens
+from quire.worker.sampling.allowed_tokens import AllowedTokens
 from quire.worker.sampling.bad_words import BadWords
-from quire.worker.sampling.bias import TokenBias
+from quire.worker.sampling.logit_bias import LogitBias
 from quire.worker.sampling.penalties import Penalties
-from quire.worker.sampling.processors import SlotProcessors
+from quire.worker.sampling.slot_processors import SlotProcessors
 
-Asking = Sequence[tuple[int, int]]
+ActiveRows = Sequence[tuple[int, int]]
 """(read, slot) of the reads whose slots have any rule."""
 
 
-class Rules:
+class LogitsTransforms:
     """By slot.
 
     Args:
@@ -39,7 +39,7 @@ class Rules:
     ) -> None:
         self._asks = np.zeros(slots, dtype=np.bool_)
         self._allowed = AllowedTokens(slots, vocab_size, device)
-        self._bias = TokenBias(device)
+        self._bias = LogitBias(device)
         self._bad_words = BadWords(device)
         self._processors = SlotProcessors(processors)
         self._penalties = Penalties(slots, vocab_size, device)
@@ -49,15 +49,15 @@ class Rules:
         """A slot's new owner."""
         self._asks[owner.slot] = sum(part.admit(owner) for part in self._parts)  # each must hear of it
 
-    def asking(self, read_slots: npt.NDArray[np.int64]) -> Asking:
+    def asking(self, sampled_slots: npt.NDArray[np.int64]) -> ActiveRows:
         """Which of the reads are changed."""
-        asks = self._asks[read_slots]
+        asks = self._asks[sampled_slots]
         if not asks.any():
             return ()
         reads = asks.nonzero()[0]
-        return list(zip(reads.tolist(), read_slots[reads].tolist(), strict=True))
+        return list(zip(reads.tolist(), sampled_slots[reads].tolist(), strict=True))
 
-    def apply(self, logits: Tensor, asking: Asking) -> dict[int, str]:
+    def apply(self, logits: Tensor, asking: ActiveRows) -> dict[int, str]:
         """Change logits [reads, vocab] fp32 in place. Returns what went wrong, by read."""
         self._allowed.apply(logits, asking)
         self._bad_words.apply(logits, asking)
@@ -73,7 +73,7 @@ class Rules:
         self._allowed.rehearse(logits)
         self._penalties.rehearse(logits)
 
-    def drew(self, tokens: Tensor, asking: Asking) -> None:
+    def drew(self, tokens: Tensor, asking: ActiveRows) -> None:
         """What each read drew; `tokens` [reads] int64."""
         self._bad_words.drew(tokens, asking)
         self._processors.drew(tokens, asking)

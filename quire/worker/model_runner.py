@@ -1,7 +1,7 @@
 """One step: a Plan to a batch, hidden states, logits of the positions that are read, tokens, and a Result.
 
 On a GPU a step is only launched; its outputs come back to the host on their own, and nothing waits for the device but
-`Flight.result`.
+`StepHandle.result`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from quire.errors import ConfigError
 from quire.messages import Plan, Result
 from quire.models.model import Model
 from quire.worker.batch import Batch, BatchBuffers, HostBatch
-from quire.worker.columns import Column, StepColumns, copied
-from quire.worker.flight import Flight, Watch, Watches
-from quire.worker.graphs import StepGraphs
-from quire.worker.pinned import Turns
-from quire.worker.sampling.draws import Draws
+from quire.worker.buffer_ring import BufferRing
+from quire.worker.cuda_graphs import CudaGraphs
+from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes
+from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.prompt_logprobs import PromptLogprobs, PromptScores
-from quire.worker.sampling.sampler import Aside, Ints
-from quire.worker.shapes import MOST_ROWS, Shapes, StepShape
-from quire.worker.slots import SlotTable
-from quire.worker.transfer import BlockTransfer
+from quire.worker.sampling.sampler import Deferred, Ints
+from quire.worker.sampling.step_sampler import StepSampler
+from quire.worker.slot_table import SlotTable
+from quire.worker.staging_buffer import Column, StagingBuffer, copied
+from quire.worker.step_handle import StepHandle, StepTimer, StepTimers
 
 _NOTHING = Plan(0, [], [], [], [], [], [], [], [], [], [])
 _COLUMNS = 10
@@ -42,7 +42,7 @@ one by one where they are too many.
 
 
 @dataclass(frozen=True)
-class LargestStep:
+class StepLimits:
     """What a runner's buffers are made for.
 
     Attributes:
@@ -61,7 +61,7 @@ class LargestStep:
         return [self.length] * whole + [rest] * bool(rest)
 
 
-class Runner:
+class ModelRunner:
     """Launches plans in order. The slot table is the only thing that lives from one step to the next.
 
     Args:
@@ -69,7 +69,7 @@ class Runner:
         attention: Over the KV cache.
         transfer: Of its blocks.
         slots: The slot table.
-        largest: See LargestStep.
+        largest: See StepLimits.
         by_length: Whether the model asks how long sequences count as.
         logprobs_mode: What is reported of drawn tokens.
         max_logprobs: How many tokens a request may have reported beside one; -1 for all.
@@ -81,7 +81,7 @@ class Runner:
         attention: AttentionBackend,
         transfer: BlockTransfer,
         slots: SlotTable,
-        largest: LargestStep,
+        largest: StepLimits,
         by_length: bool = False,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         max_logprobs: int = 20,
@@ -97,23 +97,23 @@ class Runner:
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         rows = max(largest.rows, MOST_ROWS)
         self._batches = BatchBuffers(slots, rows, largest.tokens, by_length)
-        turns = Turns(slots.device)
-        self._columns = StepColumns(_COLUMNS * (rows + largest.tokens), turns)
-        self._shapes = Shapes(0, 0, 0, 0)
-        self._graphs = StepGraphs()
-        self._draws = Draws(slots, largest.rows, logprobs_mode, turns)
-        self._watches = Watches(slots.device)
+        turns = BufferRing(slots.device)
+        self._columns = StagingBuffer(_COLUMNS * (rows + largest.tokens), turns)
+        self._shapes = GraphShapes(0, 0, 0, 0)
+        self._graphs = CudaGraphs()
+        self._draws = StepSampler(slots, largest.rows, logprobs_mode, turns)
+        self._timers = StepTimers(slots.device)
         self._largest = largest
 
     # --- start ------------------------------------------------------------------------------------------------------
 
-    def run_largest(self, aside: Aside = nullcontext) -> None:
+    def run_largest(self, deferred: Deferred = nullcontext) -> None:
         """What takes most memory, on rows of the dummy: the most tokens, as many reads as there are rows; and steps of
-        a token a row, which may run kernels of their own. `aside`: see `rehearse`.
+        a token a row, which may run kernels of their own. `deferred`: see `rehearse`.
         """
-        self.run_dummies(self._largest.rows_of(self._largest.tokens), aside)
+        self.run_dummies(self._largest.rows_of(self._largest.tokens), deferred)
         for size in {1, self._largest.rows}:
-            self.run_dummies([1] * size, aside)
+            self.run_dummies([1] * size, deferred)
 
     def record(self, most: int, *, rehearsed: bool = False) -> None:
         """Record graphs of small steps, of `most` tokens. A step that is a little larger runs: whatever is made at the
@@ -125,13 +125,13 @@ class Runner:
                 largest step of each kind runs before it is recorded, for what Triton and torch make at a first launch.
         """
         largest = self._largest
-        shapes = Shapes(most, largest.rows, largest.tokens, largest.length)
+        shapes = GraphShapes(most, largest.rows, largest.tokens, largest.length)
         dummy = self._slots.dummy
         ran: set[tuple[bool, bool]] = set()
         with torch.inference_mode():
             for shape in shapes.all():
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded(shape, dummy)
-                laid = self._lay(_NOTHING, host, _of_reads(host, host.read_slots), shape.room)
+                laid = self._lay(_NOTHING, host, _of_reads(host, host.sampled_slots), shape.room)
                 assert all(map(self._columns.holds, laid.rows + laid.attention + laid.reads))
                 step = partial(self._draw_all, host, laid)
                 if not rehearsed or shape.kind not in ran:
@@ -149,47 +149,47 @@ class Runner:
         self._draws.plainly(logits, laid.reads[0])
         return logits
 
-    def run_dummies(self, counts: Sequence[int], aside: Aside = nullcontext, *, draw: bool = True) -> None:
+    def run_dummies(self, counts: Sequence[int], deferred: Deferred = nullcontext, *, draw: bool = True) -> None:
         """A step of rows of the dummy, seated anew, with so many tokens each, logits for the most reads and positions
-        of prompts that it could have, and all that may be drawn and reported for them. `aside`: see `rehearse`.
+        of prompts that it could have, and all that may be drawn and reported for them. `deferred`: see `rehearse`.
         """
         rows, positions = self._largest.rows, self._prompt_logprobs.positions
         with torch.inference_mode():
-            self._slots.seat_dummy()
+            self._slots.init_dummy()
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             _, hidden = self._forward(host, self._lay(_NOTHING, host, ()))
             logits = self._model.logits(hidden[: max(rows, positions)].clone())  # reads are gathered from the tokens
             if draw:
-                self._draws.rehearse(logits[:rows], aside, self._max_logprobs)
+                self._draws.rehearse(logits[:rows], deferred, self._max_logprobs)
                 self._prompt_logprobs.rehearse(logits[:positions], self._max_logprobs)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan) -> Flight:
+    def launch(self, plan: Plan) -> StepHandle:
         """Apply the plan's differences, move its rows forward, draw its reads."""
-        watch = self._watches.start()
+        timer = self._timers.start()
         with torch.inference_mode():
             self._slots.admit(plan.admitted)
             if not plan.slots:
                 self._apply(plan, self._lay(plan, None, ()))
                 self._columns.fetch()
-                return watch.flight(lambda ms: Result(plan.step, [], [], device_ms=ms))
+                return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms))
             host = HostBatch.of(plan, self._slots.host.bounds)
             if not plan.scored and (shape := self._shape_for(host)):
-                return self._replay(plan, host, shape, watch)
-            return self._run(plan, host, watch)
+                return self._replay(plan, host, shape, timer)
+            return self._run(plan, host, timer)
 
-    def _shape_for(self, host: HostBatch) -> StepShape | None:
+    def _shape_for(self, host: HostBatch) -> GraphShape | None:
         """Of the recorded step that does what this one does, if there is one."""
         if host.is_decode:
             return self._shapes.of_decode(len(host.slots))
         return self._shapes.of_prompts(len(host.ids), len(host.slots), int(np.count_nonzero(host.counts == 1)))
 
-    def _replay(self, plan: Plan, host: HostBatch, shape: StepShape, watch: Watch) -> Flight:
+    def _replay(self, plan: Plan, host: HostBatch, shape: GraphShape, timer: StepTimer) -> StepHandle:
         """A recorded step. It draws without rules in any case: where these are asked for, on behalf of the dummy."""
-        dummy, reads = self._slots.dummy, self._draws.reads_of(plan.step, host.read_slots, watch)
+        dummy, reads = self._slots.dummy, self._draws.reads_of(plan.step, host.sampled_slots, timer)
         host = host.padded(shape, dummy)
-        drawing = host.read_slots if reads.are_plain else np.full_like(host.read_slots, dummy)
+        drawing = host.sampled_slots if reads.are_plain else np.full_like(host.sampled_slots, dummy)
         asked = () if reads.are_plain else (reads.slots,)
         laid = self._lay(plan, host, _of_reads(host, drawing), shape.room, asked)
         self._apply(plan, laid)
@@ -199,18 +199,16 @@ class Runner:
         where = copied(laid.asked[0])
         return self._draws.as_asked(reads, logits[: len(reads.slots)], where, PromptScores())
 
-    def _run(self, plan: Plan, host: HostBatch, watch: Watch) -> Flight:
+    def _run(self, plan: Plan, host: HostBatch, timer: StepTimer) -> StepHandle:
         """A step of any shape."""
-        laid = self._lay(plan, host, _of_reads(host, host.read_slots))
+        laid = self._lay(plan, host, _of_reads(host, host.sampled_slots))
         self._apply(plan, laid)
         batch, hidden = self._forward(host, laid)
         of_prompts = self._look_at_prompts(plan, host, batch, hidden) if plan.scored else PromptScores()
         if not plan.reads:
-            return watch.flight(
-                lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=of_prompts.collect())
-            )
+            return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=of_prompts.collect()))
         logits, where = self._logits(host, hidden, laid), laid.reads[0]
-        reads = self._draws.reads_of(plan.step, host.read_slots, watch)
+        reads = self._draws.reads_of(plan.step, host.sampled_slots, timer)
         if not reads.are_plain:
             return self._draws.as_asked(reads, logits, where, of_prompts)
         self._draws.plainly(logits, where)
@@ -272,4 +270,4 @@ class _Laid:
 
 def _of_reads(host: HostBatch, slots: Ints) -> tuple[Column, ...]:
     """The slots that are drawn for, and where each read's hidden state stands, unless all are read."""
-    return (slots,) if host.is_decode else (slots, host.read_tokens)
+    return (slots,) if host.is_decode else (slots, host.logits_indices)

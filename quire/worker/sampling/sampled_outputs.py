@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from quire.kernels.table import kernel
-from quire.worker.pinned import PinnedBuffers, Turns
+from quire.worker.buffer_ring import BufferRing, PinnedBufferRing
 
 _ALIGNED = 16
 """Bytes that tensors begin at multiples of, as those of torch do at least."""
 
 
-class DrawOutputs:
+class SampledOutputs:
     """One column of tokens and one of faults, side by side: both come back together. They stay where they are, so that
     recorded steps leave them at the same addresses each time.
 
@@ -30,10 +30,10 @@ class DrawOutputs:
         faults: [reads] int8; see the op `draw`.
     """
 
-    def __init__(self, reads: int, turns: Turns) -> None:
+    def __init__(self, reads: int, turns: BufferRing) -> None:
         self._turns = turns
         first = -(-8 * reads // _ALIGNED) * _ALIGNED
-        self._hosts = PinnedBuffers(turns, -(-(first + reads) // 8))
+        self._hosts = PinnedBufferRing(turns, -(-(first + reads) // 8))
         self._words = self._hosts.host[0]
         if turns.apart:
             self._words = torch.zeros(self._words.shape, dtype=torch.int64, device=turns.device)

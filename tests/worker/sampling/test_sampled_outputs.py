@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.worker.columns import StepColumns
-from quire.worker.pinned import Turns
-from quire.worker.sampling.draw_outputs import DrawOutputs
+from quire.worker.buffer_ring import BufferRing
+from quire.worker.sampling.sampled_outputs import SampledOutputs
+from quire.worker.staging_buffer import StagingBuffer
 
 
 @pytest.mark.parametrize("reads", [1, 3, 16, 255, 1_025])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_both_columns_come_to_the_host(reads: int, device: str) -> None:
-    turns = Turns(torch.device(device))
-    columns, outputs = StepColumns(1, turns), DrawOutputs(reads, turns)
+    turns = BufferRing(torch.device(device))
+    columns, outputs = StagingBuffer(1, turns), SampledOutputs(reads, turns)
     assert len(outputs.tokens) == len(outputs.faults) == reads
     assert outputs.faults.data_ptr() % 16 == outputs.tokens.data_ptr() % 16
     seen = []

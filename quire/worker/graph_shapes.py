@@ -1,4 +1,4 @@
-"""Shapes of steps that are recorded, and which one a step is padded to.
+"""GraphShapes of steps that are recorded, and which one a step is padded to.
 
 A recorded step has one number of tokens and of rows; what it has too few of belongs to the dummy slot. Knows nothing
 about graphs.
@@ -33,7 +33,7 @@ MOST_ROWS = max(_WIDE.values()) + _PADDING_ROWS
 
 
 @dataclass(frozen=True)
-class StepShape:
+class GraphShape:
     """What a recorded step has, padding included.
 
     Attributes:
@@ -49,12 +49,12 @@ class StepShape:
     singles: int
 
     @classmethod
-    def of_decode(cls, rows: int) -> StepShape:
+    def of_decode(cls, rows: int) -> GraphShape:
         """All rows have one token and are read."""
         return cls(rows, rows, rows, rows)
 
     @classmethod
-    def of_prompts(cls, tokens: int, most: int, rows: int, *, singles: bool) -> StepShape:
+    def of_prompts(cls, tokens: int, most: int, rows: int, *, singles: bool) -> GraphShape:
         """So many rows at most, and no more than the engine's `rows`, each of any number of tokens; of at least two
         unless there are `singles`."""
         assert tokens != most + _PADDING_ROWS, "as many rows as tokens are taken for a decode step"
@@ -80,7 +80,7 @@ class StepShape:
         return tokens <= self.tokens and rows <= self.reads and singles <= self.singles
 
 
-class Shapes:
+class GraphShapes:
     """Those that are recorded.
 
     Args:
@@ -90,19 +90,19 @@ class Shapes:
 
     def __init__(self, most: int, rows: int, tokens: int, length: int) -> None:
         self._rows = rows
-        self._decode = [StepShape.of_decode(size) for size in decode_sizes(min(most, rows))] if most else []
+        self._decode = [GraphShape.of_decode(size) for size in decode_sizes(min(most, rows))] if most else []
         self._prompts = prompt_shapes(min(most, _MOST_TOKENS, tokens, length), rows)
 
-    def all(self) -> list[StepShape]:
+    def all(self) -> list[GraphShape]:
         """The largest first."""
         return sorted(self._decode + self._prompts, key=lambda shape: (shape.tokens, shape.reads), reverse=True)
 
-    def of_decode(self, rows: int) -> StepShape | None:
+    def of_decode(self, rows: int) -> GraphShape | None:
         """The smallest of a step in which so many rows have one token and are read."""
         at = bisect_left(self._decode, rows, key=lambda shape: shape.rows)
         return self._decode[at] if at < len(self._decode) else None
 
-    def of_prompts(self, tokens: int, rows: int, singles: int) -> StepShape | None:
+    def of_prompts(self, tokens: int, rows: int, singles: int) -> GraphShape | None:
         """The smallest of any other step."""
         return next((shape for shape in self._prompts if shape.holds(tokens, rows, singles)), None)
 
@@ -121,7 +121,7 @@ def decode_sizes(max_rows: int) -> list[int]:
     return sorted({min(size, max_rows) for size in sizes})
 
 
-def prompt_shapes(most: int, rows: int) -> list[StepShape]:
+def prompt_shapes(most: int, rows: int) -> list[GraphShape]:
     """Of steps with prompts in them, of `most` tokens; the smallest first.
 
     Weights are read whatever the number of tokens up to some 64; from there on sizes are as far apart as a host takes
@@ -129,9 +129,9 @@ def prompt_shapes(most: int, rows: int) -> list[StepShape]:
     nothing that only rows of one token need; they do with some steps that have room for these. Many rows have sizes
     farther apart: beside so many, more prompts wait, and fill a step up.
     """
-    shapes = [StepShape.of_prompts(size, _FEW, rows, singles=False) for size in _ALONE]
-    shapes += [StepShape.of_prompts(size, most, rows, singles=True) for size, most in _MIXED.items()]
+    shapes = [GraphShape.of_prompts(size, _FEW, rows, singles=False) for size in _ALONE]
+    shapes += [GraphShape.of_prompts(size, most, rows, singles=True) for size, most in _MIXED.items()]
     if rows > max(_MIXED.values()):
-        shapes += [StepShape.of_prompts(size, most, rows, singles=True) for size, most in _WIDE.items()]
+        shapes += [GraphShape.of_prompts(size, most, rows, singles=True) for size, most in _WIDE.items()]
     fitting = [shape for shape in shapes if shape.tokens <= most]
     return sorted(fitting, key=lambda shape: (shape.tokens, shape.reads, shape.singles))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.table import kernel
-from quire.worker.pinned import PinnedBuffers, Turns
-from quire.worker.upload import upload
+from quire.worker.buffer_ring import BufferRing, PinnedBufferRing
+from quire.worker.pinned_memory import upload
 
 Column = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 """All entries have eight bytes, so one buffer holds both kinds."""
@@ -23,7 +23,7 @@ _CUTS = 1_024
 """Parts of the buffers that are remembered."""
 
 
-class StepColumns:
+class StagingBuffer:
     """Lays columns one behind another in a buffer on the host, whose turn it is.
 
     The device fetches what is read often into a buffer that stays where it is, so that a recorded step finds its
@@ -34,10 +34,10 @@ class StepColumns:
         turns: Of the host's buffers; on a CPU there is one, which is also the device's.
     """
 
-    def __init__(self, capacity: int, turns: Turns) -> None:
+    def __init__(self, capacity: int, turns: BufferRing) -> None:
         self._turns = turns
         self._capacity = capacity
-        self._hosts = PinnedBuffers(turns, capacity)
+        self._hosts = PinnedBufferRing(turns, capacity)
         self._arrays = list(self._hosts.host.numpy())
         self._device = self._hosts.host[0]
         if turns.apart:

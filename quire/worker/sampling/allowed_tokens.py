@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.messages import Admitted
-from quire.worker.upload import upload
+from quire.worker.pinned_memory import upload
 
 ROOM = 2**24
 """Logits that are changed at a time, at most (but one row at least): they take some 7 bytes each meanwhile."""

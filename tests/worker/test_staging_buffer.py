@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from quire.worker.columns import Column, StepColumns
-from quire.worker.pinned import Turns
+from quire.worker.buffer_ring import BufferRing
+from quire.worker.staging_buffer import Column, StagingBuffer
 
 CAPACITY = 40
 DELAY = 10**8
@@ -25,7 +25,7 @@ def columns_of(step: int) -> list[Column]:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_each_step_finds_its_own_columns(capacity: int, device: str, fetched: int) -> None:
     """Also those that find no room, and while earlier steps have not fetched theirs."""
-    columns = StepColumns(capacity, Turns(torch.device(device), in_flight=2))
+    columns = StagingBuffer(capacity, BufferRing(torch.device(device), in_flight=2))
     if device == "cuda":
         torch.cuda._sleep(DELAY)
     found = []
@@ -47,7 +47,7 @@ def test_each_step_finds_its_own_columns(capacity: int, device: str, fetched: in
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_what_is_fetched_stays_where_it_is(device: str) -> None:
-    columns = StepColumns(CAPACITY, Turns(torch.device(device)))
+    columns = StagingBuffer(CAPACITY, BufferRing(torch.device(device)))
     one, other = (columns.lay(columns_of(step)[:3], columns_of(step)[3:]) for step in range(2))
     assert [column.data_ptr() for column in one[:3]] == [column.data_ptr() for column in other[:3]]
     assert [columns.holds(column) for column in one] == [True, True, True, device == "cpu", False]
@@ -55,7 +55,7 @@ def test_what_is_fetched_stays_where_it_is(device: str) -> None:
 
 @pytest.mark.gpu
 def test_a_recorded_step_fetches_what_was_laid_for_it() -> None:
-    columns = StepColumns(CAPACITY, Turns(torch.device("cuda")))
+    columns = StagingBuffer(CAPACITY, BufferRing(torch.device("cuda")))
     (column,) = columns.lay(columns_of(0)[:1])
     columns.fetch()
     torch.cuda.synchronize()

@@ -1,6 +1,6 @@
 """Serves models as if there were a card, without running a kernel: does a rehearsal find all that steps ask for?
 
-    python -m tests.worker.imaginary_card DIRECTORY…
+    python -m tests.worker.fake_gpu DIRECTORY…
 
 Says for each model and dtype how many kernels the rehearsal found, and which ones random steps missed beyond these.
 """
@@ -31,7 +31,7 @@ from quire.layers.layer import Place
 from quire.messages import ScoredRow
 from quire.models.model import build_model
 from tests.kernels.triton.compile_cases import NoCard
-from tests.worker.run_again import RunAgain
+from tests.worker.run_again import ReplayByRunning
 
 STEPS = 60
 LONGEST, ROWS, TOKENS, RECORDED = 1_400, 20, 1_500, 512
@@ -50,9 +50,9 @@ def imagine() -> None:
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
     attention_parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
     from quire.kernels.triton.linear import linear
-    from quire.worker import pinned
+    from quire.worker import buffer_ring
 
-    pinned._is_apart = lambda device: True  # type: ignore[assignment]
+    buffer_ring._is_apart = lambda device: True  # type: ignore[assignment]
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
     linear.LARGE_WEIGHT = (16, 16)
@@ -108,7 +108,7 @@ class Card:
         model = build_model(self.spec, factory)
         worker._read_weights(self.spec, factory)
         runner = worker._build_runner(self.spec, model, slots, storage)
-        runner._graphs = graphs = RunAgain()  # type: ignore[assignment]
+        runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
         launches = Kernel.__getitem__
         with self.precompiler.rehearsal():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]

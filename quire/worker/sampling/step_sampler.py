@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from quire.messages import Result, TokenLogprobs
-from quire.worker.flight import Flight, Watch
-from quire.worker.pinned import Turns
-from quire.worker.sampling.draw_outputs import DrawOutputs
+from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode, Reports
 from quire.worker.sampling.prompt_logprobs import PromptScores
-from quire.worker.sampling.sampler import Aside, Ints, draw_and_advance, errors_of, rehearse, sample
-from quire.worker.slots import SlotTable
+from quire.worker.sampling.sampled_outputs import SampledOutputs
+from quire.worker.sampling.sampler import Deferred, Ints, draw_and_advance, errors_of, rehearse, sample
+from quire.worker.slot_table import SlotTable
+from quire.worker.step_handle import StepHandle, StepTimer
 
 Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
 """From the faults of all reads to those that failed, and why."""
@@ -35,14 +35,14 @@ class Reads:
         slots: Of each read.
         reports: Log probabilities that are wanted.
         have_rules: Whether any of the reads' logits are changed.
-        watch: Over the step.
+        timer: Over the step.
     """
 
     step: int
     slots: Ints
     reports: Reports
     have_rules: bool
-    watch: Watch
+    timer: StepTimer
 
     @property
     def see_scores(self) -> bool:
@@ -55,8 +55,8 @@ class Reads:
         return not self.have_rules and not self.see_scores
 
 
-class Draws:
-    """Draws tokens for the slots of a table.
+class StepSampler:
+    """StepSampler tokens for the slots of a table.
 
     Args:
         slots: The table.
@@ -65,20 +65,20 @@ class Draws:
         turns: Of the steps.
     """
 
-    def __init__(self, slots: SlotTable, reads: int, mode: LogprobsMode, turns: Turns) -> None:
+    def __init__(self, slots: SlotTable, reads: int, mode: LogprobsMode, turns: BufferRing) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
-        self._drawn = DrawOutputs(reads, turns)
+        self._drawn = SampledOutputs(reads, turns)
 
-    def rehearse(self, logits: Tensor, aside: Aside, max_logprobs: int) -> None:
+    def rehearse(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
         """See the sampler's; and the way of what was drawn to the host."""
-        rehearse(logits, self._slots, self._mode, aside, max_logprobs)
+        rehearse(logits, self._slots, self._mode, deferred, max_logprobs)
         self._drawn.send()
 
-    def reads_of(self, step: int, read_slots: Ints, watch: Watch) -> Reads:
+    def reads_of(self, step: int, sampled_slots: Ints, timer: StepTimer) -> Reads:
         """What this step's reads of these slots ask for."""
-        reports = self._slots.host.reports(read_slots, self._mode)
-        return Reads(step, read_slots, reports, bool(self._slots.rules.asking(read_slots)), watch)
+        reports = self._slots.host.reports(sampled_slots, self._mode)
+        return Reads(step, sampled_slots, reports, bool(self._slots.rules.asking(sampled_slots)), timer)
 
     def plainly(self, logits: Tensor, where: Tensor) -> None:
         """Draw a token for each read by its slot's parameters alone; its slot keeps it as the next step's input.
@@ -91,7 +91,7 @@ class Draws:
         draw_and_advance(logits, where, self._slots, self._drawn.tokens[:reads], self._drawn.faults[:reads])
         self._drawn.send()
 
-    def as_asked(self, reads: Reads, logits: Tensor, where: Tensor, of_prompts: PromptScores) -> Flight:
+    def as_asked(self, reads: Reads, logits: Tensor, where: Tensor, of_prompts: PromptScores) -> StepHandle:
         """The same by rules, or with the scores that tokens were drawn from; then as `brought`."""
         drawn = sample(logits, reads.slots, self._slots, keep_scores=reads.see_scores, where=where)
         self._slots.last.index_copy_(0, where, drawn.tokens)
@@ -102,7 +102,7 @@ class Draws:
         self._drawn.send()
         return self.brought(reads, logits if drawn.scores is None else drawn.scores, of_prompts, drawn.errors)
 
-    def brought(self, reads: Reads, seen: Tensor, of_prompts: PromptScores, errors: Errors = errors_of) -> Flight:
+    def brought(self, reads: Reads, seen: Tensor, of_prompts: PromptScores, errors: Errors = errors_of) -> StepHandle:
         """What was drawn, once it is on the host, and what is reported of it by the logits that are to be seen."""
         reports, number = reads.reports, len(reads.slots)
         reported = reports.launch(seen, self._drawn.tokens[:number]) if reports else None
@@ -113,7 +113,7 @@ class Draws:
             failed, prompts = errors(faults[:number]), of_prompts.collect()
             return _result(reads.step, tokens[:number].tolist(), failed, logprobs, prompts, device_ms)
 
-        return reads.watch.flight(finish)
+        return reads.timer.stop(finish)
 
 
 def _result(
