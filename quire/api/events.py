@@ -57,6 +57,7 @@ class EventWriter:
         self._shape = shape
         self._generation = generation
         self._last_usage, self._every_usage = usage
+        self._detailed = self._every_usage or not shape.text_only
         self._request_id = request_id
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, of those that were opened
 
@@ -103,23 +104,24 @@ class EventWriter:
             self._around_text[index] = self._split_at_text(index)
             if (opening := self._shape.opening(index)) is not None:
                 data = self._chunk(opening)
-        if self._shape.reports_logprobs or self._every_usage:
-            if piece.text or piece.logprobs:
-                data += self._chunk(self._shape.gain(index, piece))
+        if self._detailed:
+            if piece.text or (piece.tokens and not self._shape.text_only):
+                data += self._chunk({"choices": [self._shape.gain(index, piece)]})
         elif piece.text:
             before, behind = self._around_text[index]
             data += before + _encode(piece.text) + behind
         if piece.finish_reason is not None:
-            data += self._chunk(self._shape.closing(index, piece))
+            data += self._chunk({"choices": [self._shape.closing(index, piece)]})
         return data
 
     def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
         """A choice's chunk before and behind its text: all that differs from one to the next is that."""
-        before, _, behind = self._chunk(self._shape.gain(index, Piece(_ANY_TEXT))).rpartition(_encode(_ANY_TEXT))
+        chunk = self._chunk({"choices": [self._shape.gain(index, Piece(_ANY_TEXT))]})
+        before, _, behind = chunk.rpartition(_encode(_ANY_TEXT))
         return before, behind
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        body = {**self._head, "choices": [choice]}
+    def _chunk(self, fields: dict[str, Any]) -> bytes:
+        body = {**self._head, **fields}
         if self._every_usage:
             body["usage"] = self._generation.usage()
         elif self._last_usage:

@@ -25,15 +25,15 @@ class Shape(Protocol):
     """Of the answer's object."""
     chunk_name: str
     """Of a streamed chunk's object."""
-    reports_logprobs: bool
-    """Whether a chunk with text has more in it than that."""
+    text_only: bool
+    """Whether chunks report text alone: no log probabilities and no token ids."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice of a stream's first chunk, if there is one before the text."""
+        """Fields of the chunk that comes before a choice's text, if there is one: `choices` and what stands beside."""
         ...
 
     def gain(self, index: int, piece: Piece) -> dict[str, Any]:
-        """The choice of a chunk with text."""
+        """The choice of a chunk with text or tokens."""
         ...
 
     def closing(self, index: int, piece: Piece) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Shape(Protocol):
         ...
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """What an answer that is not streamed has beside its head."""
+        """Fields of an answer that is not streamed, without its head."""
         ...
 
 
@@ -53,6 +53,7 @@ class CompletionShape:
         logprobs: Whether log probabilities are shown.
         prompts: What is shown of them.
         echo: Put each prompt before its answer.
+        token_ids: Whether `prompt_token_ids` and `token_ids` are shown.
     """
 
     name = chunk_name = "text_completion"
@@ -64,44 +65,50 @@ class CompletionShape:
         prompts: PromptReport,
         *,
         echo: bool = False,
+        token_ids: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self.reports_logprobs = logprobs
+        self.text_only = not logprobs and not token_ids
+        self._logprobs = logprobs
+        self._token_ids = token_ids
         self._prompts = prompts
         self._echo = echo
         self._offsets: defaultdict[int, int] = defaultdict(int)  # where each choice's text goes on
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """See Shape."""
-        if not self._echo:
+        if not self._echo and not self._token_ids:
             return None
-        return {"index": index, "text": self._prompts.text(index), "logprobs": None, "finish_reason": None}
+        text = self._prompts.text(index) if self._echo else ""
+        choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        return {"choices": [choice | self._prompt_ids(index) | _ids([], self._token_ids)]}
 
     def gain(self, index: int, piece: Piece) -> dict[str, Any]:
-        """See Shape."""
-        entry = self._entry(index, piece.tokens, piece.logprobs) if self.reports_logprobs else None
-        return {"index": index, "text": piece.text, "logprobs": entry, "finish_reason": None}
+        entry = self._entry(index, piece.tokens, piece.logprobs) if self._logprobs else None
+        choice = {"index": index, "text": piece.text, "logprobs": entry, "finish_reason": None}
+        return choice | _ids(piece.tokens, self._token_ids)
 
     def closing(self, index: int, piece: Piece) -> dict[str, Any]:
-        """See Shape."""
-        return {"index": index, "text": "", "logprobs": None, **_end(piece)}
+        return {"index": index, "text": "", "logprobs": None, **_end(piece), **_ids([], self._token_ids)}
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """See Shape."""
         return {"choices": [self._choice(index, pieces) for index in range(len(pieces))]}
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         piece = pieces[index]
         choice = self.gain(index, piece) if not self._echo else self._echoed(index, pieces)
-        return choice | _end(piece) | self._prompts.shown(index, pieces)
+        return choice | _end(piece) | self._prompts.shown(index, pieces) | self._prompt_ids(index)
 
     def _echoed(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         piece = pieces[index]
         choice = self.gain(index, Piece(self._prompts.text(index) + piece.text))
-        if self.reports_logprobs:
+        choice |= _ids(piece.tokens, self._token_ids)
+        if self._logprobs:
             entries = [None, *self._prompts.entries(index, pieces), *piece.logprobs]
             choice["logprobs"] = self._entry(index, [*self._prompts.tokens(index), *piece.tokens], entries)
         return choice
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompts.tokens(index)} if self._token_ids else {}
 
     def _entry(self, index: int, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """OpenAI's columns; a token without an entry is the first of a prompt."""
@@ -136,35 +143,45 @@ class ChatShape:
 
     name, chunk_name = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer | None, logprobs: int | None, role: str, prompts: PromptReport) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        logprobs: int | None,
+        role: str,
+        prompts: PromptReport,
+        *,
+        token_ids: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
-        self.reports_logprobs = logprobs is not None
+        self.text_only = logprobs is None and not token_ids
         self._logprobs = logprobs
+        self._token_ids = token_ids
         self._role = role
         self._prompts = prompts
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """See Shape."""
         delta = {"role": self._role, "content": ""}
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {"choices": [choice | _ids([], self._token_ids)], **self._prompt_ids()}
 
     def gain(self, index: int, piece: Piece) -> dict[str, Any]:
-        """See Shape."""
-        delta = {"content": piece.text}
-        return {"index": index, "delta": delta, "logprobs": self._entry(piece), "finish_reason": None}
+        choice = {"index": index, "delta": {"content": piece.text}, "logprobs": self._entry(piece)}
+        return {**choice, "finish_reason": None, **_ids(piece.tokens, self._token_ids)}
 
     def closing(self, index: int, piece: Piece) -> dict[str, Any]:
-        """See Shape."""
-        return {"index": index, "delta": {}, "logprobs": None, **_end(piece)}
+        return {"index": index, "delta": {}, "logprobs": None, **_end(piece), **_ids([], self._token_ids)}
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """See Shape."""
         choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
-        return {"choices": choices, **self._prompts.shown(0, pieces)}
+        return {"choices": choices, **self._prompts.shown(0, pieces), **self._prompt_ids()}
 
     def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
         message = {"role": self._role, "content": piece.text}
-        return {"index": index, "message": message, "logprobs": self._entry(piece), **_end(piece)}
+        choice = {"index": index, "message": message, "logprobs": self._entry(piece), **_end(piece)}
+        return choice | _ids(piece.tokens, self._token_ids)
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompts.tokens(0)} if self._token_ids else {}
 
     def _entry(self, piece: Piece) -> dict[str, Any] | None:
         if self._logprobs is None:
@@ -197,6 +214,10 @@ def token_text(tokenizer: Tokenizer | None, token: int) -> str:
 def answer(head: dict[str, Any], shape: Shape, pieces: Sequence[Piece], usage: dict[str, Any]) -> dict[str, Any]:
     """The whole body of an answer that is not streamed."""
     return {**head, "object": shape.name, **shape.whole(pieces), "usage": usage}
+
+
+def _ids(tokens: list[int], shown: bool) -> dict[str, Any]:
+    return {"token_ids": tokens} if shown else {}
 
 
 def _end(piece: Piece) -> dict[str, Any]:

@@ -45,7 +45,7 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
         stream = serving.session.open([tokens], params, **options)
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
     report = PromptReport(stream.adds, tokenizer, fields.prompt_logprobs is not None)
-    shape = ChatShape(tokenizer, params.num_reported, role, report)
+    shape = ChatShape(tokenizer, params.num_reported, role, report, token_ids=bool(fields.return_token_ids))
     return await serving.respond(request, fields, stream, shape, "chatcmpl")
 
 

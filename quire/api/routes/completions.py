@@ -49,7 +49,13 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
     stream = serving.session.open(tokens, params, **options)
     tokenizer = serving.text.tokenizer
     report = PromptReport(stream.adds, tokenizer, fields.prompt_logprobs is not None)
-    shape = CompletionShape(tokenizer, params.num_reported is not None, report, echo=bool(fields.echo))
+    shape = CompletionShape(
+        tokenizer,
+        params.num_reported is not None,
+        report,
+        echo=bool(fields.echo),
+        token_ids=bool(fields.return_token_ids),
+    )
     return await serving.respond(request, fields, stream, shape, "cmpl", answers=not fields.only_echo)
 
 

@@ -49,7 +49,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "structured_outputs": ({},),
     "suffix": ("",),

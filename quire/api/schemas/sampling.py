@@ -77,6 +77,9 @@ class SamplingFields(BaseModel):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = Field(
+        default=None, description="Also return prompt_token_ids, and the answer's token_ids."
+    )
     stream: bool | None = Field(default=None, description="Server-sent events.")
     stream_options: StreamOptions | None = None
 
