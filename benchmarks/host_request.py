@@ -31,9 +31,10 @@ from quire import LLM, SamplingParams
 from quire.attention import tiling
 from quire.attention.backend import Ints, Room
 from quire.messages import Plan, Result, Sizing
+from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape, GraphShapes
 from quire.worker.kv_transfer import CpuBlockTransfer
-from quire.worker.model_runner import ModelRunner, StepLimits
+from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
 
 LONGEST = 40_000

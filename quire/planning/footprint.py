@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quire.attention.packing import packed_tokens
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
+from quire.planning.step_limits import StepLimits
 
 RUNTIME_BYTES = 20 * 2**20
 """Compiled products and their scratch space, and what the allocator holds between steps, whatever the model."""
@@ -56,22 +57,7 @@ class Footprint:
         return self.weights + self.activations + self.kv_cache
 
 
-@dataclass(frozen=True)
-class LargestStep:
-    """The limits that the largest step keeps.
-
-    Attributes:
-        tokens: Of all rows.
-        rows: Sequences, each of which may draw.
-        length: Of the longest sequence.
-    """
-
-    tokens: int
-    rows: int
-    length: int
-
-
-def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: LargestStep, blocks: int) -> int:
+def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: StepLimits, blocks: int) -> int:
     """What the largest step holds at once beside the weights and the cache, in which it may see all `blocks`.
 
     The stream, its norm and its next addend live through a layer; beside them stand the buffers of attention, then
@@ -113,7 +99,7 @@ def _small(buffers: Sequence[int]) -> int:
     return sum(each for each in buffers if each < MAPPED_BYTES)
 
 
-def device_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: LargestStep) -> int:
+def device_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: StepLimits) -> int:
     """The same on a GPU, where attention reads the cache in place and the driver holds memory of its own: an estimate,
     to be measured before the KV cache is made.
     """

@@ -10,9 +10,10 @@ from quire.config import Config
 from quire.errors import MemoryBudgetError
 from quire.kvcache.groups import blocks_of
 from quire.models.spec import ModelSpec
-from quire.planning.footprint import Footprint, LargestStep, device_activation_bytes
+from quire.planning.footprint import Footprint, device_activation_bytes
 from quire.planning.machine import Gpu
 from quire.planning.memory_plan import AUTO_LENGTH, GIB, Sharing, asked_blocks, most, reaches_of, share_of_memory, size
+from quire.planning.step_limits import StepLimits
 
 SWAP_SHARE = 0.5
 """Of the host's memory that is available, at most."""
@@ -33,7 +34,7 @@ def share_out_on(gpu: Gpu, config: Config, spec: ModelSpec, host_bytes: int) -> 
     asked = config.model.max_model_len
     is_auto = asked in ("auto", AUTO_LENGTH)
     limit = spec.max_model_len if is_auto else int(asked or spec.max_model_len)
-    activations = device_activation_bytes(spec, dtype, cache.block_size, LargestStep(tokens, rows, limit))
+    activations = device_activation_bytes(spec, dtype, cache.block_size, StepLimits(rows, tokens, limit))
     others = gpu.memory_bytes - gpu.free_bytes
     room = int(share * gpu.memory_bytes) - others - weights - activations
     block_bytes = spec.kv_block_bytes(dtype, cache.block_size)

@@ -16,7 +16,8 @@ from quire.config.cache import UTILIZATION
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kvcache.groups import GroupReach, blocks_of
 from quire.models.spec import ModelSpec
-from quire.planning.footprint import Footprint, LargestStep, activation_bytes
+from quire.planning.footprint import Footprint, activation_bytes
+from quire.planning.step_limits import StepLimits
 
 GIB = 2**30
 AUTO_LENGTH = -1
@@ -117,7 +118,7 @@ class _Budget:
 
     def footprint(self, length: int, blocks: int) -> Footprint:
         """What all of it takes, with `blocks` blocks."""
-        step = LargestStep(self._tokens, self._rows, length)
+        step = StepLimits(self._rows, self._tokens, length)
         activations = activation_bytes(self._spec, self._dtype, self._cache.block_size, step, blocks)
         return Footprint(self._weights, activations, (blocks + 1) * self.block_bytes)
 

@@ -21,6 +21,7 @@ from quire.attention.backend import AttentionBackend, Room
 from quire.errors import ConfigError
 from quire.messages import Plan, Result
 from quire.models.model import Model
+from quire.planning.step_limits import StepLimits
 from quire.worker.batch import Batch, BatchBuffers, HostBatch
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.cuda_graphs import CudaGraphs
@@ -41,26 +42,6 @@ one by one where they are too many.
 """
 
 
-@dataclass(frozen=True)
-class StepLimits:
-    """What a runner's buffers are made for.
-
-    Attributes:
-        rows: Most rows of a step.
-        tokens: Most tokens of a step.
-        length: Of the longest sequence.
-    """
-
-    rows: int
-    tokens: int
-    length: int
-
-    def rows_of(self, tokens: int) -> list[int]:
-        """So many tokens, or as many as a step may have, in as few rows as can be: the tokens of each."""
-        whole, rest = divmod(min(tokens, self.tokens, self.rows * self.length), self.length)
-        return [self.length] * whole + [rest] * bool(rest)
-
-
 class ModelRunner:
     """Launches plans in order. The slot table is the only thing that lives from one step to the next.
 
@@ -69,7 +50,7 @@ class ModelRunner:
         attention: Over the KV cache.
         transfer: Of its blocks.
         slots: The slot table.
-        largest: See StepLimits.
+        largest: What buffers are made for.
         by_length: Whether the model asks how long sequences count as.
         logprobs_mode: What is reported of drawn tokens.
         max_logprobs: How many tokens a request may have reported beside one; -1 for all.
@@ -111,7 +92,7 @@ class ModelRunner:
         """What takes most memory, on rows of the dummy: the most tokens, as many reads as there are rows; and steps of
         a token a row, which may run kernels of their own. `deferred`: see `rehearse`.
         """
-        self.run_dummies(self._largest.rows_of(self._largest.tokens), deferred)
+        self.run_dummies(self._largest.fewest_rows(self._largest.tokens), deferred)
         for size in {1, self._largest.rows}:
             self.run_dummies([1] * size, deferred)
 
@@ -141,7 +122,7 @@ class ModelRunner:
                 ran.add(shape.kind)
                 self._graphs.record(shape, step)
         self._shapes = shapes
-        self.run_dummies(largest.rows_of(most + 1), draw=False)
+        self.run_dummies(largest.fewest_rows(most + 1), draw=False)
 
     def _draw_all(self, host: HostBatch, laid: _Laid) -> Tensor:
         """A step, and what its reads draw without rules; [reads, vocab] logits."""

@@ -26,6 +26,7 @@ from quire.logits_processors import load_processors
 from quire.messages import Plan, Result, Sizing
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
+from quire.planning.step_limits import StepLimits
 from quire.weights.checkpoint import Checkpoint, Need, check, with_known_names
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
@@ -39,7 +40,7 @@ from quire.worker.kv_tensors import (
     number_of_host_blocks,
 )
 from quire.worker.kv_transfer import BlockTransfer
-from quire.worker.model_runner import ModelRunner, StepLimits
+from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
 from quire.worker.startup import device_memory
 from quire.worker.startup.compile_warmup import reduced_model, rehearse
@@ -123,7 +124,7 @@ class Worker:
         if self._precompiler is not None:
             with self._stage("compile"):
                 self._precompiler.finish()
-        sizes = self._shapes().mixed_sizes(self._largest_step().tokens) if on_gpu else []
+        sizes = self._shapes().mixed_sizes(StepLimits.of(self._config).tokens) if on_gpu else []
         return Sizing(blocks, spec.vocab_size, host_blocks, self._startup, sizes)
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class Worker:
                 storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
                 model = reduced_model(spec, Place(self._device, dtype))
                 runner = self._build_runner(spec, model, self._slot_table(spec), storage)
-                rehearse(runner, self._largest_step(), self._aside)
+                rehearse(runner, StepLimits.of(self._config), self._aside)
         except (torch.OutOfMemoryError, MemoryBudgetError):
             _log.info("kernels     no room to rehearse: they are compiled as they are launched")
             return False
@@ -182,7 +183,7 @@ class Worker:
 
     def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let products of the layers' shapes be used, while others compile and read."""
-        largest, recorded = self._largest_step(), self._shapes().all()
+        largest, recorded = StepLimits.of(self._config), self._shapes().all()
         return begin_use(products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.place)
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
@@ -210,20 +211,13 @@ class Worker:
             return DummyCheckpoint(needs, self._config.model.seed)
         return with_known_names(SafetensorsCheckpoint(Path(self._config.model.model)))
 
-    def _largest_step(self) -> StepLimits:
-        rows, tokens = self._config.scheduler.max_num_seqs, self._config.scheduler.max_num_batched_tokens
-        length = self._config.model.max_model_len
-        if not isinstance(length, int) or rows is None or tokens is None:
-            raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
-        return StepLimits(rows, tokens, length)
-
     def _shapes(self) -> GraphShapes:
         """Of the steps that are recorded."""
-        largest, most = self._largest_step(), self._config.device.max_cudagraph_capture_size or 0
+        largest, most = StepLimits.of(self._config), self._config.device.max_cudagraph_capture_size or 0
         return GraphShapes(most, largest.rows, largest.tokens, largest.length)
 
     def _slot_table(self, spec: ModelSpec) -> SlotTable:
-        largest, size = self._largest_step(), self._config.cache.block_size
+        largest, size = StepLimits.of(self._config), self._config.cache.block_size
         processors = load_processors(self._config.model.logits_processors)
         blocks, groups = -(-largest.length // size), len(spec.kv_groups())
         return SlotTable(largest.rows, blocks, groups, spec.vocab_size, self._device, processors)
@@ -231,7 +225,7 @@ class Worker:
     def _build_runner(
         self, spec: ModelSpec, model: Model, slots: SlotTable, storage: Tensor, transfer: BlockTransfer | None = None
     ) -> ModelRunner:
-        largest = self._largest_step()
+        largest = StepLimits.of(self._config)
         return ModelRunner(
             model,
             _attention(kv_view(storage, spec), spec, largest),

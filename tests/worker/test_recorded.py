@@ -15,9 +15,9 @@ from quire.attention.backend import AttentionBackend, KVView
 from quire.kernels.table import KERNELS
 from quire.messages import Result, ScoredRow, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
+from quire.planning.step_limits import StepLimits
 from quire.worker import buffer_ring, model_runner, worker
 from quire.worker.graph_shapes import GraphShape
-from quire.worker.model_runner import StepLimits
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, Sequence, config_for, hand_out

@@ -17,8 +17,9 @@ from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
+from quire.planning.step_limits import StepLimits
 from quire.weights.checkpoint import Stored
-from quire.worker.model_runner import ModelRunner, StepLimits
+from quire.worker.model_runner import ModelRunner
 from quire.worker.sampling.sampler import Deferred
 
 
@@ -35,7 +36,7 @@ def rehearse(runner: ModelRunner, largest: StepLimits, deferred: Deferred = null
 def warmup_steps(largest: StepLimits) -> Iterator[list[int]]:
     """Tokens of each row, step by step; first those whose kernels take longest to compile."""
     for tokens in reversed(_powers_up_to(largest.tokens)):
-        yield largest.rows_of(tokens)
+        yield largest.fewest_rows(tokens)
     for rows in _powers_up_to(largest.rows):
         yield [1] * rows
     for rows in _powers_up_to(min(largest.rows, largest.tokens - 1) - 1):

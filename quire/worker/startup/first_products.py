@@ -19,8 +19,8 @@ import torch.nn.functional as F
 
 from quire.layers.layer import Layer, Place
 from quire.layers.linear import Linear
+from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape
-from quire.worker.model_runner import StepLimits
 
 _FEW = 128
 """Rows up to which kernels of our own serve most products, so that a power of two is as near as the list must be."""

@@ -13,7 +13,7 @@ import torch
 
 from quire.layers.layer import Place
 from quire.models.spec import read_spec
-from quire.worker.model_runner import StepLimits
+from quire.planning.step_limits import StepLimits
 from quire.worker.startup.compile_warmup import layers_of_every_kind, reduced_model, warmup_steps
 from tests.checkpoints import make_tiny
 from tests.kernels.triton.not_interpreted import printed_by

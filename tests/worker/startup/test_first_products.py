@@ -17,8 +17,8 @@ from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place
 from quire.models.model import build_model
 from quire.models.spec import read_spec
+from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShapes
-from quire.worker.model_runner import StepLimits
 from quire.worker.startup import first_products
 from quire.worker.startup.first_products import Product, begin_use, products_of, row_counts, use_once
 from tests.checkpoints import make_tiny
