@@ -30,7 +30,7 @@ import quire.offline.llm
 from quire import LLM, SamplingParams
 from quire.attention import tiling
 from quire.attention.backend import Ints, Room
-from quire.messages import Plan, Result, Sizing
+from quire.messages import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape, GraphShapes
 from quire.worker.kv_transfer import CpuBlockTransfer
@@ -108,8 +108,8 @@ class StubExecutor:
         self.launches: list[float] = []
         self.collected = 0.0
 
-    def start(self) -> Sizing:
-        return Sizing(num_blocks=LONGEST, vocab_size=VOCABULARY)
+    def start(self) -> DeviceLimits:
+        return DeviceLimits(num_blocks=LONGEST, vocab_size=VOCABULARY)
 
     def submit(self, plan: Plan) -> None:
         self.submitted.append(time.perf_counter())
@@ -121,7 +121,7 @@ class StubExecutor:
     def collect(self, timeout: float | None) -> Result:
         plan = self._plans.popleft()
         self.collected = time.perf_counter()
-        return Result(plan.step, [1] * len(plan.reads), [7] * len(plan.reads))
+        return Result(plan.step, [1] * len(plan.sampled_rows), [7] * len(plan.sampled_rows))
 
     def close(self) -> None:
         pass
@@ -133,7 +133,7 @@ class Bench:
     def __init__(self, cold: bool) -> None:
         self._stub, self._random = StubExecutor(ReplayingModelRunner() if cold else None), random.Random(0)
         self._swept = np.zeros(SWEPT_BYTES if cold else 0, dtype=np.uint8)
-        quire.offline.llm.executor_for = lambda config, clock: self._stub  # type: ignore[assignment]
+        quire.offline.llm.build_executor = lambda config, clock: self._stub  # type: ignore[assignment]
         directory = Path(tempfile.mkdtemp())
         (directory / "config.json").write_text(json.dumps(MODEL))
         self._llm = LLM(

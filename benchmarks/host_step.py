@@ -22,9 +22,9 @@ import torch
 
 from quire.clock import SystemClock
 from quire.config import Config
-from quire.engine.build import Traits
+from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages import Add, FromEngine, Plan, Result, Sizing, ToEngine
+from quire.messages import Add, DeviceLimits, FromEngine, Plan, Result, ToEngine
 from quire.sampling import SamplingParams
 from quire.worker.batch import BatchBuffers, HostBatch
 from quire.worker.buffer_ring import BufferRing
@@ -43,15 +43,15 @@ class StubExecutor:
     def __init__(self, sequences: int, steps: int) -> None:
         length = PROMPT + 2 * steps + 64
         blocks = sequences * (length // BLOCK_SIZE + 1)
-        self.sizing = Sizing(num_blocks=blocks, vocab_size=32_000)
+        self.device_limits = DeviceLimits(num_blocks=blocks, vocab_size=32_000)
         self._slots = SlotTable(sequences, length // BLOCK_SIZE + 1, 1, 32_000, torch.device("cpu"))
         self._batches = BatchBuffers(self._slots, sequences, sequences * PROMPT)
         self._columns = StagingBuffer(6 * sequences * (1 + PROMPT), BufferRing(torch.device("cpu")))
         self._plans: deque[Plan] = deque()
         self.seconds = 0.0
 
-    def start(self) -> Sizing:
-        return self.sizing
+    def start(self) -> DeviceLimits:
+        return self.device_limits
 
     def submit(self, plan: Plan) -> None:
         began = time.thread_time()
@@ -66,7 +66,7 @@ class StubExecutor:
 
     def collect(self, timeout: float | None) -> Result:
         plan = self._plans.popleft()
-        return Result(plan.step, [1] * len(plan.reads), [7] * len(plan.reads))
+        return Result(plan.step, [1] * len(plan.sampled_rows), [7] * len(plan.sampled_rows))
 
     def close(self) -> None:
         pass
@@ -97,7 +97,7 @@ def measure(sequences: int, steps: int) -> dict[str, float]:
         max_model_len=PROMPT + 2 * steps + 64,
         block_size=BLOCK_SIZE,
     )
-    core = EngineCore(config, executor.start(), Traits(), executor, port, SystemClock())
+    core = EngineCore(config, executor.start(), ModelRuntimeInfo(), executor, port, SystemClock())
     params = SamplingParams(max_tokens=2 * steps + 32, ignore_eos=True)
     for i in range(sequences):
         prompt = [(i * 31 + j) % 32_000 for j in range(PROMPT - i % BLOCK_SIZE)]  # blocks fill up at different steps

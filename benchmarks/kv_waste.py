@@ -44,7 +44,7 @@ def measure(requests: int, blocks: int, seed: int = 0) -> Waste:
         Config().with_values(
             max_num_seqs=ROWS, max_num_batched_tokens=512, max_model_len=LONGEST, block_size=BLOCK_SIZE
         ),
-        FakeExecutor(num_blocks=blocks, block_size=BLOCK_SIZE, choose=lambda history, drawn, vocab_size: 7),
+        FakeExecutor(num_blocks=blocks, block_size=BLOCK_SIZE, sample=lambda history, num_sampled, vocab_size: 7),
     )
     adds = _load(requests, random.Random(seed))
     client.receive(0)

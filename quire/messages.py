@@ -1,6 +1,6 @@
 """Every struct that crosses a process while it serves (`processes/child.py` has those of its start), and what it costs.
 
-One message in for a request; one Plan, one Result and one Deltas for each API process a step, whatever the batch size.
+A request is one message in. A step is one Plan, one Result and one Deltas per API process, whatever the batch size.
 
 Plain data for msgspec over ZMQ, a direct call or shared memory; no torch, no I/O. Columns, not objects: a plan of
 256 rows is a few hundred bytes. Encoded as arrays, so the order of the fields is the wire format.
@@ -37,12 +37,12 @@ class Add(_Message, frozen=True):
         prompt_len: How many of `tokens` are the prompt; the rest counts against `max_tokens`.
         sampling: As the user asked; `max_tokens` is resolved to a number.
         stop_ids: Tokens that end the sequence: the model's end-of-sequence tokens and `sampling.stop_token_ids`.
-        seed: Of the counter-based random numbers, drawn by the client when the user gave none; in [0, 2**64).
+        seed: Of the counter-based random numbers; the client picks one when the user gave none. In [0, 2**64).
         arrival: Seconds on the machine-wide monotonic clock.
         priority: Lower goes first, under `--scheduling-policy priority`.
         cache_salt: Cached prefixes are shared only between requests of the same salt.
         fork_of: The sequence that has the same prompt and was added before: its blocks are shared.
-        bad_words: `sampling.bad_words` as tokens: where an output ends with all but the last, the last is not drawn.
+        bad_words: `sampling.bad_words` as tokens: after all but the last token of one, its last token is not sampled.
     """
 
     id: int
@@ -59,13 +59,13 @@ class Add(_Message, frozen=True):
 
 
 class Abort(_Message, frozen=True):
-    """These sequences are wanted no more; ids that are gone are passed over."""
+    """Stop these sequences; unknown ids are ignored."""
 
     ids: list[int]
 
 
 class Control(_Message, frozen=True):
-    """An order that is answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`."""
+    """A command, answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`."""
 
     id: int
     action: str
@@ -84,7 +84,7 @@ ToEngine = Add | Abort | Control | ClientHeartbeat
 
 
 class Ready(_Message, frozen=True):
-    """The engine takes work. Sizing: what only the device could tell, once."""
+    """The engine takes work. Sent once, with the limits that only the device could tell."""
 
     model: str
     max_model_len: int
@@ -120,8 +120,8 @@ class End(_Message, frozen=True):
         reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `abort`, or `error`.
         message: For `error`: what failed, safe to show to the client.
         queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
-        preemptions: How often it was put back.
-        cached_tokens: Prompt tokens that were not computed for it, since their blocks were there.
+        preemptions: How often it was preempted.
+        cached_tokens: Prompt tokens found in the prefix cache, or shared with the sequence it forked from.
     """
 
     id: int
@@ -145,17 +145,17 @@ class Load(_Message, frozen=True):
     preemptions: int = 0
     """Since the engine's start, as the next two."""
     prefix_queries: int = 0
-    """Tokens that were looked up in the prefix cache."""
+    """Tokens looked up in the prefix cache."""
     prefix_hits: int = 0
-    """Tokens of these that were found."""
+    """Those of them that were found."""
     free_host_blocks: int = 0
     num_host_blocks: int = 0
     step: int = 0
     step_ms: float = 0.0
     deferred: int = 0
-    """Of those that wait: how many do not wait for room, but for a token in flight or the prompt that they share."""
+    """Of the waiting: how many wait for a token in flight, or for the prompt they share, and not for room."""
     unwritten_tokens: int = 0
-    """Tokens that would still fit into the blocks in use: what paging wastes."""
+    """Tokens that still fit into the blocks in use: internal fragmentation."""
     block_size: int = 0
 
 
@@ -166,8 +166,9 @@ class Deltas(_Message, frozen=True):
     (None where it was not asked for). A sequence's End comes with or after its last tokens.
 
     Attributes:
-        prompt_logprobs: Of the next tokens of a sequence's prompt, from its second one on; all come before its output.
-        cached_tokens: (sequence, tokens of its prompt that were found computed), with its first token.
+        prompt_logprobs: (sequence, the next tokens' log probabilities), from the prompt's second token on; all of them
+            come before the output.
+        cached_tokens: (sequence, prompt tokens found in the prefix cache), with its first token.
     """
 
     ids: list[int]
@@ -192,10 +193,9 @@ class Heartbeat(_Message, frozen=True):
     """The engine is alive.
 
     Attributes:
-        last_progress: Tells whether it moves: monotonic seconds of the last finished step, or of the last moment
-            without work.
-        step_tokens: How many steps moved at most so many tokens forward, by bucket of STEP_TOKEN_BOUNDS, and those
-            above.
+        now: Monotonic seconds.
+        last_progress: When the last step finished, or when the engine was last idle, in monotonic seconds.
+        step_tokens: Histogram of the tokens a step computes: steps per bucket of STEP_TOKEN_BOUNDS, and one more above.
         step_tokens_sum: Tokens of all steps.
     """
 
@@ -207,7 +207,7 @@ class Heartbeat(_Message, frozen=True):
 
 
 class Dead(_Message, frozen=True):
-    """The engine stops now, and why. No request of it gets another message."""
+    """The engine stops now, and why. No message follows."""
 
     cause: str
 
@@ -223,75 +223,73 @@ class Admitted(_Message, frozen=True):
 
     Attributes:
         slot: Index into the slot table.
-        length: Tokens whose keys and values stand in its blocks already: found in the prefix cache, shared with the
+        length: Tokens whose keys and values are in its blocks already: found in the prefix cache, shared with the
             request it forks from, or swapped in.
         seed: Of its random numbers.
-        drawn: How many tokens it has drawn before (after a preemption or replay): the random counter's start.
+        num_sampled: Tokens sampled before (preemption, replay): where the random counter starts.
         sampling: As the user asked.
-        stop_ids: Cannot be drawn before the counter reaches `sampling.min_tokens`; empty when that is 0.
+        stop_ids: Not sampled before the counter reaches `sampling.min_tokens`; empty when that is 0.
         bad_words: See Add.
-        history: All tokens so far, if what is drawn depends on them; else empty.
+        history: All tokens so far, if sampling depends on them; else empty.
         prompt_len: How many of them are the prompt.
-        counts_as: The length that its sequence counts as, at least, in models whose keys depend on it.
+        rope_length: In models whose rotary embedding depends on the sequence's length: the least length to go by.
     """
 
     slot: int
     length: int
     seed: int
-    drawn: int
+    num_sampled: int
     sampling: SamplingParams
     stop_ids: list[int] = []
     bad_words: list[list[int]] = []
     history: list[int] = []
     prompt_len: int = 0
-    counts_as: int = 0
+    rope_length: int = 0
 
 
-class ScoredRow(_Message, frozen=True):
-    """A row of which the prompt's log probabilities are wanted.
+class PromptLogprobsRow(_Message, frozen=True):
+    """A row with positions whose prompt log probabilities are wanted.
 
     Attributes:
-        row: Its place in the plan; its tokens are given.
-        skip, count: Passed over the first `skip`, of `count` of its tokens the logits are looked at, each for the token
-            behind it.
-        next: The token behind the row's last one.
+        row: Index into the plan's rows; one of `token_rows`.
+        skip, count: The row's positions from `skip` on, `count` of them; each one's logits score the next token.
+        next_token: The token after the row's last one.
     """
 
     row: int
     skip: int
     count: int
-    next: int
+    next_token: int
 
 
 class Plan(_Message, frozen=True):
-    """One step, as differences and ordered columns; what it does not say has not changed.
+    """One step, as ordered columns and changes since the step before; what is not named has not changed.
 
-    Order of effect: `admitted` reset their slots, the block differences enter the tables, blocks are swapped out,
-    copied, swapped in, then every row moves its slot forward by `counts[row]` tokens, then every read draws a token.
+    Order of effect: `admitted` reset their slots; block tables change; blocks are swapped out, copied, swapped in;
+    every row moves its slot forward by `counts[row]` tokens; every sampled row samples a token.
 
-    Counts are upper bounds, and the device owns the lengths: positions and KV slots come from a slot's length there. A
-    read with d drafts has d guesses of the slot's own in its row, behind the known tokens. It gains 0 to 1 + d tokens,
-    and its slot moves forward by its count, less 1 + d, plus what it gained. So the slot stands before the last token
-    of its sequence, whose keys are yet to be computed: it is the next row's input. Later plans in flight count on the
-    bounds.
+    Counts are upper bounds: the device owns the lengths, and positions and slot mapping follow from them there. A
+    sampled row with d drafts carries d draft tokens of the slot's own after the known ones. It gains 0 to 1 + d tokens,
+    and its slot moves forward by its count, less 1 + d, plus what it gained: the last token of the sequence is the next
+    row's input, and its keys are not computed yet. Later plans in flight rely on the upper bounds.
 
     Attributes:
         step: Counts from 1.
-        admitted: Slots with a new owner. A released slot is simply not named any more until it is admitted again.
-        block_slots, block_groups, block_indices, block_ids: Table differences: block `id` stands at `index` in the
-            table row of (slot, KV group).
+        admitted: Slots with a new owner. A free slot is not named until it is admitted again.
+        block_slots, block_groups, block_indices, block_ids: Block table changes: block `id` is entry `index` of the
+            table of (slot, KV group).
         slots: The slot of each row, in batch order.
         counts: How many tokens each row moves forward by.
-        given: Rows (ascending) whose input tokens the host knows; their tokens stand in `tokens`, concatenated, without
-            drafts. Every other row's input is the last token of its slot's sequence, on the device.
-        tokens: See `given`.
-        reads: Rows (ascending) that draw a token from the logits of their last position.
-        drafts: By read, how many of its row's tokens are guesses; empty: none at all.
-        masked: Rows (ascending) with a read that waits for its row of Masks before it draws.
+        token_rows: Rows (ascending) whose input comes with the plan, in `tokens`. Every other row's input is the last
+            token of its slot's sequence, on the device.
+        tokens: Input tokens of `token_rows`, concatenated, without drafts.
+        sampled_rows: Rows (ascending) that sample a token from the logits of their last position.
+        drafts: For each sampled row the number of its draft tokens; empty: none at all.
+        masked: Sampled rows (ascending) that wait for their Masks before they sample.
         swap_out: (device block, host block): contents to keep.
-        copies: (from, to): device blocks, before a shared one is written.
+        copies: (from, to): device blocks, copied before a shared one is written.
         swap_in: (host block, device block).
-        scored: Rows whose prompt's log probabilities are wanted.
+        prompt_logprobs_rows: Rows with positions whose prompt log probabilities are wanted.
     """
 
     step: int
@@ -302,25 +300,25 @@ class Plan(_Message, frozen=True):
     block_ids: list[int]
     slots: list[int]
     counts: list[int]
-    given: list[int]
+    token_rows: list[int]
     tokens: list[int]
-    reads: list[int]
+    sampled_rows: list[int]
     swap_out: list[tuple[int, int]] = []
     copies: list[tuple[int, int]] = []
     swap_in: list[tuple[int, int]] = []
-    scored: list[ScoredRow] = []
+    prompt_logprobs_rows: list[PromptLogprobsRow] = []
     drafts: list[int] = []
     masked: list[int] = []
 
 
 class Masks(_Message, frozen=True):
-    """Which tokens the masked reads of a plan may draw; sent when the tokens before them are known, after the plan.
+    """Which tokens the masked rows of a plan may sample; sent after the plan, when the tokens before are known.
 
     Attributes:
         step: The plan's.
         rows: `Plan.masked`, all of them.
-        bits: For each row a bit a token, 1 where it is allowed: token t's is bit t % 8 of byte t // 8. Filled up with
-            any bits to a multiple of 4 bytes.
+        bits: A bitmask per row, 1 where a token is allowed: token t is bit t % 8 of byte t // 8. Padded to a multiple
+            of 4 bytes.
     """
 
     step: int
@@ -329,16 +327,16 @@ class Masks(_Message, frozen=True):
 
 
 class Result(_Message, frozen=True):
-    """What a Plan brought, in the order of its reads.
+    """What a Plan brought, in the order of its sampled rows.
 
     Attributes:
         step: The plan's.
-        counts: Tokens each read gained, 0 to 1 and its drafts.
-        tokens: Those tokens, flat.
+        counts: Tokens each sampled row gained: 0 to 1 + its drafts.
+        tokens: Those tokens, concatenated.
         logprobs: Empty, or one entry a token.
-        errors: (read, message): that sequence failed (a row of NaN, say) and gained nothing.
+        errors: (index into the sampled rows, message): that sequence failed (NaN logits, say) and gained nothing.
         device_ms: How long the step took on the device.
-        prompt_logprobs: One list for each of `Plan.scored`, with an entry for each of its tokens.
+        prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
     """
 
     step: int
@@ -350,16 +348,16 @@ class Result(_Message, frozen=True):
     prompt_logprobs: list[list[TokenLogprobs]] = []
 
 
-class Sizing(_Message, frozen=True):
-    """What only the device can tell, said once when the workers are up."""
+class DeviceLimits(_Message, frozen=True):
+    """What only the device can tell; reported once, when the workers have started."""
 
     num_blocks: int
-    """Usable KV blocks, the dummy block not counted. Block ids run from 1 to num_blocks; 0 is the dummy's."""
+    """Usable KV blocks, ids 1 to num_blocks; 0 is the dummy block."""
     vocab_size: int
     num_host_blocks: int = 0
     """Blocks of the host pool that preempted sequences are swapped to; ids from 0."""
     startup: dict[str, float] = {}
     """Seconds by stage."""
     step_sizes: list[tuple[int, int]] = []
-    """Numbers of tokens from which on a step with prompts beside rows of one token takes longer, ascending, and rows up
-    to which it does. None: each token counts."""
+    """(tokens, rows), ascending: with prompt chunks beside up to `rows` decode rows, a step is padded to the next of
+    these numbers of tokens. Empty: no padding, each token costs time."""

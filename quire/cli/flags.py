@@ -20,7 +20,7 @@ from quire.cli.flag_values import registry, without_none
 from quire.cli.help import about, described, help_word, hint
 from quire.cli.settings_file import read_flags
 from quire.config import Config
-from quire.config.vllm_compat import ALIASES, FOREIGN, check_foreign
+from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
 
 Options = TypeVar("Options")
@@ -128,17 +128,17 @@ def _without_foreign(arguments: Sequence[str]) -> list[str]:
     for argument in rest:
         flag, equals, text = argument.partition("=")
         flag, _, key = flag.partition(".") if flag.startswith("-") else (flag, "", "")
-        name = ALIASES.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
-        negated = name.startswith("no_") and name[3:] in FOREIGN
+        name = VLLM_ALIASES.get(flag) or (flag[2:].replace("-", "_") if flag.startswith("--") else "")
+        negated = name.startswith("no_") and name[3:] in VLLM_SETTINGS
         name = name[3:] if negated else name
-        if name not in FOREIGN:
+        if name not in VLLM_SETTINGS:
             kept.append(argument)
             continue
-        if FOREIGN[name].is_flag:
+        if VLLM_SETTINGS[name].is_flag:
             value: Any = not negated and text.lower() != "false"
         else:
             value = text if equals else next(rest, "")
-        warning = check_foreign(name, f"{key}={value}" if key else value)
+        warning = check_vllm_setting(name, f"{key}={value}" if key else value)
         print(f"quire: warning: {warning}", file=sys.stderr)
     return kept
 
@@ -178,7 +178,7 @@ def _unknown(rest: Sequence[str], options: type, program: str, *, foreign: bool)
         return ConfigError(f"'{rest[-1]}' was not expected: is it the value of a flag? See {program} --help.")
     flag = flag.partition("=")[0]
     own = _closest(flag, [*_names(options, foreign=False), "config", "help"])
-    close = own or (_closest(flag, list(FOREIGN)) if foreign else None)
+    close = own or (_closest(flag, list(VLLM_SETTINGS)) if foreign else None)
     hint = f"Did you mean {close}?" if close else f"'{program} --help' lists them."
     return ConfigError(f"{flag} is not a flag of {program}. {hint}")
 
@@ -195,7 +195,7 @@ def _closest(flag: str, names: Sequence[str]) -> str | None:
 
 def _names(options: type, foreign: bool) -> list[str]:
     own = [setting.name for setting in settings_of(options)]
-    return [*own, *FOREIGN] if foreign else own
+    return [*own, *VLLM_SETTINGS] if foreign else own
 
 
 def _given(arguments: Sequence[str], flag: str) -> bool:

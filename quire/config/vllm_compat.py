@@ -1,7 +1,7 @@
-"""Settings that vLLM's users know and this version does not offer: a closed list.
+"""vLLM's settings that this version does not have: a closed list.
 
-A neutral value (one that asks for nothing) is accepted, with one warning; any other is refused by name. As a setting
-becomes real its entry goes. Serves the command line and `LLM(**settings)` alike.
+A neutral value (one that asks for nothing) is accepted with one warning; any other is refused by name. A setting that
+gets implemented leaves the list. Used by the command line and by `LLM(**settings)`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from quire.errors import ConfigError
 
 ANY = object()
-"""Every value is neutral: the setting cannot matter here."""
+"""Every value is neutral: the setting has no meaning here."""
 
 
 @dataclass(frozen=True)
-class ForeignSetting:
-    """What may be passed without effect (None always may), and why it has none or what to do instead."""
+class VllmSetting:
+    """Values that are accepted without effect (None always is), and why, or what to do instead."""
 
     neutral: tuple[Any, ...]
     advice: str
@@ -25,22 +25,22 @@ class ForeignSetting:
     """Whether it takes no value on the command line."""
 
 
-def _group(advice: str, **neutral: Any) -> dict[str, ForeignSetting]:
-    """Settings that share their advice, each with its neutral value, or a tuple of several."""
+def _group(advice: str, **neutral: Any) -> dict[str, VllmSetting]:
+    """Settings with the same advice, each with its neutral value or a tuple of them."""
     return {
-        name: ForeignSetting(value if isinstance(value, tuple) else (value,), advice, isinstance(value, bool))
+        name: VllmSetting(value if isinstance(value, tuple) else (value,), advice, isinstance(value, bool))
         for name, value in neutral.items()
     }
 
 
-def _flags(advice: str, *names: str) -> dict[str, ForeignSetting]:
-    """Flags without a value that mean nothing here, set or not."""
-    return {name: ForeignSetting((True, False), advice, is_flag=True) for name in names}
+def _flags(advice: str, *names: str) -> dict[str, VllmSetting]:
+    """Flags without a value that have no meaning here, set or not."""
+    return {name: VllmSetting((True, False), advice, is_flag=True) for name in names}
 
 
 _LATER = "it comes in a later version; leave it out"
 
-_WITHOUT_EFFECT: dict[str, ForeignSetting] = {
+_NO_EFFECT: dict[str, VllmSetting] = {
     **_group("one step is planned while the one before it runs, always", num_scheduler_steps=ANY),
     **_group("no request is held back on purpose", scheduler_delay_factor=(0, 0.0)),
     **_group("long prompts are always read in chunks", enable_chunked_prefill=True),
@@ -66,7 +66,7 @@ _WITHOUT_EFFECT: dict[str, ForeignSetting] = {
     **_flags("nothing is ever reported to anyone", "disable_usage_stats"),
 }  # fmt: skip
 
-_DEVICES: dict[str, ForeignSetting] = {
+_DEVICES: dict[str, VllmSetting] = {
     **_group("this version runs on one device; leave it out or pass 1",
         tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1,
         prefill_context_parallel_size=1, nnodes=1, data_parallel_size_local=1, api_server_count=1,
@@ -91,7 +91,7 @@ _DEVICES: dict[str, ForeignSetting] = {
     **_group("weights stay in memory", cpu_offload_gb=(0, 0.0), offload_backend="auto", offload_group_size=0),
 }  # fmt: skip
 
-_MODEL: dict[str, ForeignSetting] = {
+_MODEL: dict[str, VllmSetting] = {
     **_group("code from a model's repository is never run", trust_remote_code=False),
     **_group("quantized weights come in a later version; give a model in bfloat16 or float32",
         quantization=None, quantization_config=None, allow_deprecated_quantization=False,
@@ -124,7 +124,7 @@ _MODEL: dict[str, ForeignSetting] = {
     ),
 }  # fmt: skip
 
-_ENGINE: dict[str, ForeignSetting] = {
+_ENGINE: dict[str, VllmSetting] = {
     **_group(_LATER,
         max_num_partial_prefills=1, max_long_partial_prefills=1, scheduler_cls=None, kv_offloading_size=None,
         kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,
@@ -135,7 +135,7 @@ _ENGINE: dict[str, ForeignSetting] = {
     ),
 }  # fmt: skip
 
-_SERVER: dict[str, ForeignSetting] = {
+_SERVER: dict[str, VllmSetting] = {
     **_group("tools and structured output come in a later version; leave it out",
         enable_auto_tool_choice=False, tool_call_parser=None, tool_parser_plugin=None, tool_server=None,
         exclude_tools_when_tool_choice_none=False, reasoning_parser=None, reasoning_parser_plugin=None,
@@ -162,9 +162,9 @@ _SERVER: dict[str, ForeignSetting] = {
     ),
 }  # fmt: skip
 
-FOREIGN: dict[str, ForeignSetting] = {**_WITHOUT_EFFECT, **_DEVICES, **_MODEL, **_ENGINE, **_SERVER}
+VLLM_SETTINGS: dict[str, VllmSetting] = {**_NO_EFFECT, **_DEVICES, **_MODEL, **_ENGINE, **_SERVER}
 
-ALIASES: dict[str, str] = {
+VLLM_ALIASES: dict[str, str] = {
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
     "-ep": "enable_expert_parallel", "-q": "quantization", "-asc": "api_server_count", "-sc": "speculative_config",
     "-cc": "compilation_config", "-ac": "attention_config",
@@ -172,13 +172,13 @@ ALIASES: dict[str, str] = {
 """Short forms on the command line."""
 
 
-def check_foreign(name: str, value: Any) -> str:
-    """The warning for a neutral value of a foreign setting.
+def check_vllm_setting(name: str, value: Any) -> str:
+    """The warning for a neutral value of such a setting.
 
     Raises:
         ConfigError: The value would have to mean something.
     """
-    setting = FOREIGN[name]
+    setting = VLLM_SETTINGS[name]
     flag = f"--{name.replace('_', '-')}"
     if value is None or any(neutral is ANY or _same(neutral, value) for neutral in setting.neutral):
         return f"{flag} has no effect: {setting.advice}."

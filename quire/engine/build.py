@@ -1,4 +1,4 @@
-"""Puts a scheduler together from settings, the model's spec and what the device said. Decides nothing at run time."""
+"""Builds the scheduler and the Ready message from settings, the model's spec and the device's limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.kvcache.host import HostPool
 from quire.kvcache.keys import KeysByLength
 from quire.kvcache.pool import BlockPool
 from quire.logits_processors import load_processors, takes
-from quire.messages import Add, Ready, Sizing
+from quire.messages import Add, DeviceLimits, Ready
 from quire.models.spec import ModelSpec
 from quire.planning.machine import this_machine
 from quire.planning.memory_plan import reaches_of
@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Traits:
-    """What the scheduler has to know of a model on a device.
+class ModelRuntimeInfo:
+    """What the scheduler needs to know about a model on its device.
 
     Attributes:
         groups: How far back each KV group looks.
         cost: What steps and preemptions cost; None: only tokens count.
         keys: How keys depend on their sequence's length, if they do.
-        drafts: How many tokens the device guesses ahead for a request, at most; None: it guesses none.
+        drafts: Most draft tokens of a request per step; None: no speculation.
     """
 
     groups: Sequence[GroupReach] = FULL
@@ -46,20 +46,22 @@ class Traits:
     drafts: Callable[[SamplingParams], int] | None = None
 
 
-def traits_of(config: Config, spec: ModelSpec) -> Traits:
-    """The traits of a model under resolved settings, on this machine's device."""
+def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInfo:
+    """For a model under resolved settings, on this machine's device."""
     machine_gpu = this_machine().gpu if config.device.device == "cuda" else None
     hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
     hardware = hardware.at(config.model.dtype)
-    return Traits(reaches_of(spec), Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys)
+    return ModelRuntimeInfo(
+        reaches_of(spec), Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys
+    )
 
 
-def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
-    """What clients are told. A GPU's KV cache may turn out smaller than it was estimated: that is logged."""
+def build_ready(config: Config, device_limits: DeviceLimits, info: ModelRuntimeInfo) -> Ready:
+    """What clients are told. Logs when a GPU's KV cache came out smaller than estimated."""
     tokens, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len
     assert tokens and isinstance(longest, int), "settings are resolved by quire.planning.auto_config"
     block_size = config.cache.block_size
-    held = capacity(traits.groups, sizing.num_blocks, block_size, tokens, longest)
+    held = capacity(info.groups, device_limits.num_blocks, block_size, tokens, longest)
     if held < longest and config.cache.num_gpu_blocks_override is None:
         _log.warning(
             "context     the KV cache holds %d tokens of one sequence, and not %d: longer requests are refused. Raise "
@@ -68,39 +70,43 @@ def ready_of(config: Config, sizing: Sizing, traits: Traits) -> Ready:
     return Ready(
         model=config.model.model,
         max_model_len=longest,
-        vocab_size=sizing.vocab_size,
-        num_blocks=sizing.num_blocks,
+        vocab_size=device_limits.vocab_size,
+        num_blocks=device_limits.num_blocks,
         block_size=block_size,
         capacity=held,
-        kv_tokens=tokens_held(traits.groups, sizing.num_blocks, block_size, tokens, longest),
-        startup=sizing.startup,
+        kv_tokens=tokens_held(info.groups, device_limits.num_blocks, block_size, tokens, longest),
+        startup=device_limits.startup,
     )
 
 
-def scheduler_of(
-    config: Config, sizing: Sizing, traits: Traits, clock: Clock, masked: Callable[[Add], bool] | None = None
+def build_scheduler(
+    config: Config,
+    device_limits: DeviceLimits,
+    info: ModelRuntimeInfo,
+    clock: Clock,
+    masked: Callable[[Add], bool] | None = None,
 ) -> Scheduler:
-    """The scheduler that the settings ask for; reads of the sequences that are `masked` wait for masks."""
+    """The scheduler of these settings; sequences that are `masked` sample only once their masks are there."""
     limits, cache = config.scheduler, config.cache
     assert limits.max_num_seqs and limits.max_num_batched_tokens, "settings are resolved by quire.planning.auto_config"
     processors = load_processors(config.model.logits_processors)
     return Scheduler(
-        BlockPool(sizing.num_blocks, cache.block_size),
+        BlockPool(device_limits.num_blocks, cache.block_size),
         limits.max_num_seqs,
         Budget(
             limits.max_num_batched_tokens,
             limits.long_prefill_token_threshold,
-            traits.cost,
-            sizing.step_sizes,
+            info.cost,
+            device_limits.step_sizes,
             limits.performance_mode or "balanced",
         ),
-        Preemption(HostPool(sizing.num_host_blocks), limits.preemption_mode, traits.cost),
+        Preemption(HostPool(device_limits.num_host_blocks), limits.preemption_mode, info.cost),
         clock,
-        groups=traits.groups,
+        groups=info.groups,
         policy=limits.scheduling_policy,
         prefix_caching=cache.enable_prefix_caching,
-        keys=traits.keys,
+        keys=info.keys,
         host_bound=partial(takes, processors) if processors else None,
-        drafts=traits.drafts,
+        drafts=info.drafts,
         masked=masked,
     )

@@ -1,4 +1,4 @@
-"""The seam between those who have requests (API server, LLM) and the engine: messages in, messages out.
+"""The seam between the API server or `LLM` and the engine: messages in, messages out.
 
 `quire.engine.inprocess` runs the engine in the receiving thread; `quire.engine.transport` reaches one over ZMQ.
 """
@@ -22,7 +22,7 @@ class EngineClient(Protocol):
         ...
 
     def send(self, message: ToEngine) -> None:
-        """Hand a message over; never waits for the engine."""
+        """Send a message; never waits for the engine."""
         ...
 
     def receive(self, timeout: float | None) -> FromEngine | None:
@@ -33,5 +33,5 @@ class EngineClient(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the engine; one that runs in this process stops."""
+        """Disconnect; an engine in this process stops."""
         ...

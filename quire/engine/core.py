@@ -1,7 +1,7 @@
 """The engine's loop: drain the inbox, plan ahead, settle the oldest result, send what it brought.
 
-Owns the order of these and who is told what; token ids only, no text and no tensors. It is given its clock, its port
-and its executor, so the same code runs in a process of its own, inside `LLM`, and in a simulation.
+Owns the order of these, and which client is told what. Token ids only: no text, no tensors. Clock, port and executor
+are passed in, so the same code runs in a process of its own, inside `LLM`, and in a simulation.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.engine.build import Traits, ready_of, scheduler_of
-from quire.engine.liveness import ClientWatch
+from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler
+from quire.engine.client_liveness import ClientLiveness
 from quire.engine.masks import Masker, MaskSender
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port
-from quire.engine.step_tokens import StepTokens
+from quire.engine.step_stats import StepStats
 from quire.executor.executor import Executor
 from quire.messages import (
     CLIENT_SHIFT,
@@ -27,17 +27,17 @@ from quire.messages import (
     Add,
     ClientHeartbeat,
     Control,
+    DeviceLimits,
     Done,
     End,
     Heartbeat,
     Load,
-    Sizing,
     ToEngine,
 )
 from quire.scheduler.request import Request
 
 BEAT_S = 1.0
-"""Longest silence of an engine that is alive."""
+"""Longest time between two heartbeats of a live engine."""
 
 
 class EngineCore:
@@ -45,52 +45,55 @@ class EngineCore:
 
     Args:
         config: Resolved settings (see `quire.planning.auto_config`).
-        sizing: What the executor's `start` said.
-        traits: Of the model on this device.
+        device_limits: What the executor's `start` returned.
+        runtime_info: Of the model on this device.
         executor: Started.
         port: The engine's inbox and its way to the clients.
         clock: All times come from it.
-        masker: Says which tokens may come next, for requests that are constrained; None: nobody is.
+        masker: Says which tokens may come next, for constrained requests; None: there are none.
     """
 
     def __init__(
         self,
         config: Config,
-        sizing: Sizing,
-        traits: Traits,
+        device_limits: DeviceLimits,
+        runtime_info: ModelRuntimeInfo,
         executor: Executor,
         port: Port,
         clock: Clock,
         masker: Masker | None = None,
     ) -> None:
-        self.ready = ready_of(config, sizing, traits)
-        self._scheduler = scheduler_of(config, sizing, traits, clock, None if masker is None else masker.wants)
-        self._masks = None if masker is None else MaskSender(masker, self._scheduler, executor, sizing.vocab_size)
+        self.ready = build_ready(config, device_limits, runtime_info)
+        self._scheduler = build_scheduler(
+            config, device_limits, runtime_info, clock, None if masker is None else masker.wants
+        )
+        self._masks = (
+            None if masker is None else MaskSender(masker, self._scheduler, executor, device_limits.vocab_size)
+        )
         self._executor = executor
         self._port = port
         self._clock = clock
         self._outbox = Outbox(port)
-        self._watch = ClientWatch(clock)
+        self._clients = ClientLiveness(clock)
         self._drains: list[Control] = []  # not answered yet
-        self._step, self._step_ms = 0, 0.0
-        self._step_tokens = StepTokens()
-        self._last_beat = self._last_progress = clock.now()
+        self._steps = StepStats(clock.now())
+        self._last_beat = clock.now()
         self._was_busy = False
 
     def turn(self, wait: float | None) -> None:
-        """One turn of the loop. An idle engine waits up to `wait` seconds for a message, a busy one for the oldest step
-        (None: as long as it takes, but for the beat), and uses no processor meanwhile."""
+        """One turn of the loop. An idle engine waits up to `wait` seconds for a message (None: for ever), a busy one up
+        to `wait` for the oldest step, but no longer than BEAT_S; neither spins."""
         for message in self._port.drain(0.0 if self._scheduler.has_work else wait):
             self._receive(message)
         while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
-            self._step_tokens.observe(plan.counts)
+            self._steps.planned(plan.counts)
         self._scheduler.publish()
         self._send_masks()
         if self._scheduler.in_flight:
             self._settle_oldest(BEAT_S if wait is None else min(wait, BEAT_S))
             self._send_masks()  # the device may be waiting for them already
-        for request_id in self._watch.orphans(request.id for request in self._scheduler.requests()):
+        for request_id in self._clients.orphans(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
         self._finish_drains()
         self._outbox.flush(self._load)
@@ -108,11 +111,11 @@ class EngineCore:
             case Control():
                 self._control(message)
             case ClientHeartbeat(client):
-                if self._watch.heard(client):
+                if self._clients.heard(client):
                     self._port.send(client, self.ready)
 
     def _add(self, message: Add) -> None:
-        """Admit to the queue what cannot harm the device; the client has checked the rest."""
+        """Queue a request if it cannot harm the device; the client has checked the rest."""
         error, ids = "", None
         if self._drains:
             error = "The server is shutting down. Send the request again."
@@ -120,9 +123,9 @@ class EngineCore:
             error = "The prompt is empty."
         elif message.prompt_len + (message.sampling.max_tokens or 0) > self._longest:
             error = f"Prompt and output exceed the {self._longest} tokens that a sequence can hold here."
-        elif (ids := _as_ids(message.tokens, self.ready.vocab_size)) is None:
+        elif (ids := _to_int64(message.tokens, self.ready.vocab_size)) is None:
             error = f"Token ids must be in [0, {self.ready.vocab_size})."
-        elif any(not 0 <= token < self.ready.vocab_size for token in _named_tokens(message)):
+        elif any(not 0 <= token < self.ready.vocab_size for token in _sampling_tokens(message)):
             error = f"Token ids of sampling must be in [0, {self.ready.vocab_size})."
         if error or not message.sampling.max_tokens:
             self._outbox.end(End(message.id, "error", error or "max_tokens is missing."))
@@ -133,7 +136,7 @@ class EngineCore:
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
         if request is not None:
-            self._over([request])
+            self._finish([request])
 
     def _control(self, message: Control) -> None:
         client = message.id >> CLIENT_SHIFT
@@ -152,10 +155,10 @@ class EngineCore:
 
     def _send_masks(self) -> None:
         if self._masks is not None:
-            self._over(self._masks.send())
+            self._finish(self._masks.send())
 
-    def _over(self, ended: Iterable[Request]) -> None:
-        """Their last message."""
+    def _finish(self, ended: Iterable[Request]) -> None:
+        """Queue the last message of each."""
         now = self._clock.now()
         for request in ended:
             self._outbox.end(request.last_message(now))
@@ -170,9 +173,8 @@ class EngineCore:
         self._outbox.prompt_logprobs(settled.prompt_logprobs)
         self._outbox.cached(settled.cached)
         self._outbox.tokens(settled.ids, settled.counts, settled.tokens, settled.logprobs)
-        self._over(settled.ended)
-        self._last_progress = self._clock.now()
-        self._step_ms, self._step = result.device_ms, result.step
+        self._finish(settled.ended)
+        self._steps.finished(result, self._clock.now())
 
     def _finish_drains(self) -> None:
         if self._drains and not self._scheduler.has_work:
@@ -181,16 +183,16 @@ class EngineCore:
             self._drains.clear()
 
     def _beat(self) -> None:
-        """Once a second, and when the last request is gone: the engine is alive, and whether it moves."""
+        """Send a heartbeat once a second, and when the last request has ended."""
         now = self._clock.now()
         busy = self._scheduler.has_work
         if not busy:
-            self._last_progress = now
+            self._steps.last_progress = now
         if now - self._last_beat >= BEAT_S or (self._was_busy and not busy):
             self._last_beat = now
-            steps = self._step_tokens
-            beat = Heartbeat(now, self._last_progress, self._load(), list(steps.counts), steps.sum)
-            for client in self._watch.clients:
+            steps = self._steps
+            beat = Heartbeat(now, steps.last_progress, self._load(), list(steps.token_counts), steps.token_sum)
+            for client in self._clients.clients:
                 self._port.send(client, beat)
         self._was_busy = busy
 
@@ -226,8 +228,8 @@ class EngineCore:
             prefix_hits=scheduler.tally.prefix_hits,
             free_host_blocks=scheduler.host.num_free,
             num_host_blocks=scheduler.host.num_blocks,
-            step=self._step,
-            step_ms=self._step_ms,
+            step=self._steps.last_step,
+            step_ms=self._steps.last_step_ms,
             deferred=scheduler.deferred,
             unwritten_tokens=scheduler.unwritten_tokens,
             block_size=scheduler.pool.block_size,
@@ -238,8 +240,8 @@ class EngineCore:
         return self.ready.capacity
 
 
-def _as_ids(tokens: Sequence[int], vocab_size: int) -> bytes | None:
-    """The same as int64; None if one is not the vocabulary's. There are some."""
+def _to_int64(tokens: Sequence[int], vocab_size: int) -> bytes | None:
+    """The tokens as int64 bytes; None if one is not in the vocabulary. There is at least one."""
     try:
         ids = array("q", tokens)
     except (OverflowError, TypeError):
@@ -248,7 +250,7 @@ def _as_ids(tokens: Sequence[int], vocab_size: int) -> bytes | None:
     return ids.tobytes() if 0 <= column.min() <= column.max() < vocab_size else None
 
 
-def _named_tokens(message: Add) -> Iterator[int]:
-    """Token ids that the device will index with, beside the prompt's."""
+def _sampling_tokens(message: Add) -> Iterator[int]:
+    """Token ids other than the prompt's that the device indexes with."""
     yield from (token for _, token in message.sampling.named_token_ids())
     yield from itertools.chain(message.stop_ids, *message.bad_words)

@@ -1,6 +1,6 @@
-"""An engine in this process: the one who receives turns its loop. For `LLM`, and for tests of everything above.
+"""An engine in this process: `receive` runs its loop. For `LLM`, and for tests of everything above.
 
-`receive` is called by one thread, `send` by any.
+`receive` is called from one thread, `send` from any.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 
 from quire.clock import Clock, SystemClock
 from quire.config import Config
-from quire.engine.build import Traits
+from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.masks import Masker
 from quire.executor.executor import Executor
@@ -44,7 +44,7 @@ class InProcessClient:
         config: Resolved settings.
         executor: Not started yet.
         clock: For the engine.
-        traits: Of the model on this device.
+        runtime_info: Of the model on this device.
         masker: See EngineCore.
 
     Raises:
@@ -56,14 +56,16 @@ class InProcessClient:
         config: Config,
         executor: Executor,
         clock: Clock | None = None,
-        traits: Traits | None = None,
+        runtime_info: ModelRuntimeInfo | None = None,
         masker: Masker | None = None,
     ) -> None:
         self.number = 0
         self._clock = clock or SystemClock()
         self._port = _QueuePort()
-        sizing = executor.start()
-        self._core = EngineCore(config, sizing, traits or Traits(), executor, self._port, self._clock, masker)
+        device_limits = executor.start()
+        self._core = EngineCore(
+            config, device_limits, runtime_info or ModelRuntimeInfo(), executor, self._port, self._clock, masker
+        )
         self._executor = executor
         self._port.outbox.append(self._core.ready)
 
@@ -72,11 +74,10 @@ class InProcessClient:
         return self._core.counts()
 
     def send(self, message: ToEngine) -> None:
-        """See EngineClient."""
         self._port.inbox.put(message)
 
     def receive(self, timeout: float | None) -> FromEngine | None:
-        """See EngineClient. What a step raises is raised here."""
+        """See EngineClient. Raises what a step raised."""
         deadline = None if timeout is None else self._clock.now() + timeout
         while not self._port.outbox:
             left = None if deadline is None else max(0.0, deadline - self._clock.now())
@@ -86,5 +87,4 @@ class InProcessClient:
         return self._port.outbox.popleft()
 
     def close(self) -> None:
-        """See EngineClient."""
         self._executor.close()

@@ -1,7 +1,7 @@
-"""Masks for the reads that wait for them: made when the tokens before them are known, sent once for each step.
+"""Token masks for constrained requests: computed when the tokens before are known, sent once for each step.
 
-A step's masks are due when it is the oldest in flight; until then its rows compute, and nobody's planning waits. Knows
-nothing about grammars.
+A step's masks are due when it is the oldest in flight; meanwhile its rows compute, and planning goes on. Knows nothing
+about grammars.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from quire.scheduler.scheduler import Scheduler
 
 
 class Masker(Protocol):
-    """The seam to what says which tokens may come next."""
+    """The seam to what says which tokens may come next: a grammar, say."""
 
     def wants(self, message: Add) -> bool:
-        """Whether each token of this sequence is masked; asked once."""
+        """Whether the tokens of this sequence are masked; asked once."""
         ...
 
     def bits(self, requests: Sequence[Request]) -> Sequence[bytes | GenerationError]:
-        """For each the mask of its next token, after all of `request.tokens` (see `Masks.bits`); or why there is none,
-        which ends the request."""
+        """For each request the mask of the token after `request.tokens` (see `Masks.bits`), or the error that ends
+        it."""
         ...
 
     def forget(self, request_id: int) -> None:
-        """A sequence is over, wanted or not."""
+        """A sequence has ended; called for unmasked ones too."""
         ...
 
 
@@ -38,7 +38,7 @@ class MaskSender:
 
     Args:
         masker: Makes them.
-        scheduler: Says which step is the oldest, and whose reads wait in it.
+        scheduler: Knows the oldest step in flight and its masked rows.
         executor: Where they go.
         vocab_size: Tokens in a mask.
     """
@@ -51,7 +51,7 @@ class MaskSender:
         self._sent = 0
 
     def send(self) -> list[Request]:
-        """Send what is due and not sent yet. Requests that have no mask are over now: they are returned."""
+        """Send the masks that are due, once. Returns the requests that got none: they have ended with an error."""
         step, rows, requests = self._scheduler.masks_due()
         if not rows or step == self._sent:
             return []
@@ -64,10 +64,10 @@ class MaskSender:
                 failed.append(request)
             else:
                 bits[request.id] = mask
-        # What a request draws that is over is dropped, but its row is in the step and waits.
+        # An ended request's row is still in the step and waits; its token is dropped.
         self._executor.masks(Masks(step, rows, [bits.get(request.id, self._open) for request in requests]))
         return failed
 
     def forget(self, request_id: int) -> None:
-        """A request is over."""
+        """A request has ended."""
         self._masker.forget(request_id)

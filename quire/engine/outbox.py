@@ -1,4 +1,4 @@
-"""What a turn of the loop brought, gathered into one Deltas for each API process.
+"""Collects what a turn of the loop brought into one Deltas for each API process.
 
 Knows nothing about the state of requests.
 """
@@ -36,7 +36,7 @@ class _Columns:
 
 
 class Outbox:
-    """Columns for each client; `flush` sends and forgets them."""
+    """Columns for each client; `flush` sends and clears them."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -45,7 +45,7 @@ class Outbox:
     def tokens(
         self, ids: list[int], counts: list[int], tokens: list[int], logprobs: list[TokenLogprobs | None]
     ) -> None:
-        """Sequences gained `counts` of the flat `tokens`; `logprobs` is empty when none of them asked."""
+        """Sequence `ids[i]` gained the next `counts[i]` of `tokens`; `logprobs` is empty when none asked for any."""
         clients = {number >> CLIENT_SHIFT for number in ids}
         if len(clients) == 1:
             self._columns(ids[0]).add(ids, counts, tokens, logprobs)
@@ -57,12 +57,12 @@ class Outbox:
             start = end
 
     def prompt_logprobs(self, news: list[tuple[int, list[TokenLogprobs]]]) -> None:
-        """Of sequences' prompts."""
+        """(sequence, log probabilities of its next prompt tokens)."""
         for entry in news:
             self._columns(entry[0]).prompt_logprobs.append(entry)
 
     def cached(self, news: list[tuple[int, int]]) -> None:
-        """How much of sequences' prompts was found computed."""
+        """(sequence, prompt tokens found in the prefix cache)."""
         for entry in news:
             self._columns(entry[0]).cached.append(entry)
 
@@ -71,7 +71,7 @@ class Outbox:
         self._columns(end.id).ends.append(end)
 
     def flush(self, load: Callable[[], Load]) -> None:
-        """One message to each client that is owed one."""
+        """Send one message to each client that has news."""
         for client, columns in self._by_client.items():
             self._port.send(client, columns.deltas(load()))
         self._by_client.clear()

@@ -15,5 +15,5 @@ class Port(Protocol):
         ...
 
     def send(self, client: int, message: FromEngine) -> None:
-        """Hand a message over to a client; never waits for it."""
+        """Send a message to a client; never waits for it."""
         ...

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import FrameType
 
 from quire.clock import SystemClock
-from quire.engine.build import traits_of
+from quire.engine.build import build_model_runtime_info
 from quire.engine.core import BEAT_S, EngineCore
 from quire.engine.transport import ZmqPort
-from quire.executor.choice import executor_for
+from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
 from quire.processes import child
 
@@ -27,14 +27,14 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
 
     clock = SystemClock()
     port = ZmqPort(Path(launch.directory))
-    executor = executor_for(launch.config, clock)
+    executor = build_executor(launch.config, clock)
     try:
-        sizing = executor.start()
-        traits = traits_of(launch.config, read_spec(launch.config.model.model))
-        core = EngineCore(launch.config, sizing, traits, executor, port, clock)
+        device_limits = executor.start()
+        runtime_info = build_model_runtime_info(launch.config, read_spec(launch.config.model.model))
+        core = EngineCore(launch.config, device_limits, runtime_info, executor, port, clock)
         signal.signal(signal.SIGTERM, stop)
-        gc.freeze()  # what is loaded now stays: collections, which stop the loop, need not look at it again
-        report(child.Report("ready", startup=sizing.startup))
+        gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
+        report(child.Report("ready", startup=device_limits.startup))
         while not stopping:
             core.turn(wait=BEAT_S)
     except BaseException as error:

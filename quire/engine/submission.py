@@ -1,4 +1,4 @@
-"""From token ids and SamplingParams to the Adds of a request: ids, seeds, limits resolved and checked.
+"""From token ids and SamplingParams to the Adds of a request: assigns ids and seeds, resolves and checks limits.
 
 Used by the API server and by `LLM`, so both refuse the same things with the same words. Knows nothing about text.
 """
@@ -21,8 +21,8 @@ _MASK = 2**64 - 1
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of a request: choice 0 has the request's own, the others are spread from it by
-    splitmix64 (Steele, Lea, Flood 2014)."""
+    """The seed of choice `index` of a request: choice 0 has the request's own, the others derive from it by splitmix64
+    (Steele, Lea, Flood 2014)."""
     if index == 0:
         return seed & _MASK
     z = (seed + index * _GOLDEN) & _MASK
@@ -39,10 +39,10 @@ class Submission:
         ready: What the engine can do.
         eos_ids: The model's end-of-sequence tokens.
         max_logprobs: Most log probabilities a request may ask for; -1 for no limit.
-        policy: Who goes first on this engine.
+        policy: The engine's scheduling policy.
         clock: For arrival times.
-        draw_seed: A fresh seed for each request that brings none.
-        takes_extra_args: Whether there are logits processors that could read them.
+        new_seed: Returns a fresh seed, for requests that bring none.
+        takes_extra_args: Whether there are logits processors that could use them.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Submission:
         max_logprobs: int,
         policy: Policy,
         clock: Clock,
-        draw_seed: Callable[[], int],
+        new_seed: Callable[[], int],
         *,
         takes_extra_args: bool = False,
     ) -> None:
@@ -63,7 +63,7 @@ class Submission:
         self._max_logprobs = max_logprobs
         self._policy = policy
         self._clock = clock
-        self._draw_seed = draw_seed
+        self._new_seed = new_seed
         self._takes_extra_args = takes_extra_args
 
     @property
@@ -107,7 +107,7 @@ class Submission:
             )
         params = self._resolve_logprobs(self._resolve_length(len(tokens), params))
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
-        seed = self._draw_seed() if params.seed is None else params.seed
+        seed = self._new_seed() if params.seed is None else params.seed
         arrival = self._clock.now()
         ids = [next(self._ids) for _ in range(params.n)]
         return [

@@ -30,7 +30,7 @@ def client_address(directory: Path, number: int) -> str:
 
 def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.PUSH)
-    socket.set(zmq.SNDHWM, 0)  # never blocks the loop: memory is bounded by heartbeats and by bounded streams
+    socket.set(zmq.SNDHWM, 0)  # never block the loop; heartbeats and bounded streams bound the memory
     socket.set(zmq.LINGER, 500)
     socket.connect(address)
     return socket
@@ -45,7 +45,7 @@ def _pull(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[b
 
 
 class ZmqPort:
-    """The engine's Port: one inbox, one socket to each client that was heard of."""
+    """The engine's Port: one inbox, and a socket to each known client."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -56,7 +56,6 @@ class ZmqPort:
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
     def drain(self, wait: float | None) -> list[ToEngine]:
-        """See Port."""
         messages: list[ToEngine] = []
         if not self._inbox.poll(None if wait is None else int(wait * 1e3)):
             return messages
@@ -69,7 +68,6 @@ class ZmqPort:
                 logger.error("dropped a message that is none of ours: %s", error)
 
     def send(self, client: int, message: FromEngine) -> None:
-        """See Port."""
         socket = self._clients.get(client)
         if socket is None:
             socket = self._clients[client] = _push(self._context, client_address(self._directory, client))
@@ -81,7 +79,7 @@ class ZmqPort:
             self.send(client, Dead(cause))
 
     def close(self) -> None:
-        """Send what is queued, as far as half a second goes, and close."""
+        """Close, after up to half a second for queued messages."""
         for socket in (*self._clients.values(), self._inbox):
             socket.close()
         self._context.term()
@@ -104,16 +102,13 @@ class ZmqClient:
 
     @property
     def number(self) -> int:
-        """See EngineClient."""
         return self._number
 
     def send(self, message: ToEngine) -> None:
-        """See EngineClient."""
         with self._sending:
             self._outbox.send(self._encoder.encode(message))
 
     def receive(self, timeout: float | None) -> FromEngine | None:
-        """See EngineClient."""
         if not self._inbox.poll(None if timeout is None else int(timeout * 1e3)):
             return None
         try:
@@ -123,14 +118,13 @@ class ZmqClient:
             return None
 
     def close(self) -> None:
-        """See EngineClient."""
         self._outbox.close()
         self._inbox.close()
         self._context.term()
 
 
 def report_death(directory: Path, number: int, cause: str) -> None:
-    """Tell client `number` that its engine is gone; for whoever notices when the engine itself no longer can."""
+    """Tell client `number` that its engine is gone, on behalf of an engine that no longer can."""
     context = zmq.Context()
     socket = _push(context, client_address(directory, number))
     socket.send(msgspec.msgpack.encode(Dead(cause)))

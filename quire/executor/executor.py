@@ -1,6 +1,7 @@
 """The seam between engine and workers: plans go in, results come out in the same order.
 
-Knows nothing about requests; how a plan reaches the workers (direct call, shared memory, Ray) is an implementation's.
+Knows nothing about requests. How a plan reaches the workers (direct call, shared memory, Ray) is up to the
+implementation.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.messages import Masks, Plan, Result, Sizing
+from quire.messages import DeviceLimits, Masks, Plan, Result
 
 FaultHook = Callable[[str, int], None]
 """Called with the name of a point (`submit`, `execute`, `collect`) and the step; a test makes it raise or wait."""
@@ -26,8 +27,8 @@ class Executor(Protocol):
         """How many submitted plans may be uncollected; with 2, planning overlaps the device's work."""
         ...
 
-    def start(self) -> Sizing:
-        """Load the model and allocate everything; returns what only the device can tell.
+    def start(self) -> DeviceLimits:
+        """Load the model and allocate memory; returns what only the device can tell.
 
         Raises:
             SetupError: The model cannot be served; the message is the cause and one action.
@@ -39,13 +40,13 @@ class Executor(Protocol):
         ...
 
     def masks(self, masks: Masks) -> None:
-        """Hand over the masks of a submitted plan: all of them at once, before it is collected."""
+        """Hand over all masks of a submitted plan, before it is collected."""
         ...
 
     def collect(self, timeout: float | None) -> Result | None:
         """The oldest uncollected plan's result, or None after `timeout` seconds. Raises what the step raised.
 
-        A plan with masked rows has no result before its masks came.
+        A plan with masked rows has no result before its masks are there.
         """
         ...
 

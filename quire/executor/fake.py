@@ -1,9 +1,9 @@
-"""An executor without a model, for tests of everything above it; as strict as a device is forgiving.
+"""An executor without a model, for tests of everything above it; stricter than a device.
 
-It keeps slots and KV blocks as a worker does, but stores the tokens themselves in the blocks. A drawn token is a
-function of the whole history *as read back through the block table*, so a stale block, a wrong position, a shared block
-that was written or a token that was not there yet changes the output or trips an assertion. Guesses that turn out wrong
-are written too, and stay in the blocks until the right tokens come.
+It keeps slots and KV blocks as a worker does, but stores the tokens themselves in the blocks. A sampled token is a
+function of the whole history *as read back through the block table*, so a stale block, a wrong position, a write to a
+shared block or a read before its write changes the output or fails an assertion. Rejected draft tokens are written too
+and stay in the blocks until they are overwritten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from quire.executor.executor import FaultHook, no_faults
 from quire.kvcache.groups import FULL, GroupReach
-from quire.messages import Admitted, Masks, Plan, Result, Sizing, TokenLogprobs
+from quire.messages import Admitted, DeviceLimits, Masks, Plan, Result, TokenLogprobs
 
 
 def allowed(token: int, bits: bytes, vocab_size: int) -> int:
@@ -29,17 +29,17 @@ def allowed(token: int, bits: bytes, vocab_size: int) -> int:
     return next(each for each in order if bits[each // 8] >> each % 8 & 1)
 
 
-def hash_token(history: Sequence[int], drawn: int, vocab_size: int) -> int:
-    """The fake model: the next token is a checksum of all tokens before it and of how many of them were drawn."""
-    return zlib.crc32(array("q", [drawn, *history]).tobytes()) % vocab_size
+def hash_token(history: Sequence[int], num_sampled: int, vocab_size: int) -> int:
+    """The fake model: the next token is a checksum of all tokens before it and of how many of them were sampled."""
+    return zlib.crc32(array("q", [num_sampled, *history]).tobytes()) % vocab_size
 
 
 @dataclass
 class _Slot:
     owner: Admitted
-    drawn: int
+    num_sampled: int
     length: int
-    last_token: int | None = None  # of the sequence, once a read has been drawn
+    last_token: int | None = None  # of the sequence, once one was sampled
     tables: dict[tuple[int, int], int] = field(default_factory=dict)  # (group, index) → block
 
 
@@ -47,11 +47,11 @@ class FakeExecutor:
     """Runs plans on the host when they are collected.
 
     Args:
-        num_blocks, block_size, vocab_size: What Sizing reports and plans are checked against.
-        groups: How far back each KV group looks; a window's blocks are checked as far as it sees.
+        num_blocks, block_size, vocab_size: Reported as DeviceLimits; plans are checked against them.
+        groups: How far back each KV group looks; only blocks inside the window are checked.
         num_host_blocks: Of the host pool.
-        choose: The model: (history, how many of it were drawn, vocab_size) → next token.
-        accept: How many tokens a read gains that may gain so many; all of them, when it is not given.
+        sample: The model: (history, how many of it were sampled, vocab_size) → next token.
+        accept: Tokens that a sampled row gains, given the most it may gain; default: all.
         max_in_flight: See Executor.
         step_s: Seconds that every step takes.
         fault: See Executor.
@@ -64,7 +64,7 @@ class FakeExecutor:
         vocab_size: int = 512,
         groups: Sequence[GroupReach] = FULL,
         num_host_blocks: int = 0,
-        choose: Callable[[Sequence[int], int, int], int] = hash_token,
+        sample: Callable[[Sequence[int], int, int], int] = hash_token,
         accept: Callable[[int], int] | None = None,
         max_in_flight: int = 2,
         step_s: float = 0.0,
@@ -75,7 +75,7 @@ class FakeExecutor:
         self._vocab_size = vocab_size
         self._groups = groups
         self._num_host_blocks = num_host_blocks
-        self._choose = choose
+        self._sample_token = sample
         self._accept = accept
         self._max_in_flight = max_in_flight
         self._step_s = step_s
@@ -90,8 +90,8 @@ class FakeExecutor:
     def max_in_flight(self) -> int:
         return self._max_in_flight
 
-    def start(self) -> Sizing:
-        return Sizing(self._num_blocks, self._vocab_size, self._num_host_blocks)
+    def start(self) -> DeviceLimits:
+        return DeviceLimits(self._num_blocks, self._vocab_size, self._num_host_blocks)
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
@@ -111,27 +111,27 @@ class FakeExecutor:
         self._fault("execute", plan.step)
         if self._step_s:
             time.sleep(self._step_s)
-        self._apply_differences(plan)
+        self._apply_changes(plan)
         self._move_rows(plan)
-        of_prompts = self._look_at_prompts(plan)
-        return msgspec.structs.replace(self._draw(plan), prompt_logprobs=of_prompts)
+        prompt_logprobs = self._score_prompts(plan)
+        return msgspec.structs.replace(self._sample(plan), prompt_logprobs=prompt_logprobs)
 
     def close(self) -> None:
         self._plans.clear()
 
-    def _apply_differences(self, plan: Plan) -> None:
+    def _apply_changes(self, plan: Plan) -> None:
         for admitted in plan.admitted:
             known = len(admitted.history)
-            assert known in (0, admitted.prompt_len + admitted.drawn), "a history that is not all of the tokens"
+            assert known in (0, admitted.prompt_len + admitted.num_sampled), "a history that is not all of the tokens"
             assert known or not admitted.sampling.penalizes, "a history is missing"
-            self._slots[admitted.slot] = _Slot(admitted, admitted.drawn, admitted.length)
+            self._slots[admitted.slot] = _Slot(admitted, admitted.num_sampled, admitted.length)
         changes = zip(plan.block_slots, plan.block_groups, plan.block_indices, plan.block_ids, strict=True)
         for slot, group, index, block in changes:
             assert 0 <= group < len(self._groups) and 1 <= block <= self._num_blocks, (group, block)
             self._slots[slot].tables[group, index] = block
         for device, host in plan.swap_out:
             assert 0 <= host < self._num_host_blocks
-            unwritten: list[int | None] = [None] * self._block_size  # taken for tokens that were not gained
+            unwritten: list[int | None] = [None] * self._block_size  # taken for draft tokens that were rejected
             self._host[host] = list(self._blocks.get(device, unwritten))
         sources = {source for source, _ in plan.copies}
         assert sources.isdisjoint(target for _, target in plan.copies), "a copy's target is another one's source"
@@ -141,13 +141,13 @@ class FakeExecutor:
             self._blocks[device] = self._host.pop(host)
 
     def _move_rows(self, plan: Plan) -> None:
-        """All rows' known tokens are written, and slots stand behind them."""
-        assert len(set(plan.slots)) == len(plan.slots), "a slot stands in two rows"
-        drafts = dict(zip(plan.reads, plan.drafts, strict=True)) if plan.drafts else {}
-        given, position = set(plan.given), 0
+        """Write each row's known tokens and move its slot behind them."""
+        assert len(set(plan.slots)) == len(plan.slots), "a slot is in two rows"
+        drafts = dict(zip(plan.sampled_rows, plan.drafts, strict=True)) if plan.drafts else {}
+        with_tokens, position = set(plan.token_rows), 0
         for row, (number, count) in enumerate(zip(plan.slots, plan.counts, strict=True)):
             slot, count = self._slots[number], count - drafts.get(row, 0)
-            if row in given:
+            if row in with_tokens:
                 tokens = plan.tokens[position : position + count]
                 position += count
                 slot.last_token = tokens[-1]
@@ -158,7 +158,7 @@ class FakeExecutor:
                 assert 0 <= token < self._vocab_size, token
                 self._write(slot, slot.length, token)
                 slot.length += 1
-        assert position == len(plan.tokens), "tokens were given that no row takes"
+        assert position == len(plan.tokens), "more tokens than the rows take"
 
     def _write(self, slot: _Slot, position: int, token: int) -> None:
         index, offset = divmod(position, self._block_size)
@@ -168,8 +168,8 @@ class FakeExecutor:
                 self._blocks[block] = [None] * self._block_size
             self._blocks[block][offset] = token
 
-    def _read(self, slot: _Slot) -> list[int]:
-        """The history as the layers see it: of the group that looks back farthest; the others must agree."""
+    def _history(self, slot: _Slot) -> list[int]:
+        """The tokens that the layers see: those of the group that looks back farthest; the others must agree."""
         views = []
         for group, reach in enumerate(self._groups):
             start = reach.first_needed(slot.length - 1)
@@ -178,16 +178,16 @@ class FakeExecutor:
         longest = max(views, key=len)
         for view in views:
             assert view == longest[len(longest) - len(view) :], "KV groups hold different histories"
-        assert None not in longest, "a token was read before it was written"
+        assert None not in longest, "a position was read before it was written"
         return [token for token in longest if token is not None]
 
-    def _look_at_prompts(self, plan: Plan) -> list[list[TokenLogprobs]]:
-        """Each token's log probability is its place in the prompt, negative; the likeliest are those behind it."""
+    def _score_prompts(self, plan: Plan) -> list[list[TokenLogprobs]]:
+        """A token's log probability is its position, negated; the likeliest tokens are the ids after it."""
         found = []
-        for scored in plan.scored:
+        for scored in plan.prompt_logprobs_rows:
             slot, count = self._slots[plan.slots[scored.row]], plan.counts[scored.row]
-            known, first = self._read(slot), slot.length - count + scored.skip
-            row = [*known[len(known) - count + scored.skip :], scored.next][1 : scored.count + 1]
+            known, first = self._history(slot), slot.length - count + scored.skip
+            row = [*known[len(known) - count + scored.skip :], scored.next_token][1 : scored.count + 1]
             k = slot.owner.sampling.prompt_logprobs or 0
             tops = [[(token + 1 + i) % self._vocab_size for i in range(k)] for token in row]
             found.append([
@@ -197,15 +197,15 @@ class FakeExecutor:
             assert len(row) == scored.count
         return found
 
-    def _draw(self, plan: Plan) -> Result:
+    def _sample(self, plan: Plan) -> Result:
         counts, tokens, logprobs = [], [], []
         masks = self._masks.pop(plan.step, Masks(plan.step, [], []))
-        assert masks.rows == plan.masked, "a read draws before its mask came"
+        assert masks.rows == plan.masked, "a row samples before its mask came"
         bits = dict(zip(masks.rows, masks.bits, strict=True))
-        drafts = plan.drafts or [0] * len(plan.reads)
-        for row, guesses in zip(plan.reads, drafts, strict=True):
+        drafts = plan.drafts or [0] * len(plan.sampled_rows)
+        for row, num_drafts in zip(plan.sampled_rows, drafts, strict=True):
             slot = self._slots[plan.slots[row]]
-            gained = self._gain(slot, 1 + guesses, bits.get(row))
+            gained = self._gain(slot, 1 + num_drafts, bits.get(row))
             counts.append(len(gained))
             tokens += gained
             logprobs += [self._report(slot, token) for token in gained]
@@ -213,22 +213,22 @@ class FakeExecutor:
         return Result(plan.step, counts, tokens, logprobs if asked else [], device_ms=self._step_s * 1e3)
 
     def _gain(self, slot: _Slot, most: int, bits: bytes | None) -> list[int]:
-        """What a read gains. As many guesses were right as it takes; the rest is written as well, and wrong."""
+        """The tokens a row gains: accepted drafts and one more. Rejected drafts are written too, with wrong ids."""
         count, end = most if self._accept is None else self._accept(most), slot.length + most - 1
         gained: list[int] = []
         for number in range(count):
             if number:
                 self._write(slot, slot.length, gained[-1])
                 slot.length += 1
-            token = self._choose(self._read(slot), slot.drawn, self._vocab_size)
+            token = self._sample_token(self._history(slot), slot.num_sampled, self._vocab_size)
             gained.append(token if bits is None else allowed(token, bits, self._vocab_size))
-            slot.drawn += 1
+            slot.num_sampled += 1
         for position in range(slot.length, end):
             self._write(slot, position, (slot.owner.slot + position) % self._vocab_size)
         if gained:
             slot.last_token = gained[-1]
         else:
-            slot.length -= 1  # its last token is the next row's input again
+            slot.length -= 1  # its last token is the next row's input once more
         return gained
 
     def _report(self, slot: _Slot, token: int) -> TokenLogprobs | None:

@@ -1,4 +1,4 @@
-"""An executor whose worker lives in this process: one thread is the device's stream.
+"""An executor whose worker runs in a thread of this process.
 
 The engine's thread goes on planning while torch computes without the interpreter's lock. Knows nothing about requests.
 """
@@ -14,7 +14,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
-from quire.messages import Masks, Plan, Result, Sizing
+from quire.messages import DeviceLimits, Masks, Plan, Result
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 T = TypeVar("T")
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class LocalExecutor:
     """One worker in one thread.
 
-    A step that raises is the stream's end: what it left half done cannot be relied on, so it and every later step raise
-    the same error from `collect`.
+    A step that raises is the last, since its work may be half done: `collect` raises its error for it and for every
+    later step.
 
     Args:
         config: Resolved settings; see Worker.
@@ -40,26 +40,22 @@ class LocalExecutor:
         self._fault = fault
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
-        self._started: queue.SimpleQueue[Sizing | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._stream, name="worker", daemon=True)
+        self._started: queue.SimpleQueue[DeviceLimits | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
-    def start(self) -> Sizing:
-        """See Executor."""
+    def start(self) -> DeviceLimits:
         self._thread.start()
         return _or_raise(self._started.get())
 
     def submit(self, plan: Plan) -> None:
-        """See Executor."""
         self._fault("submit", plan.step)
-        assert not plan.drafts and not plan.masked, "this worker draws one token a read, and applies no masks"
+        assert not plan.drafts and not plan.masked, "this worker has neither drafts nor masks"
         self._plans.put(plan)
 
     def masks(self, masks: Masks) -> None:
-        """See Executor. Nobody's plans have masked rows here; see `submit`."""
         raise NotImplementedError("this worker applies no masks")
 
     def collect(self, timeout: float | None) -> Result | None:
-        """See Executor."""
         try:
             result = self._results.get(timeout=timeout)
         except queue.Empty:
@@ -69,12 +65,11 @@ class LocalExecutor:
         return result
 
     def close(self) -> None:
-        """See Executor."""
         self._plans.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
-    def _stream(self) -> None:
+    def _run(self) -> None:
         try:
             began = self._clock.now()
             environment.let_waiting_threads_sleep()
@@ -82,12 +77,12 @@ class LocalExecutor:
 
             imported = self._clock.now() - began
             worker = Worker(self._config, self._clock)
-            sizing = worker.load()
+            device_limits = worker.load()
         except BaseException as error:
             self._started.put(error)
             return
-        startup = {"import": imported, **sizing.startup}
-        self._started.put(msgspec.structs.replace(sizing, startup=startup))
+        startup = {"import": imported, **device_limits.startup}
+        self._started.put(msgspec.structs.replace(device_limits, startup=startup))
         failure: BaseException | None = None
         while (plan := self._plans.get()) is not None:
             try:

@@ -1,6 +1,6 @@
-"""An executor whose worker is a GPU's stream: submitting launches a step, collecting waits for its outputs.
+"""An executor on a GPU stream: submitting launches a step, collecting waits for its outputs.
 
-No thread: the device itself runs ahead of the host, and the engine's thread plans while it computes. Knows nothing
+There is no thread: the device runs ahead of the host, and the engine's thread plans while it computes. Knows nothing
 about requests.
 """
 
@@ -26,7 +26,7 @@ from quire.executor.cuda_context import open_context
 from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compiler_processes import begin_processes
 from quire.kernels.triton.launching.earlier_start import is_there, leave, trace_of
-from quire.messages import Masks, Plan, Result, Sizing
+from quire.messages import DeviceLimits, Masks, Plan, Result
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import quota
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from quire.worker.step_handle import StepHandle
     from quire.worker.worker import Worker
 
-LOOK_S = 10e-6
-"""Between two looks at whether a step is done; the interpreter's lock is free meanwhile."""
+POLL_S = 10e-6
+"""Time between two checks whether a step is done; the interpreter's lock is free meanwhile."""
 _PR_SET_TIMERSLACK = 29
 
 
 class StreamExecutor:
     """One worker on one GPU.
 
-    A step that raises is the stream's end: it and every later step raise the same error from `collect`.
+    A step that raises is the last: `collect` raises its error for it and for every later step.
 
     Args:
         config: Resolved settings; see Worker.
@@ -61,8 +61,7 @@ class StreamExecutor:
         self._failure: BaseException | None = None
         self._worker: Worker | None = None
 
-    def start(self) -> Sizing:
-        """See Executor."""
+    def start(self) -> DeviceLimits:
         began = self._clock.now()
         environment.count_gpus_by_bus()
         with _without_collections():
@@ -75,14 +74,13 @@ class StreamExecutor:
                 raise
             imported = self._clock.now() - began
             self._worker = Worker(self._config, self._clock, precompiler)
-            sizing = self._worker.load()
-        _sleep_exactly()
-        return msgspec.structs.replace(sizing, startup={"import": imported, **sizing.startup})
+            device_limits = self._worker.load()
+        _shorten_timer_slack()
+        return msgspec.structs.replace(device_limits, startup={"import": imported, **device_limits.startup})
 
     def submit(self, plan: Plan) -> None:
-        """See Executor."""
         self._fault("submit", plan.step)
-        assert not plan.drafts and not plan.masked, "this worker draws one token a read, and applies no masks"
+        assert not plan.drafts and not plan.masked, "this worker has neither drafts nor masks"
         if self._failure is not None:
             return
         assert self._worker is not None, "not started, or closed"
@@ -93,11 +91,9 @@ class StreamExecutor:
             self._failure = error
 
     def masks(self, masks: Masks) -> None:
-        """See Executor. Nobody's plans have masked rows here; see `submit`."""
         raise NotImplementedError("this worker applies no masks")
 
     def collect(self, timeout: float | None) -> Result | None:
-        """See Executor."""
         if not self._handles:
             if self._failure is not None:
                 raise self._failure
@@ -113,7 +109,7 @@ class StreamExecutor:
         return result
 
     def close(self) -> None:
-        """See Executor. After a step that failed, what others say of it is not heard: it has been raised already."""
+        """See Executor. After a failed step, which was raised already, further errors are suppressed."""
         try:
             with nullcontext() if self._failure is None else suppress(Exception):
                 for handle in self._handles:
@@ -140,12 +136,12 @@ class StreamExecutor:
         while not handle.done():
             if deadline is not None and time.monotonic() > deadline:
                 return None
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self._handles.popleft()
         return handle.result()
 
 
-def _sleep_exactly() -> None:
+def _shorten_timer_slack() -> None:
     """Let this thread's sleeps end when they should: Linux adds up to 50 µs, to wake several threads at once; see
     prctl(2). Elsewhere steps are found done a little later.
     """

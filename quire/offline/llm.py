@@ -1,6 +1,6 @@
-"""`LLM`: the offline front door. Prompts in, finished outputs back, on an engine in this process.
+"""`LLM`: offline inference. Prompts in, finished outputs back, on an engine in this process.
 
-Owns the outputs' assembly; what turns the engine is `Generation`, and everything else is what the server uses too.
+Parses prompts and assembles outputs; `OfflineRun` runs the engine, and everything else is shared with the server.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 
 from quire.clock import SystemClock
 from quire.config import BUILTIN_MODEL, Config, environment
-from quire.config.vllm_compat import FOREIGN, check_foreign
-from quire.engine.build import traits_of
+from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
+from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
 from quire.errors import ConfigError, RequestError
-from quire.executor.choice import executor_for
+from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
 from quire.messages import Add, Ready, TokenLogprobs
 from quire.offline.beam_search import BeamSearchParams, search
-from quire.offline.generation import Generation
+from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.auto_config import choose
 from quire.sampling import SamplingParams
@@ -37,14 +37,14 @@ from quire.text.model_text import load_model_text
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.offline.progress_bar import GenerationBar
+    from quire.offline.progress_bar import ProgressBar
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, these two with a `cache_salt` if wanted."""
 Message = Mapping[str, Any]
 
 
-class _ReadPrompt(NamedTuple):
+class _ParsedPrompt(NamedTuple):
     text: str | None
     tokens: list[int]
     cache_salt: str = ""
@@ -72,8 +72,8 @@ class LLM:
         choices = choose(config)
         self._config = choices.config
         self._text = load_model_text(self._config)
-        traits, clock = traits_of(self._config, choices.spec), SystemClock()
-        self._engine = InProcessClient(self._config, executor_for(self._config, clock), clock, traits)
+        runtime_info, clock = build_model_runtime_info(self._config, choices.spec), SystemClock()
+        self._engine = InProcessClient(self._config, build_executor(self._config, clock), clock, runtime_info)
         ready = self._engine.receive(None)
         assert isinstance(ready, Ready)
         self.startup: dict[str, float] = ready.startup
@@ -115,7 +115,7 @@ class LLM:
             raise RequestError(
                 f"{len(singles)} prompts need as many priorities, got {len(priority)}.", param="priority"
             )
-        return self._run(map(self._read, singles), params, use_tqdm, priority)
+        return self._run(map(self._parse, singles), params, use_tqdm, priority)
 
     def chat(
         self,
@@ -140,7 +140,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
             )
-            prompts.append(_ReadPrompt(text, tokenizer.encode(text, add_special_tokens=False)))
+            prompts.append(_ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False)))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
 
     def beam_search(
@@ -161,7 +161,7 @@ class LLM:
             RequestError: A prompt or the parameters cannot be served; nothing was computed.
         """
         self._check_beams(params)
-        singles = [self._read(prompt).tokens for prompt in _as_prompts(prompts)]
+        singles = [self._parse(prompt).tokens for prompt in _as_prompts(prompts)]
         for tokens in singles:
             self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # does it fit as a whole
         found: list[BeamSearchOutput] = []
@@ -204,7 +204,7 @@ class LLM:
 
     def _run(
         self,
-        prompts: Iterable[_ReadPrompt],
+        prompts: Iterable[_ParsedPrompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
@@ -215,25 +215,25 @@ class LLM:
         with ExitStack() as stack:
             total = sum(each.n for each in params)
             bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
-            generation = stack.enter_context(Generation(self._engine, head_start, bar))
+            run = stack.enter_context(OfflineRun(self._engine, head_start, bar))
             for prompt, each, rank in zip(prompts, params, priority or [0] * len(params), strict=True):
                 bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
                 adds = self._submission.adds(
                     prompt.tokens, each, priority=rank, cache_salt=prompt.cache_salt, bad_words=bad_words
                 )
                 sequences = [self._sequence(add, index) for index, add in enumerate(adds)]
-                generation.submit(sequences)
+                run.submit(sequences)
                 requests.append((prompt.text, sequences))
-            generation.finish()
+            run.finish()
         return [self._output(text, sequences) for text, sequences in requests]
 
     def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
         """The likeliest next tokens of each, as one step of beam search wants them."""
         gathered = [self._sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
-        with Generation(self._engine) as generation:
+        with OfflineRun(self._engine) as run:
             for sequence in gathered:
-                generation.submit([sequence])
-            generation.finish()
+                run.submit([sequence])
+            run.finish()
         return [sequence.whole.logprobs[0] for sequence in gathered]
 
     def _check_beams(self, params: BeamSearchParams) -> None:
@@ -262,7 +262,7 @@ class LLM:
             num_cached_tokens=first.choice.cached_tokens,
         )
 
-    def _read(self, prompt: Prompt) -> _ReadPrompt:
+    def _parse(self, prompt: Prompt) -> _ParsedPrompt:
         salt = ""
         if isinstance(prompt, Mapping):
             if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
@@ -271,12 +271,12 @@ class LLM:
                 )
             salt = str(prompt.get("cache_salt") or "")
             if "prompt_token_ids" in prompt:
-                return _ReadPrompt(prompt.get("prompt"), list(prompt["prompt_token_ids"]), salt)
+                return _ParsedPrompt(prompt.get("prompt"), list(prompt["prompt_token_ids"]), salt)
             prompt = prompt.get("prompt", "")
         if isinstance(prompt, str):
-            return _ReadPrompt(prompt, self.get_tokenizer().encode(prompt), salt)
+            return _ParsedPrompt(prompt, self.get_tokenizer().encode(prompt), salt)
         tokens: list[Any] = list(prompt)
-        return _ReadPrompt(None, tokens if _are_ints(tokens) else [int(token) for token in tokens], salt)
+        return _ParsedPrompt(None, tokens if _are_ints(tokens) else [int(token) for token in tokens], salt)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -294,11 +294,11 @@ class LLM:
         return given
 
 
-def _bar(total: int) -> GenerationBar:
+def _bar(total: int) -> ProgressBar:
     """Over so many sequences."""
-    from quire.offline.progress_bar import GenerationBar  # what draws it is imported only where somebody looks
+    from quire.offline.progress_bar import ProgressBar  # what draws it is imported only where somebody looks
 
-    return GenerationBar(total)
+    return ProgressBar(total)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -316,9 +316,9 @@ def _are_ints(items: Sequence[Any]) -> bool:
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without those of vLLM's that have no effect here; others of vLLM's raise."""
-    for name in settings.keys() & FOREIGN.keys():
-        check_foreign(name, settings[name])
-    known = {name: value for name, value in settings.items() if name not in FOREIGN}
+    for name in settings.keys() & VLLM_SETTINGS.keys():
+        check_vllm_setting(name, settings[name])
+    known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS}
     if known.get("logits_processors"):
         known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
     return known

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 
-class GenerationBar:
+class ProgressBar:
     """Progress over sequences, with output tokens a second."""
 
     def __init__(self, total: int) -> None:
@@ -17,7 +17,7 @@ class GenerationBar:
         self._total = total
         self._tokens = 0
 
-    def __enter__(self) -> GenerationBar:
+    def __enter__(self) -> ProgressBar:
         self._progress.start()
         self._task: TaskID = self._progress.add_task("", total=self._total, rate="")
         return self
@@ -26,7 +26,7 @@ class GenerationBar:
         self._progress.stop()
 
     def advance(self, tokens: int) -> None:
-        """One sequence more, of that many tokens."""
+        """One more sequence has ended, with so many tokens."""
         self._tokens += tokens
         elapsed = self._progress.tasks[self._task].elapsed or 0.0
         rate = f"{self._tokens / elapsed:,.0f} tokens/s" if elapsed else ""

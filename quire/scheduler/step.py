@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.kvcache.table import Reservation, TableEntries
-from quire.messages import Admitted, Plan, ScoredRow
+from quire.messages import Admitted, Plan, PromptLogprobsRow
 from quire.scheduler.lengths import Column, Lengths
 from quire.scheduler.request import Request
 
@@ -25,7 +25,7 @@ class Step:
         crowded: Somebody was put back because blocks ran out: nobody new is admitted.
         predicted_ms: How long it should take, and how long its chunks beyond that; 0 when nobody knows.
         swap_out, swap_in: See Plan.
-        scorers: Requests whose prompts' log probabilities it brings, in the order of `Plan.scored`.
+        scorers: Requests whose prompts' log probabilities it brings, in the order of `Plan.prompt_logprobs_rows`.
         rows, counts, bounds: By row of the batch, when it is planned: its request's row of lengths, how many tokens it
             moves forward by, and how many it may gain (0: it has no read), both at most.
         epochs, serials: The same rows' then.
@@ -58,7 +58,7 @@ class Step:
         self._lengths = lengths
         self._masks = masks
         self._guesses = False
-        self._scored: list[ScoredRow] = []
+        self._scored: list[PromptLogprobsRow] = []
         self._rows: list[Column] = []
         self._counts: list[Column] = []
         self._bounds: list[Column] = []
@@ -78,13 +78,13 @@ class Step:
                 slot=request.slot,
                 length=request.planned,
                 seed=request.add.seed,
-                drawn=request.output_len,
+                num_sampled=request.output_len,
                 sampling=sampling,
                 stop_ids=request.add.stop_ids if sampling.min_tokens else [],
                 bad_words=request.add.bad_words,
                 history=list(request.tokens) if request.needs_history else [],
                 prompt_len=request.add.prompt_len,
-                counts_as=request.counts_as,
+                rope_length=request.counts_as,
             )
         )
         self._enter(request.slot, request.table.entries())
@@ -154,13 +154,13 @@ class Step:
             block_ids=entries.blocks,
             slots=[request.slot for request in self.requests],  # type: ignore[misc]  # rows have slots
             counts=self.counts.tolist(),
-            given=self._given,
+            token_rows=self._given,
             tokens=self._given_tokens,
-            reads=reads.tolist(),
+            sampled_rows=reads.tolist(),
             swap_out=self.swap_out,
             copies=self._copies,
             swap_in=self.swap_in,
-            scored=self._scored,
+            prompt_logprobs_rows=self._scored,
             drafts=(self.bounds[reads] - 1).tolist() if self._guesses else [],
             masked=self.masked,
         )
@@ -172,7 +172,7 @@ class Step:
         if request.scored < last:
             assert start <= request.scored, "part of the prompt was passed over"
             skip = request.scored - start
-            self._scored.append(ScoredRow(row, skip, last - request.scored, request.tokens[last]))
+            self._scored.append(PromptLogprobsRow(row, skip, last - request.scored, request.tokens[last]))
             self.scorers.append(request)
             request.scored = last
 

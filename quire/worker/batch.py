@@ -59,7 +59,7 @@ class HostBatch:
         firsts = ends - counts
         row_of_token = rows if total == len(slots) else np.repeat(rows, counts)
         offsets = np.zeros_like(rows) if total == len(slots) else np.arange(total) - firsts[row_of_token]
-        reads = np.array(plan.reads, dtype=np.int64)
+        reads = np.array(plan.sampled_rows, dtype=np.int64)
         own = bounds[slots]
         bounds[slots] = own + counts
         ids = _ids(plan, row_of_token)
@@ -111,12 +111,12 @@ class HostBatch:
 
 def _ids(plan: Plan, row_of_token: Ints) -> Ints:
     """[tokens] what the plan gives, and LAST_SAMPLED for every other row's."""
-    if len(plan.given) == len(plan.slots):
+    if len(plan.token_rows) == len(plan.slots):
         return np.array(plan.tokens, dtype=np.int64)
     ids = np.full(len(row_of_token), LAST_SAMPLED, dtype=np.int64)
-    if plan.given:
+    if plan.token_rows:
         is_given = np.zeros(len(plan.slots), dtype=np.bool_)
-        is_given[plan.given] = True
+        is_given[plan.token_rows] = True
         ids[is_given[row_of_token]] = plan.tokens
     return ids
 

@@ -156,7 +156,7 @@ class ModelRunner:
                 self._columns.fetch()
                 return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms))
             host = HostBatch.of(plan, self._slots.host.bounds)
-            if not plan.scored and (shape := self._shape_for(host)):
+            if not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
                 return self._replay(plan, host, shape, timer)
             return self._run(plan, host, timer)
 
@@ -185,8 +185,8 @@ class ModelRunner:
         laid = self._lay(plan, host, _of_reads(host, host.sampled_slots))
         self._apply(plan, laid)
         batch, hidden = self._forward(host, laid)
-        of_prompts = self._look_at_prompts(plan, host, batch, hidden) if plan.scored else PromptScores()
-        if not plan.reads:
+        of_prompts = self._look_at_prompts(plan, host, batch, hidden) if plan.prompt_logprobs_rows else PromptScores()
+        if not plan.sampled_rows:
             return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=of_prompts.collect()))
         logits, where = self._logits(host, hidden, laid), laid.reads[0]
         reads = self._draws.reads_of(plan.step, host.sampled_slots, timer)
@@ -233,7 +233,7 @@ class ModelRunner:
         return self._model.logits(hidden if host.is_decode else hidden.index_select(0, laid.reads[1]))
 
     def _look_at_prompts(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> PromptScores:
-        wanted = [self._slots.host.prompt_logprobs[plan.slots[scored.row]] for scored in plan.scored]
+        wanted = [self._slots.host.prompt_logprobs[plan.slots[scored.row]] for scored in plan.prompt_logprobs_rows]
         return self._prompt_logprobs.launch(plan, host, batch, hidden, wanted)
 
 

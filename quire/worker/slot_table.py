@@ -141,7 +141,7 @@ def _owners(owners: Sequence[Admitted], vocab_size: int) -> tuple[Column, Column
 def _ints(owner: Admitted, vocab_size: int) -> tuple[int, ...]:
     """In the table's order; nothing is drawn yet."""
     top_k = min(max(0, owner.sampling.top_k), vocab_size)
-    return owner.length, owner.counts_as, 0, _signed(owner.seed), owner.drawn, top_k
+    return owner.length, owner.rope_length, 0, _signed(owner.seed), owner.num_sampled, top_k
 
 
 def _floats(sampling: SamplingParams) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of, pull_all
 from quire.logits_processors import load_processors
-from quire.messages import Plan, Result, Sizing
+from quire.messages import DeviceLimits, Plan, Result
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.step_limits import StepLimits
@@ -74,7 +74,7 @@ class Worker:
         self._startup: dict[str, float] = {}
         self._runner: ModelRunner
 
-    def load(self) -> Sizing:
+    def load(self) -> DeviceLimits:
         """Read the weights and allocate the KV cache; on a GPU, measure first what the largest step takes, and record
         graphs.
 
@@ -86,7 +86,7 @@ class Worker:
         with self._precompiler or nullcontext():
             return self._load()
 
-    def _load(self) -> Sizing:
+    def _load(self) -> DeviceLimits:
         config, on_gpu = self._config, self._device.type == "cuda"
         if on_gpu:
             device_memory.begin(self._device)
@@ -125,7 +125,7 @@ class Worker:
             with self._stage("compile"):
                 self._precompiler.finish()
         sizes = self._shapes().mixed_sizes(StepLimits.of(self._config).tokens) if on_gpu else []
-        return Sizing(blocks, spec.vocab_size, host_blocks, self._startup, sizes)
+        return DeviceLimits(blocks, spec.vocab_size, host_blocks, self._startup, sizes)
 
     def close(self) -> None:
         """After the last step: nobody compiles any more."""

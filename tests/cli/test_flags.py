@@ -17,7 +17,7 @@ from quire.cli.flags import parse, parse_config, parse_with_engine
 from quire.cli.help import about
 from quire.cli.main import main
 from quire.config import Config
-from quire.config.vllm_compat import ALIASES, FOREIGN, check_foreign
+from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError
 
 
@@ -261,8 +261,8 @@ def test_a_missing_or_empty_settings_file(tmp_path: Path) -> None:
 
 
 def test_no_foreign_setting_is_a_real_one() -> None:
-    assert FOREIGN.keys() & SETTINGS.keys() == set()
-    assert set(ALIASES.values()) <= FOREIGN.keys() | SETTINGS.keys()
+    assert VLLM_SETTINGS.keys() & SETTINGS.keys() == set()
+    assert set(VLLM_ALIASES.values()) <= VLLM_SETTINGS.keys() | SETTINGS.keys()
 
 
 @pytest.mark.parametrize(
@@ -311,14 +311,14 @@ def test_what_would_have_to_mean_something_is_refused_by_name(arguments: list[st
     assert error(*arguments, "m").startswith(f"{flag} is not supported" if flag != "--speculative-config" else flag)
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("name", VLLM_SETTINGS)
 def test_none_and_the_neutral_values_ask_for_nothing(name: str) -> None:
-    for value in (None, *FOREIGN[name].neutral):
-        assert "has no effect" in check_foreign(name, value)
-    if FOREIGN[name].is_flag:
-        assert all(isinstance(value, bool) for value in FOREIGN[name].neutral)
+    for value in (None, *VLLM_SETTINGS[name].neutral):
+        assert "has no effect" in check_vllm_setting(name, value)
+    if VLLM_SETTINGS[name].is_flag:
+        assert all(isinstance(value, bool) for value in VLLM_SETTINGS[name].neutral)
 
 
 def test_a_true_is_not_a_one() -> None:
     with pytest.raises(ConfigError):
-        check_foreign("tensor_parallel_size", True)
+        check_vllm_setting("tensor_parallel_size", True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import Config
-from quire.engine.build import Traits
+from quire.engine.build import ModelRuntimeInfo
 from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor, allowed, hash_token
@@ -78,13 +78,13 @@ def alone(
     max_tokens: int,
     stop_ids: Sequence[int] = (),
     vocab_size: int = 512,
-    choose: Callable[[Sequence[int], int, int], int] = hash_token,
+    sample: Callable[[Sequence[int], int, int], int] = hash_token,
     masked: bool = False,
 ) -> list[int]:
     """The fake model's output for a prompt, without an engine."""
     history = list(prompt)
-    for drawn in range(max_tokens):
-        token = choose(history, drawn, vocab_size)
+    for num_sampled in range(max_tokens):
+        token = sample(history, num_sampled, vocab_size)
         history.append(allowed(token, HashMasker.mask(history), vocab_size) if masked else token)
         if history[-1] in stop_ids:
             break
@@ -109,8 +109,8 @@ class Engine:
         masker: HashMasker | None = None,
         **settings: object,
     ) -> None:
-        traits = Traits(groups, drafts=drafts_of)
-        self.client = InProcessClient(config(**settings), executor or FakeExecutor(), traits=traits, masker=masker)
+        info = ModelRuntimeInfo(groups, drafts=drafts_of)
+        self.client = InProcessClient(config(**settings), executor or FakeExecutor(), runtime_info=info, masker=masker)
         self.outcome = Outcome()
         assert isinstance(self.client.receive(0), Ready)
 

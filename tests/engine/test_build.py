@@ -8,8 +8,8 @@ from pathlib import Path
 from quire.clock import SystemClock
 from quire.costmodel.hardware import Hardware
 from quire.costmodel.roofline import Roofline
-from quire.engine.build import Traits, scheduler_of
-from quire.messages import Result, Sizing
+from quire.engine.build import ModelRuntimeInfo, build_scheduler
+from quire.messages import DeviceLimits, Result
 from quire.models.spec import read_spec
 from tests.engine.harness import add, config
 
@@ -25,8 +25,8 @@ def test_beside_a_stream_steps_have_the_sizes_that_the_device_named(tmp_path: Pa
     hardware = Hardware(flops=30e9, bandwidth=1e9, host_bandwidth=1e9, overhead_ms=0.1)
     cost = Roofline(read_spec(tmp_path), "bfloat16", hardware, block_size=16)
     assert 30 < cost.free_tokens < 48
-    sizing = Sizing(num_blocks=64, vocab_size=512, step_sizes=[(24, 8), (48, 8), (64, 8)])
-    scheduler = scheduler_of(config(), sizing, Traits(cost=cost), SystemClock())
+    device_limits = DeviceLimits(num_blocks=64, vocab_size=512, step_sizes=[(24, 8), (48, 8), (64, 8)])
+    scheduler = build_scheduler(config(), device_limits, ModelRuntimeInfo(cost=cost), SystemClock())
     scheduler.add(add(0, [1], 50))
     scheduler.plan()
     scheduler.settle(Result(1, [1], [7]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.kv_waste import measure
-from quire.engine.step_tokens import StepTokens
+from quire.engine.step_stats import StepStats
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.groups import FULL, GroupReach
 from quire.messages import STEP_TOKEN_BOUNDS, ClientHeartbeat, Deltas, Heartbeat, Load
@@ -74,8 +74,8 @@ def test_tokens_of_each_step_are_counted() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 8, 16_384, 16_385])
 def test_a_bucket_holds_what_is_at_most_its_bound(tokens: int) -> None:
-    steps = StepTokens()
-    steps.observe([1] * tokens)
+    steps = StepStats()
+    steps.planned([1] * tokens)
     bounds = (*STEP_TOKEN_BOUNDS, float("inf"))
-    index = steps.counts.index(1)
+    index = steps.token_counts.index(1)
     assert (bounds[index - 1] if index else 0) < tokens <= bounds[index]

@@ -114,7 +114,7 @@ def test_no_gain_goes_beyond_max_tokens(max_tokens: int) -> None:
 
 
 def test_a_repetition_amid_a_gain_ends_there() -> None:
-    executor = FakeExecutor(choose=lambda history, drawn, vocab: [9, 8, 7][drawn % 3])
+    executor = FakeExecutor(sample=lambda history, num_sampled, vocab: [9, 8, 7][num_sampled % 3])
     asked = RepetitionDetectionParams(max_pattern_size=3)
     outcome = Engine(executor).run([add(1, PROMPT, 60, repetition_detection=asked, **drafting(30))])
     assert outcome.tokens[1] == [9, 8, 7] * 2

@@ -71,10 +71,10 @@ def test_results_come_in_order_and_plans_may_run_ahead(started: LocalExecutor) -
 
 def test_startup_is_told_by_stage(tiny: Path) -> None:
     executor = LocalExecutor(config_for(tiny), SystemClock())
-    sizing = executor.start()
+    device_limits = executor.start()
     executor.close()
-    assert set(sizing.startup) == {"import", "weights", "kv_cache"}
-    assert all(seconds >= 0 for seconds in sizing.startup.values())
+    assert set(device_limits.startup) == {"import", "weights", "kv_cache"}
+    assert all(seconds >= 0 for seconds in device_limits.startup.values())
 
 
 def test_what_loading_raises_is_raised_by_start(tmp_path: Path) -> None:

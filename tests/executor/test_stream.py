@@ -19,8 +19,8 @@ from quire.clock import SystemClock
 from quire.config import Config
 from quire.errors import CheckpointError
 from quire.executor import stream
-from quire.executor.choice import executor_for
 from quire.executor.executor import Executor
+from quire.executor.factory import build_executor
 from quire.executor.local import LocalExecutor
 from quire.executor.stream import StreamExecutor
 from quire.messages import Plan, Result
@@ -46,8 +46,8 @@ def started(tiny: Path) -> Iterator[StreamExecutor]:
 
 
 def test_the_device_decides_on_the_executor(tiny: Path) -> None:
-    assert isinstance(executor_for(config_for(tiny, device="cuda"), SystemClock()), StreamExecutor)
-    assert isinstance(executor_for(config_for(tiny, device="cpu"), SystemClock()), LocalExecutor)
+    assert isinstance(build_executor(config_for(tiny, device="cuda"), SystemClock()), StreamExecutor)
+    assert isinstance(build_executor(config_for(tiny, device="cpu"), SystemClock()), LocalExecutor)
 
 
 def test_same_results_as_the_local_one(tiny: Path, started: StreamExecutor) -> None:

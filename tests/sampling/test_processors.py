@@ -111,7 +111,7 @@ class Watching(FakeExecutor):
 
     def submit(self, plan: Plan) -> None:
         for earlier in self.unsettled:
-            drawing = {earlier.slots[row] for row in earlier.reads}
+            drawing = {earlier.slots[row] for row in earlier.sampled_rows}
             for slot in drawing & set(plan.slots):
                 self.overlaps[slot] = self.overlaps.get(slot, 0) + 1
         self.unsettled.append(plan)

@@ -25,7 +25,7 @@ from quire.scheduler.preempt import Preemption
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.waiting import PRIORITY_S
 from tests.engine.harness import add
-from tests.engine.test_liveness import ManualClock
+from tests.engine.test_client_liveness import ManualClock
 
 
 class Stage:

@@ -25,7 +25,7 @@ class TurningExecutor(FakeExecutor):
     sequence that was not longer when it was admitted."""
 
     def _write(self, slot: Any, position: int, token: int) -> None:
-        assert position < ORIGINAL or slot.owner.counts_as > ORIGINAL, "an old key beyond the length"
+        assert position < ORIGINAL or slot.owner.rope_length > ORIGINAL, "an old key beyond the length"
         super()._write(slot, position, token)
 
 

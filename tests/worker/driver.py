@@ -75,10 +75,10 @@ class Driver:
 
     def __init__(self, config: Config, groups: int = 1) -> None:
         self.worker = Worker(config, SystemClock())
-        self.sizing = self.worker.load()
+        self.device_limits = self.worker.load()
         self.block_size = config.cache.block_size
         self.groups = groups
-        self.free = list(range(1, self.sizing.num_blocks + 1))
+        self.free = list(range(1, self.device_limits.num_blocks + 1))
         self.owned: dict[int, list[int]] = {}
         self.step = 0
         self._new: list[Sequence] = []
@@ -121,9 +121,9 @@ class Driver:
             block_ids=[block for *_, block in changes],
             slots=[s.slot for s, _ in moves],
             counts=[count for _, count in moves],
-            given=given,
+            token_rows=given,
             tokens=tokens,
-            reads=reads,
+            sampled_rows=reads,
         )
         return plan, readers
 

@@ -28,7 +28,7 @@ from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place
-from quire.messages import ScoredRow
+from quire.messages import PromptLogprobsRow
 from quire.models.model import build_model
 from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.run_again import ReplayByRunning
@@ -154,7 +154,7 @@ def random_steps(launch: Callable[[Any], Any], vocab: int, longest: int, choose:
         if choose.random() < 0.3:  # a step of single tokens only
             moves = [(sequence, 1) for sequence, _ in moves]
         plan, _ = driver.plan(moves)
-        launch(msgspec.structs.replace(plan, scored=scored(plan, choose))).result()
+        launch(msgspec.structs.replace(plan, prompt_logprobs_rows=scored(plan, choose))).result()
         running = {s: one for s, one in running.items() if one.length < min(longest, len(one.prompt) + 15)}
 
 
@@ -181,9 +181,13 @@ def wishes(choose: random.Random, vocab: int) -> dict[str, Any]:
     return {**asked, **rules, **reports}
 
 
-def scored(plan: Any, choose: random.Random) -> list[ScoredRow]:
+def scored(plan: Any, choose: random.Random) -> list[PromptLogprobsRow]:
     """Rows of prompts whose log probabilities are wanted."""
-    return [ScoredRow(row, 0, choose.randint(1, plan.counts[row]), 1) for row in plan.given if choose.random() < 0.2]
+    return [
+        PromptLogprobsRow(row, 0, choose.randint(1, plan.counts[row]), 1)
+        for row in plan.token_rows
+        if choose.random() < 0.2
+    ]
 
 
 def main(directories: list[str]) -> None:

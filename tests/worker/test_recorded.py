@@ -13,7 +13,7 @@ import pytest
 
 from quire.attention.backend import AttentionBackend, KVView
 from quire.kernels.table import KERNELS
-from quire.messages import Result, ScoredRow, TokenLogprobs
+from quire.messages import PromptLogprobsRow, Result, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.step_limits import StepLimits
 from quire.worker import buffer_ring, model_runner, worker
@@ -162,7 +162,7 @@ def test_small_steps_of_any_rows_give_the_same(case: str, tiny: Path, tmp_path: 
 def test_log_probabilities_of_prompts_are_not_replayed(tiny: Path) -> None:
     driver = driver_of(tiny, recorded=True)
     plan, _ = driver.plan([(driver.admit(0, [5] * 30, prompt_logprobs=1), 30)])
-    result = driver.worker.execute(msgspec.structs.replace(plan, scored=[ScoredRow(0, 0, 20, 5)]))
+    result = driver.worker.execute(msgspec.structs.replace(plan, prompt_logprobs_rows=[PromptLogprobsRow(0, 0, 20, 5)]))
     assert len(result.prompt_logprobs[0]) == 20
     assert not replayed(driver)
     driver.move([(driver.admit(1, [5] * 30), 30)])

@@ -27,9 +27,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sizing_from_bytes_and_from_blocks(tiny: Path) -> None:
     per_token = 2 * 3 * 2 * 16 * 4  # keys and values, layers, kv heads, head_dim, fp32
     config = config_for(tiny, num_gpu_blocks_override=None, kv_cache_memory_bytes=10 * 16 * per_token + 5)
-    sizing = Worker(config, SystemClock()).load()
-    assert (sizing.num_blocks, sizing.vocab_size) == (10, 320)
-    assert set(sizing.startup) == {"weights", "kv_cache"}
+    device_limits = Worker(config, SystemClock()).load()
+    assert (device_limits.num_blocks, device_limits.vocab_size) == (10, 320)
+    assert set(device_limits.startup) == {"weights", "kv_cache"}
     assert Worker(config_for(tiny), SystemClock()).load().num_blocks == 128
 
 

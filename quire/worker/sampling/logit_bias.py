@@ -41,8 +41,8 @@ class LogitBias:
         slot, sampling = owner.slot, owner.sampling
         for rules in (self._forbidden, self._bias):
             rules.pop(slot, None)
-        if owner.drawn < sampling.min_tokens and owner.stop_ids:
-            self._forbidden[slot] = Forbidden(self._ids(owner.stop_ids), sampling.min_tokens - owner.drawn)
+        if owner.num_sampled < sampling.min_tokens and owner.stop_ids:
+            self._forbidden[slot] = Forbidden(self._ids(owner.stop_ids), sampling.min_tokens - owner.num_sampled)
         if sampling.logit_bias:
             values = [max(-LARGEST_EFFECT, min(LARGEST_EFFECT, value)) for value in sampling.logit_bias.values()]
             self._bias[slot] = self._ids(list(sampling.logit_bias)), upload(values, self._device, torch.float32)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.messages import Plan, ScoredRow, TokenLogprobs
+from quire.messages import Plan, PromptLogprobsRow, TokenLogprobs
 from quire.models.model import Model
 from quire.worker.batch import Batch, HostBatch
 from quire.worker.pinned_memory import upload
@@ -33,14 +33,14 @@ class PromptLogprobs:
         self.positions = rows_at_once(vocab_size)
 
     def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]) -> PromptScores:
-        """One list for each of `plan.scored`, collected once the device is done.
+        """One list for each of `plan.prompt_logprobs_rows`, collected once the device is done.
 
         Args:
             host, batch: The plan's.
             hidden: [tokens, hidden].
-            wanted: How many of the likeliest tokens to report, for each of `plan.scored`.
+            wanted: How many of the likeliest tokens to report, for each of `plan.prompt_logprobs_rows`.
         """
-        rows = zip(plan.scored, wanted, strict=True)
+        rows = zip(plan.prompt_logprobs_rows, wanted, strict=True)
         return PromptScores([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
 
     def rehearse(self, logits: Tensor, most: int) -> None:
@@ -53,13 +53,13 @@ class PromptLogprobs:
         if most > FEW:
             scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
 
-    def _row(self, scored: ScoredRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
+    def _row(self, scored: PromptLogprobsRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
         """By slice."""
         first = int(host.firsts[scored.row])
         start, end = first + scored.skip, first + scored.skip + scored.count
         targets = batch.tokens[start + 1 : end + 1]
         if end == first + int(host.counts[scored.row]):  # the last one's stands in no row of this step
-            targets = torch.cat((batch.tokens[start + 1 : end], upload([scored.next], targets.device)))
+            targets = torch.cat((batch.tokens[start + 1 : end], upload([scored.next_token], targets.device)))
         return [
             scores_of(self._model.logits(hidden[at : min(end, at + self.positions)]), own, most).to_host()
             for at, own in zip(range(start, end, self.positions), torch.split(targets, self.positions), strict=True)

@@ -1,4 +1,4 @@
-"""Which executor serves a device."""
+"""The executor of a device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from quire.executor.local import LocalExecutor
 from quire.executor.stream import StreamExecutor
 
 
-def executor_for(config: Config, clock: Clock) -> Executor:
-    """The executor of one device, by resolved settings; not started."""
+def build_executor(config: Config, clock: Clock) -> Executor:
+    """The executor for the device of resolved settings; not started."""
     return StreamExecutor(config, clock) if config.device.device == "cuda" else LocalExecutor(config, clock)

@@ -10,7 +10,7 @@ from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError, RequestError
 from quire.executor.fake import FakeExecutor
 from quire.messages import Add, Plan, Ready, Result
-from quire.offline.generation import Generation
+from quire.offline.run import OfflineRun
 from quire.text.choice import Choice
 from quire.text.gathering import GatheredSequence
 from tests.engine.harness import add, alone, config
@@ -49,13 +49,13 @@ class Stage:
 
     def generate(self, adds: Iterable[Add], head_start: int | None) -> list[list[int]]:
         sequences = []
-        with Generation(self.engine, head_start) as generation:
+        with OfflineRun(self.engine, head_start) as run:
             for each in adds:
                 sequences.append(GatheredSequence(each, 0, Choice(each, None)))
-                generation.submit(sequences[-1:])
+                run.submit(sequences[-1:])
             self.begun = len(self.executor.plans)
             self.waited_before = self.executor.waits[:]
-            generation.finish()
+            run.finish()
         return [sequence.whole.tokens for sequence in sequences]
 
 

@@ -1,6 +1,6 @@
-"""Sequences of one offline call on their way through the engine of this process, from their Adds to their ends.
+"""One offline call's sequences on the engine of this process: submits them and collects their tokens.
 
-Owns the loop over messages. Knows nothing about prompts as the user gave them, or about outputs.
+Owns the loop over messages. Knows nothing about the user's prompts, or about outputs.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from quire.messages import Abort, Deltas, FromEngine
 from quire.text.gathering import GatheredSequence, deliver
 
 if TYPE_CHECKING:
-    from quire.offline.progress_bar import GenerationBar
+    from quire.offline.progress_bar import ProgressBar
 
 
-class Generation:
-    """Submits sequences and takes what comes back. The engine begins while others are still being submitted.
+class OfflineRun:
+    """Submits sequences and collects what comes back. The engine starts while later ones are still being submitted.
 
-    As a context: when it is left early, by an error or an interrupt, what still runs is aborted.
+    A context manager: leaving it early, by an error or an interrupt, aborts the sequences that still run.
 
     Args:
-        engine: Turned by whoever receives from it.
-        head_start: Whenever so many tokens of prompts were submitted, enough for a step, the engine is turned. None: it
-            begins when all are.
-        bar: Shows who is over; None for none.
+        engine: Runs whenever messages are received from it.
+        head_start: Run the engine each time so many prompt tokens (a step's worth) were submitted. None: only when all
+            prompts are.
+        bar: Shows how many sequences have ended; None for no bar.
     """
 
-    def __init__(self, engine: EngineClient, head_start: int | None = None, bar: GenerationBar | None = None) -> None:
+    def __init__(self, engine: EngineClient, head_start: int | None = None, bar: ProgressBar | None = None) -> None:
         self._engine = engine
         self._head_start = head_start
         self._bar = bar
         self._open: dict[int, GatheredSequence] = {}
-        self._unseen = 0  # tokens of prompts that the engine has not been turned for
+        self._unseen = 0  # prompt tokens submitted since the engine last ran
         self._errors: list[str] = []
 
-    def __enter__(self) -> Generation:
+    def __enter__(self) -> OfflineRun:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._open:  # must not be found by the next call
+        if self._open:  # the next call must not receive their tokens
             self._engine.send(Abort(list(self._open)))
 
     def submit(self, request: Sequence[GatheredSequence]) -> None:
-        """Hand over the sequences of one prompt. When a step's worth of prompts has come together, the engine plans
-        what it can; nobody waits for the device."""
+        """Submit the sequences of one prompt. Once a step's worth of prompts has gathered, the engine plans what it
+        can, without waiting for the device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
             self._engine.send(sequence.add)
@@ -59,10 +59,10 @@ class Generation:
             self._take(self._engine.receive(0.0))
 
     def finish(self) -> None:
-        """Wait until each sequence has ended.
+        """Wait until all sequences have ended.
 
         Raises:
-            GenerationError: The engine could not go on with one.
+            GenerationError: A sequence failed.
         """
         while self._open:
             self._take(self._engine.receive(None))

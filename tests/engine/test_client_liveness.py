@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.engine.build import Traits
+from quire.engine.build import ModelRuntimeInfo
+from quire.engine.client_liveness import SILENT_AFTER_S
 from quire.engine.core import BEAT_S, EngineCore
-from quire.engine.liveness import SILENT_AFTER_S
 from quire.executor.fake import FakeExecutor
 from quire.messages import CLIENT_SHIFT, ClientHeartbeat, Deltas, FromEngine, Heartbeat, Ready, ToEngine
 from tests.engine.harness import add, config
@@ -36,7 +36,7 @@ class ListPort:
 
 def engine(clock: ManualClock, port: ListPort) -> EngineCore:
     executor = FakeExecutor()
-    return EngineCore(config(), executor.start(), Traits(), executor, port, clock)
+    return EngineCore(config(), executor.start(), ModelRuntimeInfo(), executor, port, clock)
 
 
 def test_a_silent_clients_requests_are_aborted_and_others_go_on() -> None:
@@ -84,7 +84,7 @@ def test_a_stuck_executor_shows_in_the_heartbeat() -> None:
 
     clock, port = ManualClock(), ListPort()
     executor = Stuck()
-    core = EngineCore(config(), executor.start(), Traits(), executor, port, clock)
+    core = EngineCore(config(), executor.start(), ModelRuntimeInfo(), executor, port, clock)
     port.inbox = [ClientHeartbeat(1), add(1 << CLIENT_SHIFT, [1], 5)]
     began = clock.time
     for _ in range(5):

@@ -1,6 +1,6 @@
-"""Which clients are alive: one that has sent heartbeats and falls silent has its requests aborted.
+"""Which clients are alive: the requests of one that stops sending heartbeats are aborted.
 
-Knows nothing about transport. A client that never sends one (in this process) is not watched.
+A client that never sent one (in this process) is not watched. Knows nothing about transport.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from quire.clock import Clock
 from quire.messages import CLIENT_SHIFT
 
 SILENT_AFTER_S = 15.0
-"""Without a heartbeat for this long a client is taken for dead."""
+"""A client without a heartbeat for this long counts as dead."""
 
 
-class ClientWatch:
+class ClientLiveness:
     """When each client was last heard."""
 
     def __init__(self, clock: Clock) -> None:
@@ -28,13 +28,13 @@ class ClientWatch:
         return list(self._heard)
 
     def heard(self, client: int) -> bool:
-        """A heartbeat of `client`; whether it is a new one (or back)."""
+        """Note a heartbeat of `client`; returns whether the client is new, or back."""
         new = client not in self._heard
         self._heard[client] = self._clock.now()
         return new
 
     def orphans(self, request_ids: Iterable[int]) -> list[int]:
-        """Requests whose client has fallen silent; that client is forgotten. Looks at most once a second."""
+        """Requests of clients that have died since; those clients are forgotten. Checks at most once a second."""
         now = self._clock.now()
         if now < self._next_check:
             return []
