@@ -1,13 +1,13 @@
 """How attention over the paged cache is best cut: keys of a tile, warps, tiles on their way, pieces of a context.
 
-    python benchmarks/h200/tune_attention.py [decode] [chunk] [long] [--heads 32/8x128]
+    python benchmarks/h200/tune_attention.py [decode] [prefill] [prefill_dense] [--heads 32/8x128]
 
 Every candidate is compared with the reference on a small step, then timed in graphs. Single tokens are timed as a
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
 of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
-and `FEWEST` in decode.py and `MANY_ROWS` in decode_many.py, to `tile_shape` in chunk.py, to `_shape` in long.py; and to
-`LONG_FROM` in quire/attention/packing.py.
+and `FEWEST` in decode.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in prefill.py and `_shape` in
+prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/attention/gathered_kv.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch import Tensor
 from tuning import CACHES_BYTES, compile_all, graph_seconds
 
 from quire.bench.kernel_cases import KernelCase, attention
-from quire.kernels.reference import paged_rows as reference
-from quire.kernels.triton.attention import chunk, decode, decode_many, long, rotary
-from quire.kernels.triton.attention.contexts import gather_contexts
+from quire.kernels.reference import paged_attention as reference
+from quire.kernels.triton.attention import decode, decode_large_batch, prefill, prefill_dense, qk_norm_rope
+from quire.kernels.triton.attention.gather_kv import gather_kv
 
 BYTES_PER_S = 4.25e12
 MOST_SETS = 24
@@ -36,7 +36,7 @@ HANG_S = 120
 """Barriers that wait for each other wait for ever; so long is compiling everything given, and timing one case."""
 
 Shape = tuple[Any, ...]
-MANY: Shape = ("decode_many",)
+MANY: Shape = ("decode_large_batch",)
 """The kernel for many rows."""
 DECODE: tuple[Shape, ...] = (  # keys, warps, stages
     (32, 1, 3), (32, 2, 3), (32, 2, 4), (32, 4, 3), (64, 2, 2), (64, 2, 3), (64, 4, 2), (64, 4, 3), (128, 4, 2), MANY,
@@ -64,7 +64,7 @@ _BLOCK = 16
 def main() -> None:
     """Compile, compare, time and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ops", nargs="*", default=["decode", "chunk", "long"])
+    parser.add_argument("ops", nargs="*", default=["decode", "prefill", "prefill_dense"])
     parser.add_argument("--heads", default="32/8x128", help="query heads / KV heads x width")
     parser.add_argument("--processes", type=int, default=12)
     options = parser.parse_args()
@@ -85,15 +85,15 @@ def _check(job: tuple[str, Shape, attention._Heads]) -> None:
     """Compile one candidate, and compare what it says with the reference."""
     op, shape, heads = job
     torch.manual_seed(0)
-    case = {"decode": attention._decode, "chunk": attention._chunk, "long": attention._long}[op]
+    case = {"decode": attention._decode, "prefill": attention._chunk, "prefill_dense": attention._long}[op]
     sizes = (3, 700) if op == "decode" else (2, 300, 333)
     with torch.inference_mode(), _patched(op, shape):
         args, _ = case(*sizes, heads).make(torch.device("cuda"))
         outs = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.shape == args[0].shape][1:]
         call = {
-            "decode": decode.attend_pieces,
-            "chunk": chunk.attend_tiles,
-            "long": long.attend_long,
+            "decode": decode.decode_attention,
+            "prefill": prefill.prefill_attention,
+            "prefill_dense": prefill_dense.prefill_attention_dense,
         }[op]
         outs[-1].fill_(float("nan"))
         call(*args)
@@ -114,13 +114,13 @@ def _patched(op: str, shape: Shape) -> Iterator[None]:
 
 
 def _patches(op: str, shape: Shape) -> list[tuple[ModuleType, str, Any]]:
-    if op == "chunk":
-        return [(chunk, "tile_shape", lambda *_: chunk.TileShape(*shape))]
-    if op == "long":
-        return [(long, "_shape", lambda *_: shape)]
+    if op == "prefill":
+        return [(prefill, "tile_shape", lambda *_: prefill.TileShape(*shape))]
+    if op == "prefill_dense":
+        return [(prefill_dense, "_shape", lambda *_: shape)]
     if shape == MANY:
-        return [(decode_many, "MANY_ROWS", 1)]
-    return [(decode_many, "MANY_ROWS", _NEVER), (decode, "_shape", lambda *_: decode._Shape(*shape))]
+        return [(decode_large_batch, "MANY_ROWS", 1)]
+    return [(decode_large_batch, "MANY_ROWS", _NEVER), (decode, "_shape", lambda *_: decode._Shape(*shape))]
 
 
 def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
@@ -131,7 +131,7 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
             figures[shape].append(layers.seconds(shape))
     names = [f"{rows} x {length:,}" for rows, length in DECODE_CASES]
     rates = [_Layers.bytes_of(rows, length, heads) for rows, length in DECODE_CASES]
-    _print_layers("rotate_and_store and attend_pieces by keys, warps, stages", names, rates, figures)
+    _print_layers("qk_norm_rope_and_cache and decode_attention by keys, warps, stages", names, rates, figures)
     for shape in _best({shape: row for shape, row in figures.items() if shape != MANY}, 2):
         by_split: dict[Shape, list[float]] = {}
         before = decode._PROGRAMS, decode.FEWEST
@@ -184,20 +184,22 @@ class _Layers:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         heads, device = self._heads, self._table.device
         with _patched("decode", shape):
-            at_once = decode.pieces_at_once(heads.kv, device)
-            room = decode.pieces_for(self._rows, at_once)
-            pieces = torch.empty((room, reference.PIECE_COLUMNS), dtype=torch.int32, device=device)
+            at_once = decode.kv_splits_at_once(heads.kv, device)
+            room = decode.kv_splits_for(self._rows, at_once)
+            pieces = torch.empty((room, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
             cut = (None, None, None, decode.keys_of_tile(heads.width, 2), pieces, at_once, decode.FEWEST)
-            decode.cut_contexts(self._starts, self._slots, *cut)
-            partials = reference.new_partials(room, heads.query, heads.kv, heads.width, device)
+            decode.plan_kv_splits(self._starts, self._slots, *cut)
+            partials = reference.new_decode_partials(room, heads.query, heads.kv, heads.width, device)
             torch.cuda.synchronize()
             calls = [partial(self._layer, *cache, pieces, partials) for cache in self._caches]
             calls[0]()
             return graph_seconds(calls, self._guess)
 
-    def _layer(self, keys: Tensor, values: Tensor, pieces: Tensor, partials: reference.Partials) -> None:
-        rotary.rotate_and_store(self._qkv, None, 0.0, self._cos, self._sin, keys, values, self._places, self._q)
-        decode.attend_pieces(self._q, keys, values, self._table, pieces, partials, self._out, 0.1)
+    def _layer(self, keys: Tensor, values: Tensor, pieces: Tensor, partials: reference.DecodePartials) -> None:
+        qk_norm_rope.qk_norm_rope_and_cache(
+            self._qkv, None, 0.0, self._cos, self._sin, keys, values, self._places, self._q
+        )
+        decode.decode_attention(self._q, keys, values, self._table, pieces, partials, self._out, 0.1)
 
 
 def _best(figures: dict[Shape, list[float]], number: int) -> list[Shape]:
@@ -221,21 +223,21 @@ def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:
     cases = [attention._chunk(*sizes, heads) for sizes in CHUNK_CASES]
     figures = {}
     for shape in shapes:
-        with _patched("chunk", shape):
-            figures[str(shape)] = [_seconds(case, chunk.attend_tiles) for case in cases]
-    _print("attend_tiles by rows, keys, warps, stages", cases, figures)
+        with _patched("prefill", shape):
+            figures[str(shape)] = [_seconds(case, prefill.prefill_attention) for case in cases]
+    _print("prefill_attention by rows, keys, warps, stages", cases, figures)
 
 
 def _tune_long(shapes: Sequence[Shape], heads: attention._Heads) -> None:
     cases = [attention._long(*sizes, heads) for sizes in CHUNK_CASES]
     figures = {}
     for shape in shapes:
-        with _patched("long", shape):
-            figures[str(shape)] = [_seconds(case, long.attend_long) for case in cases]
+        with _patched("prefill_dense", shape):
+            figures[str(shape)] = [_seconds(case, prefill_dense.prefill_attention_dense) for case in cases]
     gathers = [_gather(rows, tokens + before, heads) for rows, tokens, before in CHUNK_CASES]
-    gathering = [_seconds(case, gather_contexts) for case in gathers]
+    gathering = [_seconds(case, gather_kv) for case in gathers]
     figures |= {f"{name} + gather": [sum(s) for s in zip(row, gathering, strict=True)] for name, row in figures.items()}
-    _print("attend_long by keys, stages", cases, figures)
+    _print("prefill_attention_dense by keys, stages", cases, figures)
 
 
 def _gather(rows: int, length: int, heads: attention._Heads) -> KernelCase:
@@ -252,7 +254,7 @@ def _gather(rows: int, length: int, heads: attention._Heads) -> KernelCase:
         slots = torch.arange(rows, device=device)
         return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}
 
-    return KernelCase("gather_contexts", f"{rows} x {length:,}", make, 8 * rows * length * heads.kv * heads.width)
+    return KernelCase("gather_kv", f"{rows} x {length:,}", make, 8 * rows * length * heads.kv * heads.width)
 
 
 def _seconds(case: KernelCase, function: Callable[..., Any]) -> float:
@@ -287,8 +289,8 @@ def _columns(figures: dict[Any, list[float]]) -> list[tuple[float, ...]]:
     return list(zip(*figures.values(), strict=True))
 
 
-_SHAPES = {"decode": DECODE, "chunk": CHUNK, "long": LONG}
-_SECTIONS = {"decode": _tune_decode, "chunk": _tune_chunk, "long": _tune_long}
+_SHAPES = {"decode": DECODE, "prefill": CHUNK, "prefill_dense": LONG}
+_SECTIONS = {"decode": _tune_decode, "prefill": _tune_chunk, "prefill_dense": _tune_long}
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ Every cut's result is checked against one product a pair in fp32. Prints the bes
 and writes
 
     DIR/experts_table.json   the figures
-    DIR/experts_table.py     the table; copy it to quire/kernels/triton/experts/table.py
+    DIR/experts_table.py     the table; copy it to quire/kernels/triton/experts/tuned_expert_configs.py
 
 The table names few different kernels, as that of tune_linear.py does.
 """

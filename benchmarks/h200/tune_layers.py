@@ -6,7 +6,7 @@
 and behind it: these fill what a product leaves of the card at its end, and a product of few programs leaves more; with
 more steps under way it reads on while they end. So here a layer's kernels run as in a decode step, layer after layer in
 a graph, each with weights and a cache of its own, and one product after the other takes the cut with which the whole is
-fastest. Prints microseconds of a layer by cut, and the entries for quire/kernels/triton/linear/table.py.
+fastest. Prints microseconds of a layer by cut, and the entries for quire/kernels/triton/linear/tuned_linear_configs.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 from tune_linear import Weight, candidates, compile_one, compiled, least, source
 from tuning import compile_all, graph_seconds
 
-from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials
-from quire.kernels.triton.attention import decode, rotary
+from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
+from quire.kernels.triton.attention import decode, qk_norm_rope
 from quire.kernels.triton.linear import linear as products
 from quire.kernels.triton.linear.linear import Cut
 from quire.kernels.triton.norm import rms_norm
@@ -122,7 +122,7 @@ class Layers:
         shape = (self._number, 2, rows * each, _BLOCK, sizes.kv_heads, sizes.width)
         self._caches = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
         self._pieces, room = self._cut()
-        self._partials = new_partials(room, sizes.heads, sizes.kv_heads, sizes.width, self._stream.device)
+        self._partials = new_decode_partials(room, sizes.heads, sizes.kv_heads, sizes.width, self._stream.device)
 
     def microseconds(self, cuts: Mapping[Weight, Cut]) -> float:
         """A layer's, where products of these weights are cut like this, and others as the table says."""
@@ -136,9 +136,11 @@ class Layers:
         sizes, keys, values = self._sizes, *self._caches[layer]
         rms_norm(self._stream, self._norm, 1e-5, self._normed, self._added)
         qkv = products.linear(self._normed, self._w["qkv"][layer], None).view(self.rows, -1, sizes.width)
-        rotary.rotate_and_store(qkv, None, 0.0, self._angles, self._angles, keys, values, self._places, self._q)
+        qk_norm_rope.qk_norm_rope_and_cache(
+            qkv, None, 0.0, self._angles, self._angles, keys, values, self._places, self._q
+        )
         out = (self._attended, sizes.width**-0.5)
-        decode.attend_pieces(self._q, keys, values, self._table, self._pieces, self._partials, *out)
+        decode.decode_attention(self._q, keys, values, self._table, self._pieces, self._partials, *out)
         added = products.linear(self._attended.view(self.rows, -1), self._w["o"][layer], None)
         rms_norm(self._stream, self._norm, 1e-5, self._normed, added)
         if sizes.inner is not None:
@@ -147,13 +149,13 @@ class Layers:
 
     def _cut(self) -> tuple[Tensor, int]:
         sizes, device = self._sizes, self._table.device
-        at_once = decode.pieces_at_once(sizes.kv_heads, device)
-        room = decode.pieces_for(self.rows, at_once)
-        pieces = torch.zeros((room, PIECE_COLUMNS), dtype=torch.int32, device=device)
+        at_once = decode.kv_splits_at_once(sizes.kv_heads, device)
+        room = decode.kv_splits_for(self.rows, at_once)
+        pieces = torch.zeros((room, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         starts = torch.full((self.rows,), _CONTEXT - 1, device=device)
         tile = decode.keys_of_tile(sizes.width, 2)
         slots = torch.arange(self.rows, device=device)
-        decode.cut_contexts(starts, slots, None, None, None, tile, pieces, at_once, decode.FEWEST)
+        decode.plan_kv_splits(starts, slots, None, None, None, tile, pieces, at_once, decode.FEWEST)
         return pieces, room
 
     def _normal(self, *shape: int) -> Tensor:

@@ -6,7 +6,7 @@ Times cuBLAS and every candidate in graphs, over weights that outgrow the card's
 against a product in fp64. Prints the best of each shape and number of rows, and writes
 
     DIR/linear_table.json   all figures
-    DIR/linear_table.py     the table; copy it to quire/kernels/triton/linear/table.py
+    DIR/linear_table.py     the table; copy it to quire/kernels/triton/linear/tuned_linear_configs.py
 
 A table that names few different kernels starts faster, since each is compiled at the first start on a machine. So it
 names as few as keep every product within the tolerance of its best; cuBLAS, which needs no compiling, comes first.
@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tuning import compile_all, copies, few_enough, graph_seconds
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.kernels.triton.linear.linear import Cut, multiply
 from quire.kernels.triton.linear.rows import Rows
 from quire.kernels.triton.linear.tiles import Tiles

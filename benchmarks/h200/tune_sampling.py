@@ -3,7 +3,7 @@
     python benchmarks/h200/tune_sampling.py [--vocab 128256] [--json FILE]
 
 Prints microseconds of a draw by case: as it is, and the dozen best variants. The sizes stand in `Sizes` in
-quire/kernels/triton/drawing/sampling.py; those that decide where rounding decides must not depend on the number of
+quire/kernels/triton/sampling/sample.py; those that decide where rounding decides must not depend on the number of
 reads.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from tuning import compile_all, copies, graph_seconds
 
-from quire.kernels.reference.sampling import DrawColumns
-from quire.kernels.triton.drawing.keys import Shape
-from quire.kernels.triton.drawing.sampling import Sizes, draw_within
+from quire.kernels.reference.sample import SamplingColumns
+from quire.kernels.triton.sampling.logit_keys import Shape
+from quire.kernels.triton.sampling.sample import Sizes, sample_with_config
 
 READS = (1, 32, 256)
 WISHES = {
@@ -66,8 +66,8 @@ def call_of(reads: int, vocab: int, wishes: dict[str, float], sizes: Sizes) -> C
     seed, drawn = torch.randint(0, 2**40, (2, reads), device="cuda").unbind()
     tokens = torch.empty(reads, dtype=torch.int64, device="cuda")
     faults, last = torch.empty(reads, dtype=torch.int8, device="cuda"), torch.zeros_like(tokens)
-    asked, slots = DrawColumns(*columns, seed, drawn), torch.arange(reads, device="cuda")
-    return lambda: draw_within(logits, slots, asked, tokens, faults, last, None, sizes)
+    asked, slots = SamplingColumns(*columns, seed, drawn), torch.arange(reads, device="cuda")
+    return lambda: sample_with_config(logits, slots, asked, tokens, faults, last, None, sizes)
 
 
 def compile_one(job: tuple[int, Sizes]) -> None:

@@ -31,7 +31,7 @@ class AttentionLayer:
     cap: float | None = None
 
 
-class HeadRule(NamedTuple):
+class QKNormRope(NamedTuple):
     """What is done to queries and keys before they meet: a norm head by head, then rotation; either may be missing.
     One is made for each layer of each step, so it is a tuple.
 
@@ -125,7 +125,7 @@ class AttentionBackend(Protocol):
         """Take in a step: whatever its layers share is computed here, once."""
         ...
 
-    def run(self, layer: AttentionLayer, qkv: Tensor, rule: HeadRule, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
         """Apply the rule, store this step's keys and values, then attend, causally within each row.
 
         Args:

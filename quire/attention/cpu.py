@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Room, Rows
-from quire.kernels.table import kernel
+from quire.attention.backend import AttentionLayer, Ints, KVView, QKNormRope, Room, Rows
+from quire.kernels.dispatch import kernel
 
 _MINUS_INFINITY = float("-inf")
 
@@ -60,9 +60,9 @@ class CpuAttention:
     def __init__(self, kv: KVView) -> None:
         self._kv = kv
         self._dtype = kv.keys[0].dtype
-        self._rotate_and_store = kernel("rotate_and_store", "cpu")
-        self._attend_tokens = kernel("attend_tokens", "cpu")
-        self._attend_chunk = kernel("attend_chunk", "cpu")
+        self._qk_norm_rope_and_cache = kernel("qk_norm_rope_and_cache", "cpu")
+        self._decode_attention_padded = kernel("decode_attention_padded", "cpu")
+        self._prefill_attention_row = kernel("prefill_attention_row", "cpu")
         self._steps: list[_GroupStep] = []
 
     def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
@@ -75,7 +75,7 @@ class CpuAttention:
         groups = zip(rows.tables, self._kv.windows, strict=True)
         self._steps = [self._prepare_group(rows, table, lengths, window) for table, window in groups]
 
-    def run(self, layer: AttentionLayer, qkv: Tensor, rule: HeadRule, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
         """See AttentionBackend."""
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
@@ -83,22 +83,24 @@ class CpuAttention:
             keys.index_fill_(0, step.fresh, 0)
             values.index_fill_(0, step.fresh, 0)
         q = torch.empty_like(out)
-        self._rotate_and_store(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
+        self._qk_norm_rope_and_cache(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
         if step.singles is not None:
             self._run_singles(step.singles, layer, q, keys, values, out)
         for chunk in step.chunks:
             span = slice(chunk.first, chunk.end)
-            self._attend_chunk(q[span], keys, values, chunk.blocks, chunk.mask, out[span], layer.scale, layer.cap)
+            self._prefill_attention_row(
+                q[span], keys, values, chunk.blocks, chunk.mask, out[span], layer.scale, layer.cap
+            )
 
     def _run_singles(
         self, singles: _Singles, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
     ) -> None:
         rest = (keys, values, singles.blocks, singles.length, singles.mask)
         if singles.tokens is None:
-            self._attend_tokens(q, *rest, out, layer.scale, layer.cap)
+            self._decode_attention_padded(q, *rest, out, layer.scale, layer.cap)
             return
         some = torch.empty((len(singles.tokens), *out.shape[1:]), dtype=out.dtype, device=out.device)
-        self._attend_tokens(q.index_select(0, singles.tokens), *rest, some, layer.scale, layer.cap)
+        self._decode_attention_padded(q.index_select(0, singles.tokens), *rest, some, layer.scale, layer.cap)
         out.index_copy_(0, singles.tokens, some)
 
     def _prepare_group(self, rows: Rows, table: Tensor, lengths: Ints, window: int | None) -> _GroupStep:

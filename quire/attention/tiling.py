@@ -159,7 +159,7 @@ def parts_within(
 
 
 def long_tiles(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
-    """See the kernel attend_long: tokens, queries, befores and bases of its tiles, those that take longest first."""
+    """See the kernel prefill_attention_dense: tokens, queries, befores and bases of its tiles, longest first."""
     rows, offsets = tiles(counts, bounds, kinds.long, sizes.long_tile)
     lengths = (counts + bounds)[kinds.long]
     packed = -(-lengths // sizes.pack) * sizes.pack
@@ -170,7 +170,7 @@ def long_tiles(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tu
 
 
 def packs(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tuple[Ints, Ints, Ints]:
-    """See the kernel gather_contexts: rows, offsets and token counts of its packs."""
+    """See the kernel gather_kv: rows, offsets and token counts of its packs."""
     lengths = counts + bounds
     rows, offsets = _cut(lengths, kinds.long, sizes.pack)
     return rows, offsets, np.minimum(lengths[rows] - offsets, sizes.pack)

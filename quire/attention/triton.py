@@ -15,17 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention import packing, tiling
-from quire.attention.backend import AttentionLayer, HeadRule, Ints, KVView, Room, Rows
+from quire.attention import gathered_kv, tiling
+from quire.attention.backend import AttentionLayer, Ints, KVView, QKNormRope, Room, Rows
 from quire.attention.branch import Branch
 from quire.attention.tiling import Kinds, TileSizes
 from quire.errors import ConfigError
-from quire.kernels.reference.paged_rows import PIECE_COLUMNS, new_partials, new_partials_of_parts
-from quire.kernels.table import kernel
-from quire.kernels.triton.attention import long as attention_long
-from quire.kernels.triton.attention import parts as attention_parts
-from quire.kernels.triton.attention.chunk import queries_of_tile, tile_shape
-from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_at_once, pieces_for
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials, new_prefill_partials
+from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
+from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, kv_splits_at_once, kv_splits_for
+from quire.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 
 _WIDEST, _LARGEST_GROUP = 256, 16
 _COLUMNS_WITH_PARTS = 8
@@ -43,7 +42,7 @@ class _Singles:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Longer rows, cut into tiles; see the kernels attend_tiles and attend_parts.
+    """Longer rows, cut into tiles; see the kernels prefill_attention and prefill_attention_split_kv.
 
     Attributes:
         columns: Rows and offsets, numbers of parts and how many there are if tiles have parts; starts, counts, firsts
@@ -57,7 +56,7 @@ class _Tiles:
 
 @dataclass(frozen=True)
 class _Long:
-    """Long rows; see the kernels gather_contexts and attend_long. `k` and `v` are room for their contexts."""
+    """Long rows; see the kernels gather_kv and prefill_attention_dense. `k` and `v` are room for their contexts."""
 
     slots: Tensor
     packs: tuple[Tensor, ...]
@@ -103,43 +102,43 @@ class TritonAttention:
             )
         self._kv = kv
         self._keys_of_tile = keys_of_tile(d, item)
-        self._at_once = pieces_at_once(kv_heads, device)
-        pieces = pieces_for(max_rows + 1, self._at_once)  # one for a step's padding
+        self._at_once = kv_splits_at_once(kv_heads, device)
+        pieces = kv_splits_for(max_rows + 1, self._at_once)  # one for a step's padding
         queries, shape = queries_of_tile(d, item, group, device), tile_shape(d, item, device)
-        parts = attention_parts.number_of_parts(kv_heads, device, shape.at_once)
-        self._partials = new_partials(pieces, heads, kv_heads, d, device)
-        self._partials_of_parts = new_partials_of_parts(parts * queries, heads, d, device)
+        parts = prefill_split_kv.max_splits(kv_heads, device, shape.at_once)
+        self._partials = new_decode_partials(pieces, heads, kv_heads, d, device)
+        self._partials_of_parts = new_prefill_partials(parts * queries, heads, d, device)
         self._branch = Branch(device)
-        self._pieces = torch.zeros((len(kv.windows), pieces, PIECE_COLUMNS), dtype=torch.int32, device=device)
+        self._pieces = torch.zeros((len(kv.windows), pieces, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
         self._sizes = TileSizes(
             queries,
             parts=parts,
-            alone=attention_parts.parts_side_by_side(kv_heads, device),
+            alone=prefill_split_kv.max_unshared_splits(kv_heads, device),
             keys=shape.keys,
-            fewest=attention_parts.FEWEST,
-            merge=attention_parts.MERGE,
-            shared=attention_parts.SHARED,
-            most_of_tile=attention_parts.MOST_OF_A_TILE,
+            fewest=prefill_split_kv.FEWEST,
+            merge=prefill_split_kv.MERGE,
+            shared=prefill_split_kv.SHARED,
+            most_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
         )
-        if None in kv.windows and attention_long.serves_long(device, cache.dtype, d):
+        if None in kv.windows and prefill_dense.serves_dense_prefill(device, cache.dtype, d):
             self._sizes = dataclasses.replace(
                 self._sizes,
-                long_tile=attention_long.QUERIES,
-                long_from=packing.LONG_FROM,
-                pack=packing.PACK,
-                room=packing.packed_tokens(2 * kv_heads * d * item, max_tokens, max_length),
+                long_tile=prefill_dense.QUERIES,
+                long_from=gathered_kv.DENSE_MIN_QUERIES,
+                pack=gathered_kv.PACK,
+                room=gathered_kv.gathered_tokens(2 * kv_heads * d * item, max_tokens, max_length),
             )
         self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
         self._steps: list[_GroupStep] = []
-        self._rotate_and_store = kernel("rotate_and_store", "cuda")
-        self._place_tokens = kernel("place_tokens", "cuda")
-        self._cut_contexts = kernel("cut_contexts", "cuda")
-        self._attend_pieces = kernel("attend_pieces", "cuda")
-        self._attend_tiles = kernel("attend_tiles", "cuda")
-        self._attend_parts = kernel("attend_parts", "cuda")
-        self._gather_contexts = kernel("gather_contexts", "cuda")
-        self._attend_long = kernel("attend_long", "cuda")
+        self._qk_norm_rope_and_cache = kernel("qk_norm_rope_and_cache", "cuda")
+        self._compute_slot_mapping = kernel("compute_slot_mapping", "cuda")
+        self._plan_kv_splits = kernel("plan_kv_splits", "cuda")
+        self._decode_attention = kernel("decode_attention", "cuda")
+        self._prefill_attention = kernel("prefill_attention", "cuda")
+        self._prefill_attention_split_kv = kernel("prefill_attention_split_kv", "cuda")
+        self._gather_kv = kernel("gather_kv", "cuda")
+        self._prefill_attention_dense = kernel("prefill_attention_dense", "cuda")
 
     def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
         """Rows of one token; tiles, of long rows and then of short ones, or the parts of few tiles; counts and first
@@ -148,7 +147,9 @@ class TritonAttention:
         """
         sizes, behind = self._sizes, (counts, counts.cumsum() - counts)
         if room is not None:
-            assert room.tokens < packing.LONG_FROM, "how contexts of long rows are packed depends on their lengths"
+            assert room.tokens < gathered_kv.DENSE_MIN_QUERIES, (
+                "how contexts of long rows are packed depends on their lengths"
+            )
             single, rows = tiling.singles_and_tiles_within(room, counts, bounds, sizes.tile)
             if sizes.are_few(room.tokens):
                 return *single, *tiling.parts_within(room, rows, counts, bounds, sizes), *behind
@@ -169,12 +170,12 @@ class TritonAttention:
         """See AttentionBackend."""
         self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
 
-    def run(self, layer: AttentionLayer, qkv: Tensor, rule: HeadRule, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
         """See AttentionBackend."""
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
         q = torch.empty_like(out)
-        self._rotate_and_store(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
+        self._qk_norm_rope_and_cache(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
         mixed = step.pieces is not None and step.tiles is not None
         if step.tiles is not None:
             with self._branch.beside() if mixed else nullcontext():
@@ -182,12 +183,12 @@ class TritonAttention:
         if step.pieces is not None:
             rows = 0 if mixed else step.rows  # programs that stay would leave tiles no room beside them
             rest = (self._partials, out, layer.scale, layer.cap, rows)
-            self._attend_pieces(q, keys, values, step.table, step.pieces, *rest)
+            self._decode_attention(q, keys, values, step.table, step.pieces, *rest)
         if mixed:
             self._branch.join()
         if (long := step.long) is not None:
-            self._gather_contexts(keys, values, step.table, long.slots, *long.packs, long.k, long.v)
-            self._attend_long(q, long.k, long.v, *long.tiles, out, layer.scale, layer.cap)
+            self._gather_kv(keys, values, step.table, long.slots, *long.packs, long.k, long.v)
+            self._prefill_attention_dense(q, long.k, long.v, *long.tiles, out, layer.scale, layer.cap)
 
     def _attend_short(
         self,
@@ -203,20 +204,20 @@ class TritonAttention:
         rest = (out, layer.scale, layer.cap)
         columns = (step.table, *tiles.columns, step.window, self._sizes.tile)
         if tiles.in_parts:
-            self._attend_parts(q, keys, values, *columns, self._partials_of_parts, *rest)
+            self._prefill_attention_split_kv(q, keys, values, *columns, self._partials_of_parts, *rest)
         else:
-            self._attend_tiles(q, keys, values, *columns, *rest)
+            self._prefill_attention(q, keys, values, *columns, *rest)
 
     def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
         table, window = rows.tables[group], self._kv.windows[group]
         singles, tiles, long = self._take_apart(rows, window)
         places = self._places[group, : len(rows.positions)]
-        self._place_tokens(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
+        self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
         pieces = None
         if singles.number:
-            pieces = self._pieces[group, : pieces_for(singles.number, self._at_once)]
+            pieces = self._pieces[group, : kv_splits_for(singles.number, self._at_once)]
             cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, self._at_once, FEWEST)
-            self._cut_contexts(rows.starts, rows.slots, *cut)
+            self._plan_kv_splits(rows.starts, rows.slots, *cut)
         return _GroupStep(table, window, places, pieces, singles.number, tiles, long)
 
     def _take_apart(self, rows: Rows, window: int | None) -> tuple[_Singles, _Tiles | None, _Long | None]:
@@ -233,7 +234,7 @@ class TritonAttention:
         kinds, skipped = Kinds.of(rows.counts, rows.bounds, self._sizes), 0
         if window is None and of_long:
             skipped = tiling.number_of_tiles(rows.counts, kinds.long, self._sizes.tile)
-            k, v = self._packed[:, : len(of_long[4]) * packing.PACK].unbind()
+            k, v = self._packed[:, : len(of_long[4]) * gathered_kv.PACK].unbind()
             long = _Long(rows.slots, tuple(of_long[4:]), tuple(of_long[:4]), k, v)
         if len(tile_rows) > skipped:
             own = (tile_rows[skipped:], tile_offsets[skipped:])

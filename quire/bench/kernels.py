@@ -20,7 +20,7 @@ from quire.bench.device_timing import Limits, measure_limits, median_seconds, se
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.bench.report import measured_with, write_json
 from quire.errors import ConfigError
-from quire.kernels.table import KERNELS, kernel
+from quire.kernels.dispatch import KERNELS, kernel
 
 DESCRIPTION = "Measure each kernel on its own, against what the device reaches."
 _NOT_TIMED = ("pack_",)

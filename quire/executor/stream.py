@@ -24,8 +24,8 @@ from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.cuda_context import open_context
 from quire.executor.executor import FaultHook, no_faults
+from quire.kernels.triton.launching.compile_marker import is_there, leave, marker_path
 from quire.kernels.triton.launching.compiler_processes import begin_processes
-from quire.kernels.triton.launching.earlier_start import is_there, leave, trace_of
 from quire.messages import DeviceLimits, Masks, Plan, Result
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import quota
@@ -152,7 +152,7 @@ def _shorten_timer_slack() -> None:
 def _begin(config: Config) -> Precompiler:
     """What takes long and does without torch goes on in threads and in other processes while torch is imported."""
     cores = max(1, min(len(os.sched_getaffinity(0)), quota()))
-    trace = trace_of(environment.kernel_cache(), _settings_of_kernels(config))
+    trace = marker_path(environment.kernel_cache(), _settings_of_kernels(config))
     processes = None if is_there(trace) else begin_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer, HeadRule
+from quire.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import Angles
@@ -38,5 +38,5 @@ class Attention:
         norm, eps = (None, 0.0) if self._norm is None else (self._norm.weight, self._norm.eps)
         cos, sin = (None, None) if angles is None else (angles.cos, angles.sin)
         o = x.new_empty((n, q * d))
-        backend.run(self._layer, qkv, HeadRule(norm, eps, cos, sin), o.view(n, q, d))
+        backend.run(self._layer, qkv, QKNormRope(norm, eps, cos, sin), o.view(n, q, d))
         return self._out(o)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.layers.layer import Place
 from quire.weights.checkpoint import Checkpoint, Need
 

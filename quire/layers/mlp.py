@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.layers.layer import Place
 from quire.layers.linear import Linear
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.layers.layer import Place
 from quire.layers.linear import Linear
 from quire.weights.checkpoint import Checkpoint, Need

@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.layers.factory import LayerFactory
 from quire.layers.norm import RMS
 from quire.layers.positions import Positions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.attention.packing import packed_tokens
+from quire.attention.gathered_kv import gathered_tokens
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 from quire.planning.step_limits import StepLimits
 
@@ -112,5 +112,5 @@ def device_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: 
     logits = min(step.rows, step.tokens) * spec.vocab_size * (width + DEVICE_LOGIT_BYTES)
     counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
     tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
-    packed = 2 * kv * width * packed_tokens(2 * kv * width, step.tokens, step.length)
+    packed = 2 * kv * width * gathered_tokens(2 * kv * width, step.tokens, step.length)
     return DEVICE_RUNTIME_BYTES + counts + tables + packed + stream + max(attention, mlp) + logits

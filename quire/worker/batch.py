@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.backend import Rows
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.layers.positions import Positions
 from quire.messages import Plan
 from quire.worker.graph_shapes import GraphShape
@@ -148,7 +148,7 @@ class BatchBuffers:
     def __init__(self, slots: SlotTable, max_rows: int, max_tokens: int, by_length: bool = False) -> None:
         self._table = slots
         self._by_length = by_length
-        self._begin_step = kernel("begin_step", slots.device.type)
+        self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
         tokens, rows = max(max_rows, max_tokens), max_rows
         self._tokens, self._positions, self._slot_of_token = torch.zeros(
             (3, tokens), dtype=torch.int64, device=slots.device
@@ -167,7 +167,7 @@ class BatchBuffers:
         slots, ids, counts, row_of_token, offsets = columns
         starts, positions = self._starts[:rows], self._positions[:total]
         slot_of_token, tokens = self._slot_of_token[:total], self._tokens[:total]
-        self._begin_step(
+        self._prepare_inputs(
             slots,
             counts,
             row_of_token,

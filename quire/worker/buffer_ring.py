@@ -27,7 +27,7 @@ class BufferRing:
     Attributes:
         apart: Whether the device has memory of its own. Where it has none, there is one buffer, which is the device's.
         number: Of buffers.
-        on_device: How many steps the device has begun; see the kernel `fetch_columns`.
+        on_device: How many steps the device has begun; see the kernel `copy_inputs_from_host`.
     """
 
     def __init__(self, device: torch.device, in_flight: int = MAX_STEPS_IN_FLIGHT) -> None:

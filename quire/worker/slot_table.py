@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
 from quire.sampling import LARGEST_EFFECT, SamplingParams
@@ -89,7 +89,7 @@ class SlotTable:
         self.length, self.counts_as, self.last, self.seed, self.drawn, self.top_k = self._ints.unbind()
         self.temperature, self.top_p, self.min_p = self._floats.unbind()
         self.tables = self._tables.unbind()
-        self._seat_owners = kernel("seat_owners", device.type)
+        self._init_slots = kernel("init_slots", device.type)
         self.host = HostSlotMirror(slots)
         self.rules = LogitsTransforms(slots, vocab_size, device, processors)
 
@@ -98,7 +98,7 @@ class SlotTable:
         slots = torch.full((1,), self.dummy, dtype=torch.int64, device=self.device)
         ints = torch.zeros(_INTS, dtype=torch.int64, device=self.device)
         floats = torch.zeros(_FLOATS, dtype=torch.float64, device=self.device)
-        self._seat_owners(slots, ints, floats, self._ints, self._floats, self._tables)
+        self._init_slots(slots, ints, floats, self._ints, self._floats, self._tables)
 
     def admit(self, owners: Sequence[Admitted]) -> None:
         """New owners, as far as the host decides by them; before anything else is asked about a plan's step."""
@@ -115,7 +115,7 @@ class SlotTable:
         """Make the plan's differences; `columns` are those of `columns(plan)` on the device."""
         if plan.admitted:
             slots, ints, floats = columns[:3]
-            self._seat_owners(slots, ints, floats, self._ints, self._floats, self._tables)
+            self._init_slots(slots, ints, floats, self._ints, self._floats, self._tables)
         if plan.block_slots:
             places, ids = columns[-2:]
             self._tables.view(-1).index_copy_(0, places, ids)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.worker.buffer_ring import BufferRing, PinnedBufferRing
 from quire.worker.pinned_memory import upload
 
@@ -42,7 +42,7 @@ class StagingBuffer:
         self._device = self._hosts.host[0]
         if turns.apart:
             self._device = torch.zeros(capacity, dtype=torch.int64, device=turns.device)
-            self._fetch = kernel("fetch_columns", turns.device.type)
+            self._fetch = kernel("copy_inputs_from_host", turns.device.type)
         self._part = functools.lru_cache(_CUTS)(self._cut)  # steps of as many rows are cut alike
         self._fetched = 0
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer, HeadRule, KVView, Room, Rows
+from quire.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, Room, Rows
 from quire.attention.cpu import CpuAttention
+from quire.kernels.dispatch import KERNELS
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary
-from quire.kernels.table import KERNELS
-from quire.kernels.triton.attention.chunk import TileShape
+from quire.kernels.triton.attention.prefill import TileShape
 from tests.kernels.test_reference import attention
 
 HEADS, KV_HEADS, D = 4, 2, 8
@@ -42,9 +42,13 @@ def triton_backend_with_long_rows(kv: KVView) -> AttentionBackend:
     from quire.attention import triton
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.attention_long, "serves_long", lambda device, dtype, d: None in kv.windows)
-        patch.setattr(triton.packing, "LONG_FROM", 5)
-        patch.setitem(KERNELS, ("attend_long", "cuda"), "quire.kernels.reference.paged_rows:attend_long")
+        patch.setattr(triton.prefill_dense, "serves_dense_prefill", lambda device, dtype, d: None in kv.windows)
+        patch.setattr(triton.gathered_kv, "DENSE_MIN_QUERIES", 5)
+        patch.setitem(
+            KERNELS,
+            ("prefill_attention_dense", "cuda"),
+            "quire.kernels.reference.paged_attention:prefill_attention_dense",
+        )
         return triton.TritonAttention(kv, HEADS, MAX_ROWS, MAX_TOKENS, 32 * BLOCKS)
 
 
@@ -116,7 +120,7 @@ class Scene:
     def run(self, layer: int, moves: dict[int, int], rows: np.ndarray) -> None:
         q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
         out = torch.full((len(rows), HEADS, D), float("nan"), device=self.device)
-        self.backend.run(AttentionLayer(layer, D**-0.5), torch.cat((q, k, v), 1).to(self.device), HeadRule(), out)
+        self.backend.run(AttentionLayer(layer, D**-0.5), torch.cat((q, k, v), 1).to(self.device), QKNormRope(), out)
         for row, sequence in enumerate(moves):
             own = torch.from_numpy(rows == row)
             self.keys[sequence][layer] = torch.cat((self.keys[sequence][layer], k[own]))
@@ -204,15 +208,15 @@ def test_with_room_columns_are_equally_long_whatever_the_rows(
 def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are so few tiles that they are cut along what they see; where they may be cut is made smaller here."""
     from quire.attention import triton
-    from quire.kernels.triton.attention import parts
+    from quire.kernels.triton.attention import prefill_split_kv
 
     shape = TileShape(rows=16, keys=16, warps=4, stages=2)
-    for module in (parts, triton):
+    for module in (prefill_split_kv, triton):
         monkeypatch.setattr(module, "tile_shape", lambda *_: shape)
     monkeypatch.setattr(triton, "queries_of_tile", lambda d, item, group, device: shape.rows // group)
-    monkeypatch.setattr(parts, "FEWEST", 1)
-    monkeypatch.setattr(parts, "MERGE", 0)
-    monkeypatch.setattr(parts, "number_of_parts", lambda *_: 6)
+    monkeypatch.setattr(prefill_split_kv, "FEWEST", 1)
+    monkeypatch.setattr(prefill_split_kv, "MERGE", 0)
+    monkeypatch.setattr(prefill_split_kv, "max_splits", lambda *_: 6)
     scene = Scene(triton_backend, device, 16, 3, groups=(0, 1), windows=(None, 30))
     scene.step({0: 70, 1: 35})
     assert scene.backend.columns(np.array([7]), np.array([70]))[5].tolist() == [5] * 5
@@ -242,15 +246,15 @@ def test_chunks_are_on_a_branch_beside_single_tokens_until_the_layer_ends(
 
     monkeypatch.setattr("quire.attention.triton.Branch", Noted)
     scene = Scene(triton_backend, device, 16, 3, groups=(0, 0))
-    for op in ("rotate_and_store", "attend_pieces", "attend_tiles", "attend_parts"):
+    for op in ("qk_norm_rope_and_cache", "decode_attention", "prefill_attention", "prefill_attention_split_kv"):
         own = getattr(scene.backend, f"_{op}")
-        word = "attend_chunks" if op in ("attend_tiles", "attend_parts") else op
+        word = "attend_chunks" if op in ("prefill_attention", "prefill_attention_split_kv") else op
         monkeypatch.setattr(scene.backend, f"_{op}", lambda *a, own=own, word=word: (said.append(word), own(*a)))
     scene.step({0: 5, 1: 3})
-    assert said == ["rotate_and_store", "attend_chunks"] * 2, "nothing is beside them"
+    assert said == ["qk_norm_rope_and_cache", "attend_chunks"] * 2, "nothing is beside them"
     said.clear()
     scene.step({0: 1, 2: 40})
-    assert said == ["rotate_and_store", "fork", "attend_chunks", "back", "attend_pieces", "join"] * 2
+    assert said == ["qk_norm_rope_and_cache", "fork", "attend_chunks", "back", "decode_attention", "join"] * 2
 
 
 def test_any_steps(new_scene: SceneOf) -> None:
@@ -283,7 +287,7 @@ def test_queries_and_keys_are_normed_then_turned(backend: str, turned: int, devi
     slots, table = torch.zeros(1, dtype=torch.int64, device=place), torch.tensor([[2, 1]], device=place)
     order = torch.arange(9, device=place)
     attend.prepare(Rows(counts, np.zeros(9, int), zero, slots.repeat(9), slots, order, slots, (table,), columns))
-    rule = HeadRule(norm.to(place), 1e-3, *(None if t is None else t.to(place) for t in (cos, sin)))
+    rule = QKNormRope(norm.to(place), 1e-3, *(None if t is None else t.to(place) for t in (cos, sin)))
     out = torch.empty(9, HEADS, D, device=place)
     attend.run(AttentionLayer(0, 0.3, cap=2.0), qkv.to(place), rule, out)
     qk = qkv[:, : HEADS + KV_HEADS]
@@ -323,7 +327,7 @@ def test_a_recorded_step_serves_any_lengths() -> None:
 
     def step() -> None:
         attend.prepare(Rows(ones, np.arange(rows), 0 * ones, slots, starts, positions, slots, (table,)))
-        attend.run(AttentionLayer(0, d**-0.5), qkv, HeadRule(), out)
+        attend.run(AttentionLayer(0, d**-0.5), qkv, QKNormRope(), out)
 
     step()
     graph = torch.cuda.CUDAGraph()

@@ -10,7 +10,7 @@ import pytest
 
 from quire.attention import tiling
 from quire.attention.backend import Room
-from quire.attention.packing import LONG_FROM, PACK, packed_tokens
+from quire.attention.gathered_kv import DENSE_MIN_QUERIES, PACK, gathered_tokens
 from quire.attention.tiling import Kinds, TileSizes
 
 SIZES = TileSizes(tile=32, long_tile=128, long_from=256, pack=128, room=4096)
@@ -172,9 +172,9 @@ def test_tiles_have_room_however_tokens_are_dealt_to_rows(singles: int) -> None:
 @pytest.mark.parametrize(("tokens", "length"), [(700, 700), (8_192, 900), (640, 40_000), (16_384, 131_072)])
 def test_long_rows_find_room_but_for_more_than_half_a_gigabyte(tokens: int, length: int) -> None:
     of_token = 2 * 8 * 128 * 2
-    room = packed_tokens(of_token, tokens, length)
-    sizes = TileSizes(16, long_tile=128, long_from=LONG_FROM, pack=PACK, room=room)
+    room = gathered_tokens(of_token, tokens, length)
+    sizes = TileSizes(16, long_tile=128, long_from=DENSE_MIN_QUERIES, pack=PACK, room=room)
     prompts = np.full(tokens // length or 1, min(tokens, length))
     before = np.full(len(prompts), max(0, length - tokens))
     assert len(Kinds.of(prompts, before, sizes).long) == len(prompts)
-    assert packed_tokens(16 * of_token, tokens, length) * 16 * of_token <= 2**29
+    assert gathered_tokens(16 * of_token, tokens, length) * 16 * of_token <= 2**29

@@ -12,7 +12,7 @@ from quire.bench.device_timing import Limits, measure_limits, median_seconds, se
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.bench.kernels import all_cases, measure
 from quire.cli.main import main
-from quire.kernels.table import KERNELS
+from quire.kernels.dispatch import KERNELS
 
 CPU = torch.device("cpu")
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.worker.startup.host_memory import give_back_freed
 
 

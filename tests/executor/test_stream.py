@@ -189,7 +189,7 @@ def test_garbage_is_looked_for_after_the_start_as_before(
 def test_nobody_stays_behind_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     closed: list[int] = []
     monkeypatch.setattr(stream, "open_context", lambda: None)
-    monkeypatch.setattr(stream, "trace_of", lambda cache, settings: tmp_path / "trace")
+    monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / "trace")
     monkeypatch.setattr(stream, "begin_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1)))
     monkeypatch.setitem(sys.modules, "quire.kernels.triton.launching.precompiler", None)
     with pytest.raises(ImportError):
@@ -222,7 +222,7 @@ def test_processes_that_compile_begin_unless_a_start_like_this_one_has_left_all_
     monkeypatch.setattr(stream, "quota", lambda: 1)
     monkeypatch.setattr(stream, "open_context", lambda: None)
     monkeypatch.setattr(stream, "begin_processes", lambda cores: "processes")
-    monkeypatch.setattr(stream, "trace_of", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest())
+    monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest())
     one, other = Config(), Config().with_values(max_num_seqs=7)
     stream._begin(one)
     made[0]["done"]()

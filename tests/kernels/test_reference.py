@@ -6,12 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.kernels.dispatch import KERNELS, kernel
 from quire.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
 from quire.kernels.reference.experts import experts, pack_experts, route
 from quire.kernels.reference.norm import layer_norm, rms_norm
-from quire.kernels.reference.paged import attend_chunk, attend_tokens, rotate_and_store
+from quire.kernels.reference.padded_attention import (
+    decode_attention_padded,
+    prefill_attention_row,
+    qk_norm_rope_and_cache,
+)
 from quire.kernels.reference.rotary import rotary
-from quire.kernels.table import KERNELS, kernel
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -72,7 +76,7 @@ def test_rotary_turns_pairs(dtype: torch.dtype) -> None:
 def test_rotate_and_store_touches_its_places_only() -> None:
     keys, values = torch.zeros(4, 8, 2, 4), torch.zeros(4, 8, 2, 4)
     qkv, q = normal(3, 5 + 4, 4), torch.empty(3, 5, 4)
-    rotate_and_store(qkv, None, 0.0, None, None, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]), q)
+    qk_norm_rope_and_cache(qkv, None, 0.0, None, None, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]), q)
     assert torch.equal(q, qkv[:, :5])
     for i, (block, offset) in enumerate([(1, 7), (2, 0), (3, 1)]):
         assert torch.equal(keys[block, offset], qkv[i, 5:7])
@@ -84,7 +88,7 @@ def test_rotate_and_store_norms_then_turns_queries_and_keys_but_no_values() -> N
     qkv, norm, q = normal(3, 3 + 4, 8), normal(5, 8, seed=1), torch.empty(3, 3, 8)
     angle = normal(3, 4, seed=2)
     keys, values = torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8)
-    rotate_and_store(qkv, norm, 1e-3, angle.cos(), angle.sin(), keys, values, torch.arange(3), q)
+    qk_norm_rope_and_cache(qkv, norm, 1e-3, angle.cos(), angle.sin(), keys, values, torch.arange(3), q)
     normed, turned = torch.empty(3, 5, 8), torch.empty(3, 5, 8)
     rms_norm(qkv[:, :5], norm, 1e-3, normed)
     rotary(normed, angle.cos(), angle.sin(), turned)
@@ -111,7 +115,7 @@ def attention(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
-def test_attend_tokens(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
+def test_decode_attention_padded(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
     keys, values = normal(7, 8, kv_heads, 16, dtype=dtype), normal(7, 8, kv_heads, 16, dtype=dtype, seed=1)
     q = normal(3, heads, 16, dtype=dtype, seed=2)
     blocks = torch.tensor([[3, 0, 0], [1, 6, 2], [5, 4, 0]])
@@ -120,7 +124,7 @@ def test_attend_tokens(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
     for row, length in enumerate(lengths):
         mask[row, ..., length:] = -float("inf")
     out = torch.empty(3, heads, 16, dtype=dtype)
-    attend_tokens(q, keys, values, blocks, 21, mask, out, 0.25)
+    decode_attention_padded(q, keys, values, blocks, 21, mask, out, 0.25)
     for row, length in enumerate(lengths):
         k, v = (x[blocks[row]].flatten(0, 1)[:length] for x in (keys, values))
         near(out[row : row + 1], attention(q[row : row + 1], k, v))
@@ -128,7 +132,7 @@ def test_attend_tokens(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "length"), [(2, 2), (19, 19), (5, 23), (2, 17)])
-def test_attend_chunk(dtype: torch.dtype, n: int, length: int) -> None:
+def test_prefill_attention_row(dtype: torch.dtype, n: int, length: int) -> None:
     keys, values = normal(7, 8, 2, 16, dtype=dtype), normal(7, 8, 2, 16, dtype=dtype, seed=1)
     q, blocks = normal(n, 6, 16, dtype=dtype, seed=2), torch.tensor([6, 2, 4])
     mask = None
@@ -136,7 +140,7 @@ def test_attend_chunk(dtype: torch.dtype, n: int, length: int) -> None:
         mask = torch.zeros(n, length, dtype=dtype)
         mask.masked_fill_(torch.ones(n, length, dtype=torch.bool).triu(length - n + 1), -float("inf"))
     out = torch.empty(n, 6, 16, dtype=dtype)
-    attend_chunk(q, keys, values, blocks, mask, out, 0.25)
+    prefill_attention_row(q, keys, values, blocks, mask, out, 0.25)
     k, v = (x[blocks].flatten(0, 1)[:length] for x in (keys, values))
     near(out, attention(q, k, v))
 
@@ -227,11 +231,13 @@ def test_attention_scales_and_bounds_its_scores(cap: float | None) -> None:
         return attention(q, k, v, 0.4, cap)
 
     k, v = (x[torch.tensor([3, 1])].flatten(0, 1) for x in (keys, values))
-    attend_tokens(q[:1], keys, values, torch.tensor([[3, 1]]), 13, None, out := torch.empty(1, 6, 16), 0.4, cap)
+    decode_attention_padded(
+        q[:1], keys, values, torch.tensor([[3, 1]]), 13, None, out := torch.empty(1, 6, 16), 0.4, cap
+    )
     near(out, exact(q[:1], k[:13], v[:13]))
     blocks, out = torch.tensor([3, 1]), torch.empty(12, 6, 16)
-    attend_chunk(q, keys, values, blocks, None, out, 0.4, cap)
+    prefill_attention_row(q, keys, values, blocks, None, out, 0.4, cap)
     near(out, exact(q, k[:12], v[:12]))
     mask = torch.full((12, 15), -float("inf")).triu(4)
-    attend_chunk(q, keys, values, blocks, mask, out, 0.4, cap)
+    prefill_attention_row(q, keys, values, blocks, mask, out, 0.4, cap)
     near(out, exact(q, k[:15], v[:15]))

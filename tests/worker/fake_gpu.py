@@ -21,9 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from quire.attention import triton as attention
-from quire.kernels import table
-from quire.kernels.triton.attention import long as attention_long
-from quire.kernels.triton.attention import parts as attention_parts
+from quire.kernels import dispatch
+from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
 from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
@@ -43,12 +42,12 @@ def imagine() -> None:
     triton.runtime.driver.set_active(NoCard())
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)  # type: ignore
-    attention_long.serves_long = lambda device, dtype, d: dtype == torch.bfloat16 and d in (64, 128, 256)
+    prefill_dense.serves_dense_prefill = lambda device, dtype, d: dtype == torch.bfloat16 and d in (64, 128, 256)
     for name, module in list(sys.modules.items()):
         if name.startswith("quire.kernels.triton") and hasattr(module, "can_overlap"):
             module.can_overlap = lambda device: True  # type: ignore[attr-defined]
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
-    attention_parts.multiprocessors = lambda device: 132  # type: ignore[assignment]
+    prefill_split_kv.multiprocessors = lambda device: 132  # type: ignore[assignment]
     from quire.kernels.triton.linear import linear
     from quire.worker import buffer_ring
 
@@ -56,7 +55,9 @@ def imagine() -> None:
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
     linear.LARGE_WEIGHT = (16, 16)
-    table.KERNELS.update({(op, "cpu"): where for (op, device), where in table.KERNELS.items() if device == "cuda"})
+    dispatch.KERNELS.update(
+        {(op, "cpu"): where for (op, device), where in dispatch.KERNELS.items() if device == "cuda"}
+    )
 
 
 class Card:

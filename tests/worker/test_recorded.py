@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from quire.attention.backend import AttentionBackend, KVView
-from quire.kernels.table import KERNELS
+from quire.kernels.dispatch import KERNELS
 from quire.messages import PromptLogprobsRow, Result, TokenLogprobs
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.step_limits import StepLimits
@@ -34,10 +34,14 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBack
     from quire.attention.triton import TritonAttention
 
     with pytest.MonkeyPatch.context() as patch:
-        attends = ("attend_pieces", "attend_tiles", "attend_parts", "attend_long")
-        for op in ("place_tokens", "cut_contexts", "gather_contexts", *attends):
-            patch.setitem(KERNELS, (op, "cuda"), f"quire.kernels.reference.paged_rows:{op}")
-        patch.setitem(KERNELS, ("rotate_and_store", "cuda"), "quire.kernels.reference.paged:rotate_and_store")
+        attends = ("decode_attention", "prefill_attention", "prefill_attention_split_kv", "prefill_attention_dense")
+        for op in ("compute_slot_mapping", "plan_kv_splits", "gather_kv", *attends):
+            patch.setitem(KERNELS, (op, "cuda"), f"quire.kernels.reference.paged_attention:{op}")
+        patch.setitem(
+            KERNELS,
+            ("qk_norm_rope_and_cache", "cuda"),
+            "quire.kernels.reference.padded_attention:qk_norm_rope_and_cache",
+        )
         return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)
 
 

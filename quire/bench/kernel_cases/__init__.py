@@ -22,7 +22,7 @@ class KernelCase:
     """One call of an op.
 
     Attributes:
-        op: Its name in `quire.kernels.table`.
+        op: Its name in `quire.kernels.dispatch`.
         name: What tells the case from others of the op: the shapes, in few words (`128 × 4096`).
         make: Fresh random arguments on a device, never zeros; called several times, so that every call of a
             measurement finds other memory. Weights that the device packs are packed here.

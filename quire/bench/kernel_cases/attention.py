@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.bench.kernel_cases import Arguments, KernelCase
-from quire.kernels.reference import paged_rows
+from quire.kernels.reference import paged_attention
 
 _ITEM, _INT = 2, 8
 _BLOCK_SIZE, _PACK, _SCALE = 16, 128, 0.1
@@ -41,27 +41,27 @@ def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
     """Each row's one token sees `length`, itself included."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, pieces_at_once, pieces_for
+        from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, kv_splits_at_once, kv_splits_for
 
         caches = _caches(rows, length, heads, device)
         q = torch.randn(rows, heads.query, heads.width, dtype=torch.bfloat16, device=device)
-        at_once = pieces_at_once(heads.kv, device)
-        room = pieces_for(rows, at_once)
-        pieces = torch.zeros((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32)
+        at_once = kv_splits_at_once(heads.kv, device)
+        room = kv_splits_for(rows, at_once)
+        pieces = torch.zeros((room, paged_attention.KV_SPLIT_COLUMNS), dtype=torch.int32)
         starts, tile = torch.full((rows,), length - 1), keys_of_tile(heads.width, _ITEM)
-        paged_rows.cut_contexts(starts, torch.arange(rows), None, None, None, tile, pieces, at_once, FEWEST)
-        partials = paged_rows.new_partials(room, heads.query, heads.kv, heads.width, device)
+        paged_attention.plan_kv_splits(starts, torch.arange(rows), None, None, None, tile, pieces, at_once, FEWEST)
+        partials = paged_attention.new_decode_partials(room, heads.query, heads.kv, heads.width, device)
         return (q, *caches, pieces.to(device), partials, torch.empty_like(q), _SCALE), {}
 
     moved = 2 * rows * (length * heads.kv + heads.query) * heads.width * _ITEM
-    return KernelCase("attend_pieces", f"{rows} × {length:,}, {heads}", make, moved)
+    return KernelCase("decode_attention", f"{rows} × {length:,}, {heads}", make, moved)
 
 
 def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     """Each row has `tokens` in the step and so many `before` it."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.chunk import queries_of_tile
+        from quire.kernels.triton.attention.prefill import queries_of_tile
 
         caches = _caches(rows, before + tokens, heads, device)
         q = torch.randn(rows * tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
@@ -76,7 +76,7 @@ def _chunk(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
     moved = 2 * rows * ((before + tokens) * heads.kv + tokens * heads.query) * heads.width * _ITEM
     seen = rows * tokens * (before + (tokens + 1) // 2)  # pairs of a query and a key
     name = f"{rows} × {tokens:,}{f' after {before:,}' if before else ''}, {heads}"
-    return KernelCase("attend_tiles", name, make, moved, 4 * seen * heads.query * heads.width)
+    return KernelCase("prefill_attention", name, make, moved, 4 * seen * heads.query * heads.width)
 
 
 def _parts(tokens: int, before: int, heads: _Heads) -> KernelCase:
@@ -84,8 +84,8 @@ def _parts(tokens: int, before: int, heads: _Heads) -> KernelCase:
 
     def make(device: torch.device) -> Arguments:
         from quire.attention import tiling
-        from quire.kernels.triton.attention import parts
-        from quire.kernels.triton.attention.chunk import queries_of_tile, tile_shape
+        from quire.kernels.triton.attention import prefill_split_kv
+        from quire.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 
         caches = _caches(1, before + tokens, heads, device)
         q = torch.randn(tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
@@ -93,23 +93,23 @@ def _parts(tokens: int, before: int, heads: _Heads) -> KernelCase:
         shape = tile_shape(heads.width, _ITEM, device)
         sizes = tiling.TileSizes(
             queries,
-            parts=parts.number_of_parts(heads.kv, device, shape.at_once),
-            alone=parts.parts_side_by_side(heads.kv, device),
+            parts=prefill_split_kv.max_splits(heads.kv, device, shape.at_once),
+            alone=prefill_split_kv.max_unshared_splits(heads.kv, device),
             keys=shape.keys,
-            fewest=parts.FEWEST,
-            merge=parts.MERGE,
-            shared=parts.SHARED,
-            most_of_tile=parts.MOST_OF_A_TILE,
+            fewest=prefill_split_kv.FEWEST,
+            merge=prefill_split_kv.MERGE,
+            shared=prefill_split_kv.SHARED,
+            most_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
         )
         counts, bounds = np.array([tokens]), np.array([before])
         cut = tiling.parts(tiling.tiles(counts, bounds, np.arange(1), queries), counts, bounds, sizes)
         columns = (*cut, bounds, counts, 0 * counts, 0 * counts)
-        partials = paged_rows.new_partials_of_parts(len(cut[0]) * queries, heads.query, heads.width, device)
+        partials = paged_attention.new_prefill_partials(len(cut[0]) * queries, heads.query, heads.width, device)
         rest = (*(torch.from_numpy(column).to(device) for column in columns), None, queries, partials)
         return (q, *caches, *rest, torch.empty_like(q), _SCALE), {}
 
     whole = _chunk(1, tokens, before, heads)
-    return KernelCase("attend_parts", whole.name, make, whole.bytes, whole.flops)
+    return KernelCase("prefill_attention_split_kv", whole.name, make, whole.bytes, whole.flops)
 
 
 def _long(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
@@ -126,7 +126,7 @@ def _long(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
         return (q, k, v, *(column.to(device) for column in columns), torch.empty_like(q), _SCALE), {}
 
     paged = _chunk(rows, tokens, before, heads)
-    return KernelCase("attend_long", paged.name, make, paged.bytes, paged.flops)
+    return KernelCase("prefill_attention_dense", paged.name, make, paged.bytes, paged.flops)
 
 
 def _gather(length: int, heads: _Heads) -> KernelCase:
@@ -139,20 +139,20 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
         slots = torch.zeros(1, dtype=torch.int64, device=device)
         return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}
 
-    return KernelCase("gather_contexts", f"{length:,}, {heads}", make, 4 * length * heads.kv * heads.width * _ITEM)
+    return KernelCase("gather_kv", f"{length:,}, {heads}", make, 4 * length * heads.kv * heads.width * _ITEM)
 
 
 def _cut(rows: int, length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import keys_of_tile, pieces_at_once, pieces_for
+        from quire.kernels.triton.attention.decode import keys_of_tile, kv_splits_at_once, kv_splits_for
 
-        at_once = pieces_at_once(heads.kv, device)
-        room = pieces_for(rows, at_once)
-        pieces = torch.empty((room, paged_rows.PIECE_COLUMNS), dtype=torch.int32, device=device)
+        at_once = kv_splits_at_once(heads.kv, device)
+        room = kv_splits_for(rows, at_once)
+        pieces = torch.empty((room, paged_attention.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         starts, slots = torch.randint(length, (rows,), device=device), torch.arange(rows, device=device)
         return (starts, slots, None, None, None, keys_of_tile(heads.width, _ITEM), pieces, at_once), {}
 
-    return KernelCase("cut_contexts", f"{rows} × up to {length:,}", make, 2 * rows * _INT)
+    return KernelCase("plan_kv_splits", f"{rows} × up to {length:,}", make, 2 * rows * _INT)
 
 
 def _place(tokens: int, rows: int) -> KernelCase:
@@ -161,7 +161,7 @@ def _place(tokens: int, rows: int) -> KernelCase:
         slots, positions = (torch.randint(n, (tokens,), device=device) for n in (rows, 512 * _BLOCK_SIZE))
         return (table, slots, positions, _BLOCK_SIZE, torch.empty(tokens, dtype=torch.int64, device=device)), {}
 
-    return KernelCase("place_tokens", f"{tokens}", make, 4 * tokens * _INT)
+    return KernelCase("compute_slot_mapping", f"{tokens}", make, 4 * tokens * _INT)
 
 
 def _cases(decode: Sequence[tuple[int, int]], chunk: Sequence[tuple[int, int, int]], heads: _Heads) -> list[KernelCase]:

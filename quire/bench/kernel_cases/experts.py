@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 
 _ITEM = 2
 

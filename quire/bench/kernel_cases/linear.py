@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 
 _ITEM = 2
 _WEIGHTS = ((6_144, 4_096), (4_096, 4_096), (28_672, 4_096), (4_096, 14_336), (128_256, 4_096))

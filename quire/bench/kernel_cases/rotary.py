@@ -13,7 +13,7 @@ _ITEM, _INT = 2, 8
 _BLOCK_SIZE, _HEAD = 16, 128
 
 
-def _rotate_and_store(tokens: int, heads: int, kv_heads: int, d: int, *, normed: bool) -> KernelCase:
+def _qk_norm_rope_and_cache(tokens: int, heads: int, kv_heads: int, d: int, *, normed: bool) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         blocks = 2 * (tokens // _BLOCK_SIZE + 1)
 
@@ -29,12 +29,14 @@ def _rotate_and_store(tokens: int, heads: int, kv_heads: int, d: int, *, normed:
 
     moved = 2 * tokens * (heads + 2 * kv_heads) * d + tokens * d + normed * (heads + kv_heads) * d
     name = f"{tokens} × ({heads} + 2·{kv_heads}) × {d}{', normed' if normed else ''}"
-    return KernelCase("rotate_and_store", name, make, moved * _ITEM + tokens * _INT)
+    return KernelCase("qk_norm_rope_and_cache", name, make, moved * _ITEM + tokens * _INT)
 
 
 def _cases(rows: Sequence[int], heads: int, kv_heads: int, d: int) -> tuple[KernelCase, ...]:
     return tuple(
-        _rotate_and_store(tokens, heads, kv_heads, d, normed=normed) for normed in (False, True) for tokens in rows
+        _qk_norm_rope_and_cache(tokens, heads, kv_heads, d, normed=normed)
+        for normed in (False, True)
+        for tokens in rows
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.bench.kernel_cases import Arguments, KernelCase
-from quire.kernels.reference.sampling import DrawColumns
+from quire.kernels.reference.sample import SamplingColumns
 
 _VOCAB = 128_256
 _WISHES: Mapping[str, Mapping[str, float]] = {
@@ -35,11 +35,11 @@ def _draw(reads: int, vocab: int, name: str, dtype: torch.dtype = torch.bfloat16
         faults = torch.empty(reads, dtype=torch.int8, device=device)
         slots = torch.randperm(reads, device=device)
         last = torch.zeros_like(tokens)
-        asked = DrawColumns(**columns, seed=seed, drawn=drawn)
+        asked = SamplingColumns(**columns, seed=seed, drawn=drawn)
         return (_logits(device, reads, vocab, dtype), slots, asked, tokens, faults, last), {}
 
     suffix = ", fp32" if dtype == torch.float32 else ""
-    return KernelCase("draw", f"{reads} × {vocab}, {name}{suffix}", make, reads * vocab * dtype.itemsize)
+    return KernelCase("sample", f"{reads} × {vocab}, {name}{suffix}", make, reads * vocab * dtype.itemsize)
 
 
 def _token_logprobs(reads: int, vocab: int, most: int) -> KernelCase:
@@ -50,7 +50,7 @@ def _token_logprobs(reads: int, vocab: int, most: int) -> KernelCase:
     return KernelCase("token_logprobs", f"{reads} × {vocab}, {most} likeliest", make, reads * vocab * 2)
 
 
-def _penalize(reads: int, vocab: int) -> KernelCase:
+def _apply_penalties(reads: int, vocab: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         seen = torch.zeros((reads, vocab), dtype=torch.int32, device=device)
         seen.scatter_(1, torch.randint(0, vocab, (reads, 1_000), device=device), 2)
@@ -58,16 +58,18 @@ def _penalize(reads: int, vocab: int) -> KernelCase:
         order = torch.randperm(reads, device=device)
         return (_logits(device, reads, vocab, torch.float32), order, order, seen, weights), {}
 
-    return KernelCase("penalize", f"{reads} × {vocab}, 1000 seen", make, reads * (vocab * 4 + min(vocab, 1_000) * 8))
+    return KernelCase(
+        "apply_penalties", f"{reads} × {vocab}, 1000 seen", make, reads * (vocab * 4 + min(vocab, 1_000) * 8)
+    )
 
 
-def _count_drawn(reads: int, vocab: int) -> KernelCase:
+def _count_sampled(reads: int, vocab: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         seen = torch.zeros((reads, vocab), dtype=torch.int32, device=device)
         order = torch.randperm(reads, device=device)
         return (torch.randint(0, vocab, (reads,), device=device), order, order, seen), {}
 
-    return KernelCase("count_drawn", f"{reads} × {vocab}", make, reads * 32)
+    return KernelCase("count_sampled", f"{reads} × {vocab}", make, reads * 32)
 
 
 def _logits(device: torch.device, reads: int, vocab: int, dtype: torch.dtype) -> Tensor:
@@ -81,8 +83,8 @@ def _cases(reads: Sequence[int], vocab: int) -> tuple[KernelCase, ...]:
         *(_draw(n, vocab, name) for name in _WISHES for n in reads),
         *(_draw(most, vocab, name, torch.float32) for name in ("greedy", "t .8, k 50, p .95")),
         *(_token_logprobs(n, vocab, k) for n in reads for k in (0, 5, 20)),
-        *(_penalize(n, vocab) for n in reads),
-        _count_drawn(most, vocab),
+        *(_apply_penalties(n, vocab) for n in reads),
+        _count_sampled(most, vocab),
     )
 
 

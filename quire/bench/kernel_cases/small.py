@@ -33,7 +33,7 @@ def _begin(rows: int, tokens_a_row: int) -> KernelCase:
         return (*(column.to(device) for column in columns), slots - 1, *out), {}
 
     moved = 6 * rows * tokens_a_row + 6 * rows  # three columns of tokens in and out; five of rows, and lengths back
-    return KernelCase("begin_step", f"{rows} × {tokens_a_row}", make, moved * _INT)
+    return KernelCase("prepare_inputs", f"{rows} × {tokens_a_row}", make, moved * _INT)
 
 
 def _seat(owners: int, blocks: int) -> KernelCase:
@@ -49,7 +49,7 @@ def _seat(owners: int, blocks: int) -> KernelCase:
         )
         return tuple(column.to(device) for column in given), {}
 
-    return KernelCase("seat_owners", f"{owners} × {blocks}", make, owners * (blocks + 19) * _INT)
+    return KernelCase("init_slots", f"{owners} × {blocks}", make, owners * (blocks + 19) * _INT)
 
 
 def _fetch(entries: int) -> KernelCase:
@@ -60,7 +60,7 @@ def _fetch(entries: int) -> KernelCase:
         turn = torch.zeros(8, dtype=torch.int64, device=device)
         return (buffers, turn, torch.empty_like(buffers[0])), {}
 
-    return KernelCase("fetch_columns", f"{entries}", make, 2 * entries * _INT)
+    return KernelCase("copy_inputs_from_host", f"{entries}", make, 2 * entries * _INT)
 
 
 def _send(entries: int) -> KernelCase:
@@ -69,7 +69,7 @@ def _send(entries: int) -> KernelCase:
         turn = torch.ones(8, dtype=torch.int64, device=device)
         return (torch.randint(0, 1_000, (entries,), device=device), buffers, turn), {}
 
-    return KernelCase("send_outputs", f"{entries}", make, 2 * entries * _INT)
+    return KernelCase("copy_outputs_to_host", f"{entries}", make, 2 * entries * _INT)
 
 
 def _embed(tokens: int, width: int, vocabulary: int) -> KernelCase:

@@ -13,7 +13,7 @@ IN_PROMPT, ONE_MORE = 1, 2
 """In an entry of `seen`."""
 
 
-def penalize(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights: Tensor) -> None:
+def apply_penalties(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights: Tensor) -> None:
     """Change the logits of some reads.
 
     Args:
@@ -35,7 +35,7 @@ def penalize(logits: Tensor, reads: Tensor, rows: Tensor, seen: Tensor, weights:
         logits[read].index_copy_(0, ids, x)
 
 
-def count_drawn(tokens: Tensor, reads: Tensor, rows: Tensor, seen: Tensor) -> None:
+def count_sampled(tokens: Tensor, reads: Tensor, rows: Tensor, seen: Tensor) -> None:
     """Count the tokens that some reads drew.
 
     Args:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.kernels.dispatch import kernel
 from quire.kernels.reference.logprobs import TokenScores
-from quire.kernels.table import kernel
 from quire.messages import TokenLogprobs
 from quire.worker.pinned_memory import upload
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.kernels.dispatch import kernel
 from quire.kernels.reference.penalties import IN_PROMPT, ONE_MORE
-from quire.kernels.table import kernel
 from quire.messages import Admitted
 from quire.sampling import LARGEST_EFFECT
 from quire.worker.pinned_memory import upload
@@ -31,9 +31,12 @@ class Penalties:
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._device = device
-        self._penalize, self._count = kernel("penalize", device.type), kernel("count_drawn", device.type)
+        self._apply_penalties, self._count = (
+            kernel("apply_penalties", device.type),
+            kernel("count_sampled", device.type),
+        )
         self._asking: set[int] = set()
-        self._seen = zeros((slots, vocab_size), torch.int32, device)  # see the op `penalize`
+        self._seen = zeros((slots, vocab_size), torch.int32, device)  # see the op `apply_penalties`
         self._weights = torch.zeros((slots, 3), device=device)  # presence, frequency, repetition
 
     def admit(self, owner: Admitted) -> bool:
@@ -59,7 +62,7 @@ class Penalties:
     def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
         """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
         if own := self._own(asking):
-            self._penalize(logits, *upload(own, self._device), self._seen, self._weights)
+            self._apply_penalties(logits, *upload(own, self._device), self._seen, self._weights)
 
     def drew(self, tokens: Tensor, asking: Sequence[tuple[int, int]]) -> None:
         """Count what each read drew; `tokens` [reads] int64."""
@@ -70,7 +73,7 @@ class Penalties:
         """Run both kernels on logits [reads, vocab] fp32 that are nobody's."""
         first = upload([[0], [0]], self._device)
         seen, weights = self._seen.new_zeros((1, logits.shape[-1])), self._weights.new_ones((1, 3))
-        self._penalize(logits, *first, seen, weights)
+        self._apply_penalties(logits, *first, seen, weights)
         self._count(first[0], *first, seen)
 
     def _own(self, asking: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.worker.buffer_ring import BufferRing, PinnedBufferRing
 
 _ALIGNED = 16
@@ -27,7 +27,7 @@ class SampledOutputs:
 
     Attributes:
         tokens: [reads] int64.
-        faults: [reads] int8; see the op `draw`.
+        faults: [reads] int8; see the op `sample`.
     """
 
     def __init__(self, reads: int, turns: BufferRing) -> None:
@@ -37,7 +37,7 @@ class SampledOutputs:
         self._words = self._hosts.host[0]
         if turns.apart:
             self._words = torch.zeros(self._words.shape, dtype=torch.int64, device=turns.device)
-            self._send = kernel("send_outputs", turns.device.type)
+            self._send = kernel("copy_outputs_to_host", turns.device.type)
         whole = self._words.view(torch.uint8)
         self.tokens: Tensor = whole[: 8 * reads].view(torch.int64)
         self.faults: Tensor = whole[first : first + reads].view(torch.int8)

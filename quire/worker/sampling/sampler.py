@@ -1,7 +1,7 @@
 """Logits to tokens for a whole batch of reads at once.
 
 The order is vLLM's: the rules of the slots that have any; then greedy, or temperature, min_p, top_k, top_p, one draw,
-which the op `draw` does for all reads in one go. Nothing here waits for the device but logits processors, which need
+which the op `sample` does for all reads in one go. Nothing here waits for the device but logits processors, which need
 their tokens on the host. Knows nothing about rows, plans or models.
 """
 
@@ -16,14 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.sampling import (
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference.sample import (
     NOTHING_LEFT,
     UNSOUND,
-    DrawColumns,
     Edges,
+    SamplingColumns,
     scores_within,
 )
-from quire.kernels.table import kernel
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.logits_transforms import ActiveRows
 from quire.worker.sampling.logprobs import FEW, LogprobsMode, rows_at_once, score
@@ -50,7 +50,7 @@ class Drawn:
 
     Attributes:
         tokens: [reads] int64; the token of a read that failed means nothing.
-        faults: [reads] int8; see the op `draw`, and _RULED_UNSOUND.
+        faults: [reads] int8; see the op `sample`, and _RULED_UNSOUND.
         broken: What went wrong in logits processors, by read.
         scores: [reads, vocab] what the tokens were drawn from; None unless asked for.
         ruled: The reads whose logits were changed by rules.
@@ -95,12 +95,12 @@ def draw_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Te
         tokens: [reads] int64, out.
         faults: [reads] int8, out.
     """
-    kernel("draw", logits.device.type)(logits, where, columns_of(slots), tokens, faults, slots.last)
+    kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, slots.last)
 
 
-def columns_of(slots: SlotTable) -> DrawColumns:
-    """What the op `draw` takes of the table."""
-    return DrawColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.drawn)
+def columns_of(slots: SlotTable) -> SamplingColumns:
+    """What the op `sample` takes of the table."""
+    return SamplingColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.drawn)
 
 
 def sample(
@@ -191,7 +191,7 @@ def _draw(
     tokens = torch.empty(reads, dtype=torch.int64, device=logits.device)
     faults = torch.empty(reads, dtype=torch.int8, device=logits.device)
     edges = Edges(logits.new_empty(reads, dtype=torch.float32), torch.empty_like(tokens)) if keep_scores else None
-    kernel("draw", logits.device.type)(logits, where, columns_of(slots), tokens, faults, edges=edges)
+    kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, edges=edges)
     if edges is None:
         return tokens, faults, {}, None
     return tokens, faults, {}, scores_within(logits, slots.temperature.index_select(0, where), edges)

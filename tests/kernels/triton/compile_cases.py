@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from quire.bench import kernel_cases
 from quire.bench.kernels import all_cases
-from quire.kernels.table import KERNELS, kernel
+from quire.kernels.dispatch import KERNELS, kernel
 
 
 class NoCard:

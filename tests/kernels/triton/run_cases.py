@@ -13,7 +13,7 @@ import sys
 import torch
 
 from quire.bench.kernels import all_cases
-from quire.kernels.table import KERNELS, kernel
+from quire.kernels.dispatch import KERNELS, kernel
 
 
 def main(ops: list[str]) -> int:

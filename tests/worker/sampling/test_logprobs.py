@@ -124,6 +124,6 @@ def test_the_largest_step_reports_as_many_as_may_be_asked_for(tmp_path: Path, mo
 
 
 def test_what_is_found_without_sorting_is_what_the_kernel_finds() -> None:
-    from quire.kernels.triton.drawing import logprobs as on_card
+    from quire.kernels.triton.sampling import logprobs as on_card
 
     assert FEW == on_card.MOST

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.kernels.reference.filters import cut_min_p, cut_top
-from quire.kernels.reference.sampling import choose
+from quire.kernels.reference.sample import choose
 from quire.worker.sampling.sampler import UNSOUND_TEXT, draw_and_advance, rehearse, sample
 from quire.worker.slot_table import SlotTable
 from tests.worker.driver import admit, admitted

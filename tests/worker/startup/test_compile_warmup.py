@@ -53,18 +53,18 @@ def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -
 
 def test_long_attention_experts_and_gated_products_are_found(served: list[dict[str, Any]]) -> None:
     found = {kernel for one in served for kernel in one["found"]}
-    assert {"_attend_long", "_gather_contexts", "_gated_kernel", "_route_kernel", "_penalize"} <= found
+    assert {"_prefill_attention_dense", "_gather_kv", "_gated_kernel", "_route_kernel", "_apply_penalties"} <= found
 
 
 def test_tiles_are_found_whole_and_in_parts(served: list[dict[str, Any]]) -> None:
     for one in served:
-        assert {"_attend_tiles", "_attend_parts", "_merge_parts"} <= {*one["found"]}
+        assert {"_prefill_attention", "_prefill_attention_split_kv", "_merge_splits"} <= {*one["found"]}
 
 
 def test_the_way_from_the_host_and_back_is_found_once(served: list[dict[str, Any]]) -> None:
     """Whatever the numbers of rows and tokens."""
     for one in served:
-        assert one["found"].count("_fetch_columns") == one["found"].count("_send_outputs") == 1
+        assert one["found"].count("_copy_inputs_from_host") == one["found"].count("_copy_outputs_to_host") == 1
 
 
 def test_steps_have_all_numbers_of_rows_and_tokens() -> None:

@@ -8,7 +8,7 @@ are the rows of its matrix products. Where a row has several pieces, the last pr
 order: the result does not depend on who was last.
 
 The cutting is one small kernel a step, since lengths are known on the device only. Pieces of many rows are taken by
-the kernel of decode_many where that exists.
+the kernel of decode_large_batch where that exists.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.paged_rows import PIECE_TILES, Partials
-from quire.kernels.triton.attention.decode_many import attend_many, serves_many
+from quire.kernels.reference.paged_attention import SPLIT_OVERHEAD_TILES, DecodePartials
+from quire.kernels.triton.attention.decode_large_batch import decode_attention_large_batch, serves_large_batch
 from quire.kernels.triton.attention.scores import factors, padded, scores
-from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.device_properties import multiprocessors
 from quire.kernels.triton.launching.launch import launched, next_power_of_2
 
 _MERGED = 8
@@ -67,19 +67,19 @@ def keys_of_tile(d: int, item: int) -> int:
     return _shape(d, item).keys
 
 
-def pieces_at_once(kv_heads: int, device: torch.device) -> int:
+def kv_splits_at_once(kv_heads: int, device: torch.device) -> int:
     """As many as programs take in one round."""
     return -(-_PROGRAMS * multiprocessors(device) // kv_heads)
 
 
-def pieces_for(rows: int, at_once: int) -> int:
+def kv_splits_for(rows: int, at_once: int) -> int:
     """Room for pieces of so many rows: one each and as many more as fill the device if there is one row; but as nearly
     as can be so many that programs run in whole rounds, since a last round of few leaves most of the device idle.
     """
     return max(rows, round((rows + at_once) / at_once) * at_once)
 
 
-def cut_contexts(
+def plan_kv_splits(
     starts: Tensor,
     slots: Tensor,
     singles: Tensor | None,
@@ -93,9 +93,9 @@ def cut_contexts(
     """See the reference. All are contiguous."""
     rows = len(slots) if singles is None else len(singles)
     overlap = can_overlap(pieces.device)
-    _cut_contexts[(1,)](
+    _plan_kv_splits[(1,)](
         starts, slots, singles, tokens, pieces, rows, len(pieces), at_once, _LONGEST if window is None else window,
-        TILE=tile, FEWEST=fewest, PIECE_TILES=PIECE_TILES, ROWS=max(256, next_power_of_2(rows)),
+        TILE=tile, FEWEST=fewest, SPLIT_OVERHEAD_TILES=SPLIT_OVERHEAD_TILES, ROWS=max(256, next_power_of_2(rows)),
         COLUMNS=pieces.shape[1], OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ def cut_contexts(
     do_not_specialize=["rows", "room", "at_once", "window"],
     do_not_specialize_on_alignment=["starts", "slots", "singles", "tokens"],
 )
-def _cut_contexts(
+def _plan_kv_splits(
     starts,
     slots,
     singles,
@@ -117,7 +117,7 @@ def _cut_contexts(
     window,
     TILE: tl.constexpr,
     FEWEST: tl.constexpr,
-    PIECE_TILES: tl.constexpr,
+    SPLIT_OVERHEAD_TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -139,7 +139,7 @@ def _cut_contexts(
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
     low = _tiles_of_pieces(tiles, room, FEWEST)
     high = _tiles_of_pieces(tiles, tl.minimum(tl.maximum(rows, at_once), room), FEWEST)
-    if _cost(tiles, low, at_once, PIECE_TILES) < _cost(tiles, high, at_once, PIECE_TILES):
+    if _cost(tiles, low, at_once, SPLIT_OVERHEAD_TILES) < _cost(tiles, high, at_once, SPLIT_OVERHEAD_TILES):
         high = low
     count = (tiles + high - 1) // high
     each = tl.where(inside, (tiles + count - 1) // tl.maximum(count, 1), 1)  # as even as tiles allow
@@ -175,20 +175,20 @@ def _tiles_of_pieces(tiles, room, FEWEST: tl.constexpr):
 
 
 @triton.jit
-def _cost(tiles, most, at_once, PIECE_TILES: tl.constexpr):
+def _cost(tiles, most, at_once, SPLIT_OVERHEAD_TILES: tl.constexpr):
     """See the reference."""
     pieces = tl.sum((tiles + most - 1) // most, 0)
-    several = 2 * (tl.sum(tiles, 0) + PIECE_TILES * pieces) + most * at_once
-    return tl.where(pieces <= at_once, 2 * at_once * (most + PIECE_TILES), several)
+    several = 2 * (tl.sum(tiles, 0) + SPLIT_OVERHEAD_TILES * pieces) + most * at_once
+    return tl.where(pieces <= at_once, 2 * at_once * (most + SPLIT_OVERHEAD_TILES), several)
 
 
-def attend_pieces(
+def decode_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     table: Tensor,
     pieces: Tensor,
-    partials: Partials,
+    partials: DecodePartials,
     out: Tensor,
     scale: float,
     cap: float | None = None,
@@ -197,8 +197,8 @@ def attend_pieces(
     """See the reference. All but the table are contiguous."""
     assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
     assert pieces.shape[0] <= partials.outputs.shape[0]
-    if serves_many(q, keys, q.shape[0] if rows is None else rows):
-        attend_many(q, keys, values, table, pieces, partials, out, scale, cap)
+    if serves_large_batch(q, keys, q.shape[0] if rows is None else rows):
+        decode_attention_large_batch(q, keys, values, table, pieces, partials, out, scale, cap)
         return
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
@@ -206,7 +206,7 @@ def attend_pieces(
     shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
-    _attend_pieces[(pieces.shape[0] * kv_heads,)](
+    _decode_attention[(pieces.shape[0] * kv_heads,)](
         q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
         before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
@@ -218,7 +218,7 @@ def attend_pieces(
 
 @launched
 @triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces"])
-def _attend_pieces(
+def _decode_attention(
     q,
     keys,
     values,

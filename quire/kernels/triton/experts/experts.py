@@ -14,9 +14,9 @@ from torch import Tensor
 
 from quire.kernels.triton.experts import routing
 from quire.kernels.triton.experts.products import by_tiles, one_by_one
-from quire.kernels.triton.experts.table import CUTS, OVERLAP
-from quire.kernels.triton.launching.card import program_memory
+from quire.kernels.triton.experts.tuned_expert_configs import CUTS, OVERLAP
 from quire.kernels.triton.launching.dependent_launch import can_overlap
+from quire.kernels.triton.launching.device_properties import program_memory
 from quire.kernels.triton.linear.rows import Rows
 from quire.kernels.triton.linear.tiles import Tiles
 

@@ -133,14 +133,14 @@ def _compile(module: str, name: str, target: dict[str, Any], specialization: str
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
 
-    from quire.kernels.triton.launching.keys import settle_key
+    from quire.kernels.triton.launching.cache_keys import make_cache_key
 
     if has_time:  # from now on, for nearly all that comes afterwards has time too
         os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
     driver.set_active(_Card(GPUTarget(**target)))
     function = getattr(importlib.import_module(module), name)
     function = getattr(function, "function", function)  # of `launch.Kernel`
-    settle_key(function)
+    make_cache_key(function)
     kernel = function.preload(specialization)
     function.device_caches.clear()
     with suppress(Exception):  # no C compiler, or no driver to link to: the parent will say so. Later Tritons need none

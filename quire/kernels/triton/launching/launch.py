@@ -28,7 +28,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.launching.described import kind_of
+from quire.kernels.triton.launching.tensor_descriptors import specialization_of
 
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 """What a launch may say beside the kernel's own parameters."""
@@ -56,7 +56,7 @@ _FACTS = """
         {name}__by = {of_number}
     elif {name}__kind is _Descriptor:
         {name}__value = {name}
-        {name}__by = _kind_of({name})
+        {name}__by = _specialization_of({name})
     else:
         {name}__value = {name}
         {name}__by = None
@@ -92,7 +92,7 @@ class Kernel:
             "_runtime": knobs.runtime,
             "_Tensor": Tensor,
             "_Descriptor": TensorDescriptor,
-            "_kind_of": kind_of,
+            "_specialization_of": specialization_of,
             "_ELSE": _ELSE,
         }
         exec(_source(function, on_device), names)

@@ -28,8 +28,8 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from quire.kernels.triton.launching.cache_keys import make_cache_key
 from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
-from quire.kernels.triton.launching.keys import settle_key
 from quire.kernels.triton.launching.loading import load_apart
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class Precompiler:
             raise CancelledError
         self._prepared.result()
         with self._turns if begins is self._needed else nullcontext():
-            settle_key(function)
+            make_cache_key(function)
             return self._compile(function, specialization)
 
 

@@ -30,10 +30,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from quire.kernels.triton.launching.card import multiprocessors
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.described import described
+from quire.kernels.triton.launching.device_properties import multiprocessors
 from quire.kernels.triton.launching.launch import cdiv, launched
+from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
 send_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -81,9 +81,9 @@ def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
     rows, outputs = y.shape
     down, across = cdiv(rows, 128), cdiv(outputs, 128)
     _gated_kernel[(min(down * across, multiprocessors(x.device)),)](
-        _described(x, 64),
-        _weight_described(w),
-        _described(y, 64, 128),
+        _tensor_descriptor(x, 64),
+        _weight_descriptor(w),
+        _tensor_descriptor(y, 64, 128),
         cdiv(x.shape[1], 64),
         down,
         across,
@@ -94,16 +94,16 @@ def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
     )
 
 
-def _described(x: Tensor, rows: int, columns: int = 64) -> TensorDescriptor:
+def _tensor_descriptor(x: Tensor, rows: int, columns: int = 64) -> TensorDescriptor:
     """[rows, columns] for the copy engine, which takes so many of both at a time."""
-    return described(x, tuple(x.shape), (x.stride(0), 1), (rows, columns), _layout(2))
+    return tensor_descriptor(x, tuple(x.shape), (x.stride(0), 1), (rows, columns), _layout(2))
 
 
-def _weight_described(w: Tensor) -> TensorDescriptor:
+def _weight_descriptor(w: Tensor) -> TensorDescriptor:
     """Eight rows of gates come before the same eight of ups: [eights, gate or up, 8, columns]."""
     outputs, columns = w.shape[0] // 2, w.shape[1]
     strides = (8 * columns, outputs * columns, columns, 1)
-    return described(w, (outputs // 8, 2, 8, columns), strides, (16, 2, 8, 64), _layout(4))
+    return tensor_descriptor(w, (outputs // 8, 2, 8, columns), strides, (16, 2, 8, 64), _layout(4))
 
 
 @functools.cache

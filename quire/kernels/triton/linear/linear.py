@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.triton.activation import silu_and_mul
-from quire.kernels.triton.launching.card import is_sm_90
 from quire.kernels.triton.launching.dependent_launch import can_overlap
+from quire.kernels.triton.launching.device_properties import is_sm_90
 from quire.kernels.triton.linear.gated import can_gate, gated_product
 from quire.kernels.triton.linear.rows import Rows, row_linear
-from quire.kernels.triton.linear.table import GATED, OVERLAP, PLAIN, UP_TO
 from quire.kernels.triton.linear.tiles import Tiles, tile_linear
+from quire.kernels.triton.linear.tuned_linear_configs import GATED, OVERLAP, PLAIN, UP_TO
 
 Cut = Rows | Tiles | None
 """How a product is cut into programs; None is cuBLAS."""

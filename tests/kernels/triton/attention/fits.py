@@ -17,8 +17,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.reference.paged_rows import new_partials_of_parts
-from quire.kernels.triton.attention import chunk, parts
+from quire.kernels.reference.paged_attention import new_prefill_partials
+from quire.kernels.triton.attention import prefill, prefill_split_kv
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.not_interpreted import taken
 
@@ -44,15 +44,15 @@ def main(cases: list[str]) -> int:
         capability, d, dtype = case.split(":")
         card, width, element = int(capability), int(d), getattr(torch, dtype)
         triton.runtime.driver.set_active(_Card(card))
-        for module in (chunk, parts):
+        for module in (prefill, prefill_split_kv):
             module.can_overlap = partial(_overlaps, card)  # type: ignore[assignment]
-        chunk.program_memory = partial(_memory, card)  # type: ignore[assignment]
+        prefill.program_memory = partial(_memory, card)  # type: ignore[assignment]
         with torch.device("meta"):
             _launch(width, element)
-        at_once = chunk.shape_within(MEMORY[card], width, element.itemsize).at_once
+        at_once = prefill.shape_within(MEMORY[card], width, element.itemsize).at_once
         for name, kernel in made:
             programs, memory, registers = (
-                at_once if name == "_attend_parts" else 1,
+                at_once if name == "_prefill_attention_split_kv" else 1,
                 kernel.metadata.shared,
                 taken(kernel, "REG") * 32 * kernel.metadata.num_warps,
             )
@@ -83,13 +83,13 @@ def _overlaps(capability: int, device: torch.device) -> bool:
 
 
 def _launch(d: int, dtype: torch.dtype) -> None:
-    """Whole tiles, and parts."""
+    """Whole tiles, and prefill_split_kv."""
     q, cache = torch.empty(9, HEADS, d, dtype=dtype), torch.empty(9, 16, KV_HEADS, d, dtype=dtype)
     context = (cache, cache, torch.empty(9, 9, dtype=torch.int64))
-    queries = chunk.queries_of_tile(d, q.element_size(), HEADS // KV_HEADS, q.device)
-    partials = new_partials_of_parts(9 * queries, HEADS, d, q.device)
-    chunk.attend_tiles(q, *context, *_columns(6), None, queries, q, 1.0)
-    parts.attend_parts(q, *context, *_columns(8), None, queries, partials, q, 1.0)
+    queries = prefill.queries_of_tile(d, q.element_size(), HEADS // KV_HEADS, q.device)
+    partials = new_prefill_partials(9 * queries, HEADS, d, q.device)
+    prefill.prefill_attention(q, *context, *_columns(6), None, queries, q, 1.0)
+    prefill_split_kv.prefill_attention_split_kv(q, *context, *_columns(8), None, queries, partials, q, 1.0)
 
 
 def _columns(number: int) -> Iterator[torch.Tensor]:

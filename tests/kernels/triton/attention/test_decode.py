@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kernels.reference import paged_rows as reference
+from quire.kernels.reference import paged_attention as reference
 from quire.kernels.triton.attention import decode as ours
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
@@ -31,8 +31,8 @@ def cut(
     chosen = None if singles is None else torch.tensor(singles, device=device)
     tokens = None if chosen is None else 2 * chosen + 1
     found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
-    ours.cut_contexts(starts, slots, chosen, tokens, window, tile, found, at_once, fewest)
-    reference.cut_contexts(starts, slots, chosen, tokens, window, tile, expected, at_once, fewest)
+    ours.plan_kv_splits(starts, slots, chosen, tokens, window, tile, found, at_once, fewest)
+    reference.plan_kv_splits(starts, slots, chosen, tokens, window, tile, expected, at_once, fewest)
     return found, expected
 
 
@@ -97,15 +97,15 @@ def check(
     singles = torch.arange(1, tokens, device=device)
     tile = ours.keys_of_tile(d, q.element_size())
     pieces = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
-    ours.cut_contexts(starts, slots, singles, singles, window, tile, pieces, 6)
-    partials = reference.new_partials(len(pieces), heads, kv_heads, d, torch.device(device))
+    ours.plan_kv_splits(starts, slots, singles, singles, window, tile, pieces, 6)
+    partials = reference.new_decode_partials(len(pieces), heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
     scale = d**-0.5
     for _ in range(2):  # counters are ready again
-        ours.attend_pieces(q, *vars(cache).values(), pieces, partials, found, scale, cap)
-    reference.attend_pieces(q, *vars(cache).values(), pieces, partials, expected, scale, cap)
+        ours.decode_attention(q, *vars(cache).values(), pieces, partials, found, scale, cap)
+    reference.decode_attention(q, *vars(cache).values(), pieces, partials, expected, scale, cap)
     assert found[0].isnan().all()
     assert_near(found[1:], expected[1:])
     assert not partials.arrived.any()
@@ -148,12 +148,12 @@ def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
     cache = paged([40, 40], 8, 1, 16, torch.float32, device)
     cache.values[cache.table[0, 2]] = NAN
     pieces = torch.empty((4, 8), dtype=torch.int32, device=device)
-    ours.cut_contexts(
+    ours.plan_kv_splits(
         torch.tensor([39, 39], device=device), torch.arange(2, device=device), None, None, None, 32, pieces, 4
     )
-    partials = reference.new_partials(4, 2, 1, 16, torch.device(device))
+    partials = reference.new_decode_partials(4, 2, 1, 16, torch.device(device))
     q, out = torch.randn(2, 2, 16, device=device), torch.empty(2, 2, 16, device=device)
-    ours.attend_pieces(q, *vars(cache).values(), pieces, partials, out, 0.25)
+    ours.decode_attention(q, *vars(cache).values(), pieces, partials, out, 0.25)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
 
@@ -168,7 +168,7 @@ def test_real_sizes(lengths: list[int], heads: int, kv_heads: int, d: int) -> No
 @pytest.mark.parametrize("at_once", [16, 66, 528])
 def test_room_for_pieces(at_once: int) -> None:
     """One a row at least, more for more rows, and rounds of programs that are full as far as rows allow."""
-    rooms = [ours.pieces_for(rows, at_once) for rows in range(1, 2000)]
+    rooms = [ours.kv_splits_for(rows, at_once) for rows in range(1, 2000)]
     assert rooms[0] == at_once
     assert all(room >= rows and room % at_once == 0 for rows, room in enumerate(rooms, 1))
     assert rooms == sorted(rooms)
@@ -185,7 +185,7 @@ def test_room_for_pieces(at_once: int) -> None:
 )
 def test_pieces_that_take_the_least_time(lengths: list[int], most: int, device: str) -> None:
     """With 66 taken at once, as on an H200 with 8 KV heads; what was measured there."""
-    found, expected = cut(lengths, ours.pieces_for(len(lengths), 66), None, 64, device, fewest=2, at_once=66)
+    found, expected = cut(lengths, ours.kv_splits_for(len(lengths), 66), None, 64, device, fewest=2, at_once=66)
     assert torch.equal(found[:, 6], expected[:, 6])
     longest = max(end - begin for _, _, begin, end, _, _, count, _ in found.tolist() if count)
     assert -(-longest // 64) == most

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.kernels.triton.attention.chunk import shape_within
+from quire.kernels.triton.attention.prefill import shape_within
 from tests.kernels.triton.attention.fits import MEMORY
 from tests.kernels.triton.not_interpreted import printed_by
 
@@ -15,7 +15,7 @@ CASES = ("86:256:bfloat16", "86:128:bfloat16", "86:256:float32", "90:256:bfloat1
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a card, every test launches what it runs")
 def test_programs_find_shared_memory_and_registers() -> None:
-    assert printed_by("tests.kernels.triton.attention.fits", *CASES).count("_attend_parts") == len(CASES)
+    assert printed_by("tests.kernels.triton.attention.fits", *CASES).count("_prefill_attention_split_kv") == len(CASES)
 
 
 @pytest.mark.parametrize(("d", "item"), [(64, 2), (128, 2), (256, 2), (64, 4), (256, 4)])

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.dispatch import kernel
 from quire.kernels.reference.experts import route as reference_route
-from quire.kernels.table import kernel
 from quire.kernels.triton.experts.experts import IN_FP32, Cuts, choice, multiply
 from quire.kernels.triton.experts.routing import group, route
-from quire.kernels.triton.experts.table import CUTS
+from quire.kernels.triton.experts.tuned_expert_configs import CUTS
 from quire.kernels.triton.linear.rows import Rows
 from quire.kernels.triton.linear.tiles import Tiles
 

@@ -20,7 +20,7 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from quire.bench.kernels import all_cases
-from quire.kernels.table import kernel
+from quire.kernels.dispatch import kernel
 from quire.kernels.triton.embedding import embed
 from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
 from quire.kernels.triton.launching.precompiler import Precompiler
@@ -42,8 +42,8 @@ def main() -> None:
     processes = CompilerProcesses(2)
     with Precompiler(2, preload, lambda: None, processes) as precompiler, precompiler.rehearsal():
         embed_by(None)
-        launch("attend_long")  # in Gluon
-        launch("token_logprobs")  # calls functions that read constants: part of its key, see `settle_key`
+        launch("prefill_attention_dense")  # in Gluon
+        launch("token_logprobs")  # calls functions that read constants: part of its key, see `make_cache_key`
         with precompiler.rehearsal(later=True):
             embed_by(2.5)
     found["start"] = [each for each in compiled if each[2] != "compile later"]

@@ -16,7 +16,7 @@ import triton
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.attention.places import place_tokens
+from quire.kernels.triton.attention.slot_mapping import compute_slot_mapping
 from quire.kernels.triton.embedding import embed
 from quire.kernels.triton.launching.precompiler import Precompiler
 from tests.kernels.triton.compile_cases import NoCard
@@ -32,7 +32,7 @@ def main() -> None:
 
     def compile(function: JITFunction[Any], specialization: str) -> Any:
         functions.append(function)
-        if function.fn.__name__ == "_place_tokens":
+        if function.fn.__name__ == "_compute_slot_mapping":
             raise OSError("no room on the device")
         return function.preload(specialization)
 
@@ -63,7 +63,7 @@ def launch_all() -> None:
     for tokens in (numbers, numbers[:5]):
         embed(tokens, weight, None, torch.empty(len(tokens), 32))
     embed(numbers, weight, 2.5, torch.empty(8, 32))
-    place_tokens(numbers.view(2, 4), numbers, numbers, 16, torch.empty_like(numbers))
+    compute_slot_mapping(numbers.view(2, 4), numbers, numbers, 16, torch.empty_like(numbers))
 
 
 def look_up(function: JITFunction[Any], grid: Any) -> Any:

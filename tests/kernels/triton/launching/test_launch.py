@@ -24,8 +24,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
 
 from quire.kernels.triton.launching import launch
-from quire.kernels.triton.launching.described import described
 from quire.kernels.triton.launching.launch import Kernel, cdiv, launched, next_power_of_2
+from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
 
 STREAM = 77
 
@@ -144,7 +144,7 @@ def test_what_a_kernel_is_not_specialised_by_is_no_other_compilation(launches: L
 def tiles_of(x: torch.Tensor, rows: int, columns: int, swizzle: int = 128) -> TensorDescriptor:
     """A descriptor of these 16-bit numbers as two rows."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=2)
-    return described(x, (2, x.numel() // 2), (x.numel() // 2, 1), (rows, columns), layout)
+    return tensor_descriptor(x, (2, x.numel() // 2), (x.numel() // 2, 1), (rows, columns), layout)
 
 
 def test_a_descriptor_is_handed_on_and_a_kernel_is_specialised_by_its_tiles_alone(launches: Launches) -> None:

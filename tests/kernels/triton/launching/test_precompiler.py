@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_each_specialisation_is_begun_once(found: dict[str, Any]) -> None:
-    assert found["names"] == ["_embed", "_embed", "_place_tokens"]
+    assert found["names"] == ["_embed", "_embed", "_compute_slot_mapping"]
 
 
 def test_compiled_by_the_threads_once_these_are_prepared(found: dict[str, Any]) -> None:
@@ -36,11 +36,11 @@ def test_compiled_by_the_threads_once_these_are_prepared(found: dict[str, Any]) 
 
 
 def test_later_launches_compile_only_what_failed(found: dict[str, Any]) -> None:
-    assert found["later"] == [["_place_tokens", False, "MainThread"]]
+    assert found["later"] == [["_compute_slot_mapping", False, "MainThread"]]
 
 
 def test_triton_cache_on_disk_has_it_under_its_own_key(found: dict[str, Any]) -> None:
-    assert found["afresh"] == [[name, True, "MainThread"] for name in ("_embed", "_embed", "_place_tokens")]
+    assert found["afresh"] == [[name, True, "MainThread"] for name in ("_embed", "_embed", "_compute_slot_mapping")]
 
 
 def test_products_wait_for_the_run_but_for_those_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:

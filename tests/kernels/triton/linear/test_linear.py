@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.dispatch import kernel
 from quire.kernels.reference.linear import linear as reference
-from quire.kernels.table import kernel
 from quire.kernels.triton.linear.linear import Cut, choice, linear_silu_and_mul, multiply
 from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.table import GATED, PLAIN, UP_TO
 from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.tuned_linear_configs import GATED, PLAIN, UP_TO
 
 FEW_ROWS = (
     Rows(1, 64, 1),

@@ -1,0 +1,80 @@
+"""One table: which function computes an op on which device.
+
+All versions of an op have the signature of its torch reference in `quire.kernels.reference`, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+KERNELS: dict[tuple[str, str], str] = {
+    ("rms_norm", "cpu"): "quire.kernels.reference.norm:rms_norm",
+    ("layer_norm", "cpu"): "quire.kernels.reference.norm:layer_norm",
+    ("silu_and_mul", "cpu"): "quire.kernels.reference.activation:silu_and_mul",
+    ("gelu_and_mul", "cpu"): "quire.kernels.reference.activation:gelu_and_mul",
+    ("gelu", "cpu"): "quire.kernels.reference.activation:gelu",
+    ("soft_cap", "cpu"): "quire.kernels.reference.activation:soft_cap",
+    ("embed", "cpu"): "quire.kernels.reference.embedding:embed",
+    ("angles", "cpu"): "quire.kernels.reference.embedding:angles",
+    ("rms_norm", "cuda"): "quire.kernels.triton.norm:rms_norm",
+    ("layer_norm", "cuda"): "quire.kernels.triton.norm:layer_norm",
+    ("silu_and_mul", "cuda"): "quire.kernels.triton.activation:silu_and_mul",
+    ("gelu_and_mul", "cuda"): "quire.kernels.triton.activation:gelu_and_mul",
+    ("gelu", "cuda"): "quire.kernels.triton.activation:gelu",
+    ("soft_cap", "cuda"): "quire.kernels.triton.activation:soft_cap",
+    ("embed", "cuda"): "quire.kernels.triton.embedding:embed",
+    ("angles", "cuda"): "quire.kernels.triton.embedding:angles",
+    ("pack_linear", "cpu"): "quire.kernels.cpu.linear:pack_linear",
+    ("linear", "cpu"): "quire.kernels.cpu.linear:linear",
+    ("linear_silu_and_mul", "cpu"): "quire.kernels.cpu.linear:linear_silu_and_mul",
+    ("route", "cpu"): "quire.kernels.reference.experts:route",
+    ("pack_experts", "cpu"): "quire.kernels.cpu.experts:pack_experts",
+    ("experts", "cpu"): "quire.kernels.cpu.experts:experts",
+    ("pack_linear", "cuda"): "quire.kernels.triton.linear.linear:pack_linear",
+    ("linear", "cuda"): "quire.kernels.triton.linear.linear:linear",
+    ("linear_silu_and_mul", "cuda"): "quire.kernels.triton.linear.linear:linear_silu_and_mul",
+    ("route", "cuda"): "quire.kernels.triton.experts.experts:route",
+    ("pack_experts", "cuda"): "quire.kernels.triton.experts.experts:pack_experts",
+    ("experts", "cuda"): "quire.kernels.triton.experts.experts:experts",
+    ("qk_norm_rope_and_cache", "cpu"): "quire.kernels.reference.padded_attention:qk_norm_rope_and_cache",
+    ("qk_norm_rope_and_cache", "cuda"): "quire.kernels.triton.attention.qk_norm_rope:qk_norm_rope_and_cache",
+    ("compute_slot_mapping", "cuda"): "quire.kernels.triton.attention.slot_mapping:compute_slot_mapping",
+    ("plan_kv_splits", "cuda"): "quire.kernels.triton.attention.decode:plan_kv_splits",
+    ("decode_attention", "cuda"): "quire.kernels.triton.attention.decode:decode_attention",
+    ("prefill_attention", "cuda"): "quire.kernels.triton.attention.prefill:prefill_attention",
+    (
+        "prefill_attention_split_kv",
+        "cuda",
+    ): "quire.kernels.triton.attention.prefill_split_kv:prefill_attention_split_kv",
+    ("gather_kv", "cuda"): "quire.kernels.triton.attention.gather_kv:gather_kv",
+    ("prefill_attention_dense", "cuda"): "quire.kernels.triton.attention.prefill_dense:prefill_attention_dense",
+    ("decode_attention_padded", "cpu"): "quire.kernels.reference.padded_attention:decode_attention_padded",
+    ("prefill_attention_row", "cpu"): "quire.kernels.reference.padded_attention:prefill_attention_row",
+    ("sample", "cpu"): "quire.kernels.reference.sample:sample",
+    ("sample", "cuda"): "quire.kernels.triton.sampling.sample:sample",
+    ("token_logprobs", "cpu"): "quire.kernels.reference.logprobs:token_logprobs",
+    ("token_logprobs", "cuda"): "quire.kernels.triton.sampling.logprobs:token_logprobs",
+    ("apply_penalties", "cpu"): "quire.kernels.reference.penalties:apply_penalties",
+    ("apply_penalties", "cuda"): "quire.kernels.triton.sampling.penalties:apply_penalties",
+    ("count_sampled", "cpu"): "quire.kernels.reference.penalties:count_sampled",
+    ("count_sampled", "cuda"): "quire.kernels.triton.sampling.penalties:count_sampled",
+    ("copy_inputs_from_host", "cpu"): "quire.kernels.reference.host_transfer:copy_inputs_from_host",
+    ("copy_inputs_from_host", "cuda"): "quire.kernels.triton.host_transfer:copy_inputs_from_host",
+    ("copy_outputs_to_host", "cpu"): "quire.kernels.reference.host_transfer:copy_outputs_to_host",
+    ("copy_outputs_to_host", "cuda"): "quire.kernels.triton.host_transfer:copy_outputs_to_host",
+    ("prepare_inputs", "cpu"): "quire.kernels.reference.step_inputs:prepare_inputs",
+    ("prepare_inputs", "cuda"): "quire.kernels.triton.step_inputs:prepare_inputs",
+    ("init_slots", "cpu"): "quire.kernels.reference.step_inputs:init_slots",
+    ("init_slots", "cuda"): "quire.kernels.triton.step_inputs:init_slots",
+    ("move_blocks", "cpu"): "quire.kernels.reference.blocks:move_blocks",
+    ("move_blocks", "cuda"): "quire.kernels.triton.blocks:move_blocks",
+}
+
+
+def kernel(op: str, device: str) -> Callable[..., Any]:
+    """The function for `op` on a device of type `device`; looked up once, when a layer is built."""
+    module, name = KERNELS[op, device].split(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function

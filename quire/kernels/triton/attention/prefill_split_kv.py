@@ -1,0 +1,290 @@
+"""Attention of a few tokens behind long contexts: tiles of queries that are cut along their keys too.
+
+Where there are few tiles (see chunk.py), a program each leaves most of the card idle. Here a program takes its share of
+a tile's keys, and leaves what it has summed in memory; a second kernel merges what a tile's parts have left, in their
+order, after all have ended. A part of m rows of products leaves m · (d + 1) numbers of 4 bytes, means of values and the
+logarithms of sums of weights, and they are read once. As many programs as there are parts merge, each its share of a
+tile's rows, which it reads all at once. A tile that has one part writes its outputs, and what would merge it leaves at
+once. In the grids, which are as large as the columns are long at most, a tile's KV heads stand together, so that
+programs of padding are the last.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.reference.paged_attention import PrefillPartials
+from quire.kernels.triton.attention.prefill import attention_over_keys, tile_shape
+from quire.kernels.triton.attention.scores import factors, padded
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.device_properties import multiprocessors
+from quire.kernels.triton.launching.launch import launched
+
+FEWEST = 4
+"""Tiles of keys of a part, where a window leaves fewer than the host knew of."""
+MERGE = 6
+"""So many tiles of keys take as long as merging does where tiles are cut at all."""
+SHARED = 1.4
+"""So many times as long takes a tile of keys where two programs share a multiprocessor."""
+MAX_SPLITS_OF_TILE = 32
+"""Parts."""
+_MOST = 64
+"""Of all tiles together."""
+_AT_ONCE = 8
+"""Parts that a program which merges reads at once."""
+
+
+def max_unshared_splits(kv_heads: int, device: torch.device) -> int:
+    """Parts of all tiles together that have a multiprocessor each."""
+    return min(max(1, multiprocessors(device) // kv_heads), _MOST)
+
+
+def max_splits(kv_heads: int, device: torch.device, at_once: int) -> int:
+    """Parts of all tiles together that the device has at once, with so many programs of a multiprocessor."""
+    return min(max(1, at_once * multiprocessors(device) // kv_heads), _MOST)
+
+
+def prefill_attention_split_kv(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    tile_rows: Tensor,
+    tile_offsets: Tensor,
+    part_numbers: Tensor,
+    part_counts: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    firsts: Tensor,
+    slots: Tensor,
+    window: int | None,
+    queries: int,
+    partials: PrefillPartials,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """See the reference; `queries` is that of `queries_of_tile`. All but the table are contiguous."""
+    _, block_size, kv_heads, d = keys.shape
+    heads, items = q.shape[1], tile_rows.shape[0]
+    shape = tile_shape(d, q.element_size(), q.device)
+    assert queries == shape.rows // (heads // kv_heads)
+    columns = (tile_rows, tile_offsets, part_numbers, part_counts, starts, counts, firsts)
+    assert all(map(Tensor.is_contiguous, (q, keys, values, *columns, slots, out)))
+    before, after = factors(scale, cap)
+    overlap = can_overlap(q.device)
+    left = (partials.outputs, partials.sums)
+    _prefill_attention_split_kv[(kv_heads, items)](
+        q, keys, values, table, *columns, slots, *left, out, table.stride(0), window or 0, before, after,
+        CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
+        QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
+        STAGES=shape.stages + shape.ahead, FEWEST=FEWEST, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
+    )  # fmt: skip
+    _merge_splits[(kv_heads, min(items, partials.outputs.shape[0] // queries))](
+        *columns, *left, out, window or 0,
+        WINDOWED=window is not None, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded(d),
+        M=shape.rows, N=shape.keys, FEWEST=FEWEST, AT_ONCE=_AT_ONCE, OVERLAP=overlap,
+        num_warps=8, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@launched
+@triton.jit(
+    do_not_specialize=["table_line", "window"],
+    do_not_specialize_on_alignment=[
+        "tile_rows",
+        "tile_offsets",
+        "part_numbers",
+        "part_counts",
+        "starts",
+        "counts",
+        "firsts",
+        "slots",
+    ],
+)
+def _prefill_attention_split_kv(
+    q,
+    keys,
+    values,
+    table,
+    tile_rows,
+    tile_offsets,
+    part_numbers,
+    part_counts,
+    starts,
+    counts,
+    firsts,
+    slots,
+    outputs,
+    sums,
+    out,
+    table_line,
+    window,
+    before,
+    after,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    STAGES: tl.constexpr,
+    FEWEST: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A part of a tile, and a KV head; row m of the products is query m // GROUP of the tile, head m % GROUP of the KV
+    head's.
+    """
+    release_dependents(OVERLAP)
+    kv_head, item = tl.program_id(0), tl.program_id(1)
+    m, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, N)
+    wait_for_inputs(OVERLAP)
+    row, offset = tl.load(tile_rows + item), tl.load(tile_offsets + item).to(tl.int32)
+    number, parts = tl.load(part_numbers + item).to(tl.int32), tl.load(part_counts + item).to(tl.int32)
+    if parts == 0:
+        return
+    start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
+    first, slot = tl.load(firsts + row), tl.load(slots + row)
+    seen_from, base, end, each, parts = _shares(start, offset, count, parts, window, WINDOWED, QUERIES, N, FEWEST)
+    if number >= parts:
+        return
+    begin = base + number * each * N
+    query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
+    exists = (m // GROUP < QUERIES) & (query < count)
+    inside = exists[:, None] & (column < D)[None, :]
+    where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
+    x = tl.load(q + where, inside, 0.0)
+    highest, weights, total = attention_over_keys(
+        x, keys, values, table + slot * table_line, start + query, kv_head, column, lane, begin,
+        tl.minimum(begin + each * N, end), seen_from, end, window, before, after, CAPPED, WINDOWED, True, KV_HEADS, D,
+        D_BLOCK, BLOCK_SIZE, M, N, STAGES,
+    )  # fmt: skip
+    mean = total / tl.where(weights > 0, weights, 1.0)[:, None]
+    if parts == 1:
+        tl.store(out + where, mean.to(out.dtype.element_ty), inside)
+    else:
+        left = (item * QUERIES + m // GROUP) * HEADS + head
+        tl.store(outputs + (left * D)[:, None] + column[None, :], mean, inside)
+        tl.store(sums + left, highest + tl.log2(weights), exists)
+
+
+@launched
+@triton.jit(
+    do_not_specialize=["window"],
+    do_not_specialize_on_alignment=[
+        "tile_rows",
+        "tile_offsets",
+        "part_numbers",
+        "part_counts",
+        "starts",
+        "counts",
+        "firsts",
+    ],
+)
+def _merge_splits(
+    tile_rows,
+    tile_offsets,
+    part_numbers,
+    part_counts,
+    starts,
+    counts,
+    firsts,
+    outputs,
+    sums,
+    out,
+    window,
+    WINDOWED: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    D: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    FEWEST: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A share of the rows of a tile and a KV head, which has as many programs as parts: from rows `left` of what parts
+    have left to rows `there` of the output. Written so that it reads them while it still finds out how many parts there
+    are, and how many rows.
+    """
+    release_dependents(OVERLAP)
+    kv_head, item = tl.program_id(0), tl.program_id(1)
+    wait_for_inputs(OVERLAP)
+    row, offset = tl.load(tile_rows + item), tl.load(tile_offsets + item).to(tl.int32)
+    number, dealt = tl.load(part_numbers + item).to(tl.int32), tl.load(part_counts + item).to(tl.int32)
+    if dealt < 2:
+        return
+    start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
+    first = tl.load(firsts + row)
+    _, _, _, _, parts = _shares(start, offset, count, dealt, window, WINDOWED, QUERIES, N, FEWEST)
+    queries = tl.where(parts > 1, tl.minimum(count - offset, QUERIES), 0)
+    left = (item - number) * QUERIES * HEADS + kv_head * GROUP  # of the tile's first part
+    there = (first + offset) * HEADS + kv_head * GROUP
+    column = tl.arange(0, D_BLOCK)
+    ROWS: tl.constexpr = M // AT_ONCE
+    for at in range(number * ROWS, QUERIES * GROUP, dealt * ROWS):
+        m = at + tl.arange(0, ROWS)
+        query, line = m // GROUP, m // GROUP * HEADS + m % GROUP
+        highest = tl.full((ROWS,), float("-inf"), tl.float32)
+        weights = tl.zeros((ROWS,), tl.float32)
+        total = tl.zeros((ROWS, D_BLOCK), tl.float32)
+        for begin in range(0, dealt, AT_ONCE):
+            means, sizes = (), ()  # the larger ones first, so that all are on their way before one is waited for
+            for part in tl.static_range(AT_ONCE):
+                cells = ((left + line + (begin + part) * (QUERIES * HEADS)) * D)[:, None] + column[None, :]
+                readable = (query < tl.where(begin + part < dealt, QUERIES, 0))[:, None] & (column < D)[None, :]
+                means += (tl.load(outputs + cells, readable, 0.0),)  # type: ignore[assignment]
+            for part in tl.static_range(AT_ONCE):
+                theirs = left + line + (begin + part) * (QUERIES * HEADS)
+                readable = query < tl.where(begin + part < dealt, QUERIES, 0)
+                sizes += (tl.load(sums + theirs, readable, 0.0),)  # type: ignore[assignment]
+            higher = highest
+            for part in tl.static_range(AT_ONCE):
+                written = query < tl.where(begin + part < parts, queries, 0)
+                higher = tl.where(written, tl.maximum(higher, sizes[part]), higher)
+            basis = tl.where(higher == float("-inf"), 0.0, higher)
+            shrink = tl.exp2(highest - basis)
+            weights, total, highest = weights * shrink, total * shrink[:, None], higher
+            for part in tl.static_range(AT_ONCE):
+                written = query < tl.where(begin + part < parts, queries, 0)  # elsewhere memory holds anything
+                weight = tl.where(written, tl.exp2(sizes[part] - basis), 0.0)
+                weights += weight
+                total += tl.where(written[:, None], means[part], 0.0) * weight[:, None]
+        where = ((there + line) * D)[:, None] + column[None, :]
+        merged = (total / weights[:, None]).to(out.dtype.element_ty)
+        tl.store(out + where, merged, (query < queries)[:, None] & (column < D)[None, :])
+
+
+@triton.jit
+def _shares(
+    start,
+    offset,
+    count,
+    parts,
+    window,
+    WINDOWED: tl.constexpr,
+    QUERIES: tl.constexpr,
+    N: tl.constexpr,
+    FEWEST: tl.constexpr,
+):
+    """What a tile sees and how it is shared: the first position, where its tile of keys begins, the end, tiles of keys
+    of a part, and how many parts are not empty, which is `parts` at most, and none for padding.
+    """
+    seen_from, base = 0, 0
+    if WINDOWED:
+        seen_from = tl.maximum(start + offset + 1 - window, 0)
+        base = seen_from // N * N
+    end = start + tl.minimum(offset + QUERIES, count)
+    tiles = tl.where(offset < count, (end - base + N - 1) // N, 0)
+    each = tl.maximum((tiles + parts - 1) // parts, FEWEST)
+    return seen_from, base, end, each, (tiles + each - 1) // each

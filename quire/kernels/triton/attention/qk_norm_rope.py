@@ -1,0 +1,144 @@
+"""What is done to queries, keys and values between their projection and attention: norm, rotation, storing; one pass.
+
+A program takes one token and a few of its heads, reads them once, and writes each where it belongs: queries to their
+tensor, keys and values to the cache. So a token costs 2 · (heads + 2 · kv_heads) · d elements of traffic; its angles
+and the norm's weight stay in the cache.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import launched
+
+_CUTS = ((32, 2, 1), (64, 4, 1))
+"""Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
+one; with many there are enough of them."""
+_CUT_OF_MANY = (8, 2)
+
+
+def qk_norm_rope_and_cache(
+    qkv: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    places: Tensor,
+    q: Tensor,
+) -> None:
+    """See the reference. Tokens of qkv may lie apart; all else is contiguous."""
+    tokens, heads, d = q.shape
+    kv_heads = keys.shape[2]
+    assert qkv.stride()[1:] == (d, 1)
+    assert keys.is_contiguous() and values.is_contiguous() and places.is_contiguous() and q.is_contiguous()
+    assert all(t is None or t.is_contiguous() for t in (norm, cos, sin))
+    if not tokens:
+        return
+    half = 0 if cos is None else cos.shape[-1]
+    overlap = can_overlap(qkv.device)
+    tile, warps = next((cut for most, *cut in _CUTS if tokens <= most), _CUT_OF_MANY)
+    _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
+        qkv, norm, cos, sin, keys, values, places, q, qkv.stride(0), eps,
+        HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
+        HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
+        TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def _block(n: int) -> int:
+    """A power of two that n dimensions fit into; there may be none."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+@launched
+@triton.jit(do_not_specialize_on_alignment=["places"])
+def _qk_norm_rope_and_cache(
+    qkv,
+    norm,
+    cos,
+    sin,
+    keys,
+    values,
+    places,
+    q,
+    qkv_token,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A head is three parts: HALF dimensions, the HALF that turn with them, and the rest, which is normed only."""
+    release_dependents(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = head < HEADS + 2 * KV_HEADS
+    changes = head < HEADS + KV_HEADS
+    turning, resting = tl.arange(0, HALF_BLOCK), tl.arange(0, REST_BLOCK)
+    turns = inside[:, None] & (turning < HALF)[None, :]
+    rests = inside[:, None] & (resting < D - 2 * HALF)[None, :]
+    own = (head * D)[:, None]
+    wait_for_inputs(OVERLAP)
+    row = qkv + token * qkv_token + own
+    total = tl.zeros((TILE,), tl.float32)
+    if HALF > 0:
+        first = tl.load(row + turning[None, :], turns, 0.0)
+        second = tl.load(row + HALF + turning[None, :], turns, 0.0)
+    if D > 2 * HALF:
+        rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
+    place = tl.load(places + token)
+    if norm is not None:
+        if HALF > 0:
+            total += tl.sum(first.to(tl.float32) * first.to(tl.float32), 1)
+            total += tl.sum(second.to(tl.float32) * second.to(tl.float32), 1)
+        if D > 2 * HALF:
+            total += tl.sum(rest.to(tl.float32) * rest.to(tl.float32), 1)
+        scale = tl.rsqrt(total / D + eps)[:, None]
+        if HALF > 0:
+            first = _normed(first, scale, norm + own + turning[None, :], turns & changes[:, None], changes)
+            second = _normed(second, scale, norm + own + HALF + turning[None, :], turns & changes[:, None], changes)
+        if D > 2 * HALF:
+            rest = _normed(rest, scale, norm + own + 2 * HALF + resting[None, :], rests & changes[:, None], changes)
+    if HALF > 0:
+        angle = token * HALF + turning[None, :] + tl.zeros((TILE, 1), tl.int32)  # every head's own load: no exchange
+        c = tl.load(cos + angle, turns, 0.0).to(tl.float32)
+        s = tl.load(sin + angle, turns, 0.0).to(tl.float32)
+        x, y = first.to(tl.float32), second.to(tl.float32)
+        first = tl.where(changes[:, None], (x * c - y * s).to(first.dtype), first)
+        second = tl.where(changes[:, None], (y * c + x * s).to(second.dtype), second)
+        _store(first, q, keys, values, token, place, head, turning, turns, HEADS, KV_HEADS, D)
+        _store(second, q, keys, values, token, place, head, turning + HALF, turns, HEADS, KV_HEADS, D)
+    if D > 2 * HALF:
+        _store(rest, q, keys, values, token, place, head, resting + 2 * HALF, rests, HEADS, KV_HEADS, D)
+
+
+@triton.jit
+def _normed(x, scale, weights, mask, changes):
+    """x · scale · weight, rounded before the weight where that has x's dtype; values stay as they are."""
+    weight = tl.load(weights, mask, 0.0)
+    normed = x.to(tl.float32) * scale
+    if weight.dtype == x.dtype:
+        normed = normed.to(x.dtype).to(tl.float32)
+    return tl.where(changes[:, None], (normed * weight.to(tl.float32)).to(x.dtype), x)
+
+
+@triton.jit
+def _store(
+    x, q, keys, values, token, place, head, column, mask, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr
+):
+    """[heads, columns] to wherever each head belongs."""
+    is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
+    of_query = ((token * HEADS + head) * D)[:, None] + column[None, :]
+    of_key = ((place * KV_HEADS + head - HEADS) * D)[:, None] + column[None, :]
+    tl.store(q + of_query, x, mask & is_query[:, None])
+    tl.store(keys + of_key, x, mask & (~is_query & ~is_value)[:, None])
+    tl.store(values + of_key - KV_HEADS * D, x, mask & is_value[:, None])

@@ -1,0 +1,48 @@
+"""Where a step's tokens go in the paged cache: eight bytes a token, so what counts is that it is one launch."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import launched
+
+_BLOCK = 256
+_WARPS = 4
+
+
+def compute_slot_mapping(table: Tensor, slots: Tensor, positions: Tensor, block_size: int, places: Tensor) -> None:
+    """See the reference. All but the table are contiguous."""
+    tokens = len(positions)
+    if not tokens:
+        return
+    overlap = can_overlap(table.device)
+    _compute_slot_mapping[(-(-tokens // _BLOCK),)](
+        table, slots, positions, places, tokens, table.stride(0),
+        BLOCK_SIZE=block_size, BLOCK=_BLOCK, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+@launched
+@triton.jit(do_not_specialize=["tokens", "table_line"], do_not_specialize_on_alignment=["slots", "positions", "places"])
+def _compute_slot_mapping(
+    table,
+    slots,
+    positions,
+    places,
+    tokens,
+    table_line,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    release_dependents(OVERLAP)
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < tokens
+    wait_for_inputs(OVERLAP)
+    slot = tl.load(slots + token, inside, 0)
+    position = tl.load(positions + token, inside, 0)
+    block = tl.load(table + slot * table_line + position // BLOCK_SIZE, inside, 0)
+    tl.store(places + token, block * BLOCK_SIZE + position % BLOCK_SIZE, inside)

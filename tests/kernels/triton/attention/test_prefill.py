@@ -1,0 +1,83 @@
+"""Attention of several tokens of a row against the reference, on caches where what is not seen is NaN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.kernels.reference import paged_attention as reference
+from quire.kernels.triton.attention.prefill import prefill_attention, queries_of_tile
+from tests.kernels.triton.attention.paged import NAN, assert_near, paged
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def check(
+    rows: list[tuple[int, int]],
+    *,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    device: str,
+    dtype: torch.dtype = torch.bfloat16,
+    block_size: int = 16,
+    window: int | None = None,
+    cap: float | None = None,
+) -> None:
+    """Rows as (tokens before the step, tokens in it). One token before and after them belongs to nobody."""
+    farthest = None if window is None else window + max(n for _, n in rows) - 1  # what the row's first query sees
+    cache = paged([start + n for start, n in rows], block_size, kv_heads, d, dtype, device, farthest)
+    counts = torch.tensor([n for _, n in rows])
+    firsts = 1 + counts.cumsum(0) - counts
+    q = torch.randn(int(counts.sum()) + 2, heads, d).to(dtype).to(device)
+    q[0] = q[-1] = NAN
+    queries = queries_of_tile(d, q.element_size(), heads // kv_heads, q.device)
+    tiles = [(row, at) for row, (_, n) in enumerate(rows) for at in range(0, n, queries)]
+    tile_rows, tile_offsets = torch.tensor(tiles, device=device).T.contiguous()
+    starts = torch.tensor([start for start, _ in rows], device=device)
+    slots = torch.arange(len(rows), device=device)
+    found, expected = (torch.full_like(q, NAN) for _ in range(2))
+    rest = (*vars(cache).values(), tile_rows, tile_offsets, starts)
+    rest = (*rest, counts.to(device), firsts.to(device), slots, window, queries)
+    prefill_attention(q, *rest, found, d**-0.5, cap)
+    reference.prefill_attention(q, *rest, expected, d**-0.5, cap)
+    assert found[0].isnan().all()
+    assert found[-1].isnan().all()
+    assert_near(found[1:-1], expected[1:-1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("d", [48, 64, 80, 128, 256])
+def test_widths_of_heads(d: int, dtype: torch.dtype, device: str) -> None:
+    check([(30, 20), (0, 3)], heads=4, kv_heads=2, d=d, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (8, 2), (7, 1), (16, 1)])
+def test_sizes_of_groups(heads: int, kv_heads: int, device: str) -> None:
+    check([(9, 41), (0, 130)], heads=heads, kv_heads=kv_heads, d=16, device=device)
+
+
+@pytest.mark.parametrize(
+    "rows", [[(0, 2)], [(63, 1), (64, 2), (65, 127)], [(0, 129)], [(500, 17)], [(17, 300), (0, 64)]]
+)
+def test_lengths(rows: list[tuple[int, int]], device: str) -> None:
+    check(rows, heads=2, kv_heads=1, d=16, device=device)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("window", [1, 7, 64, 100])
+def test_block_sizes_and_windows(block_size: int, window: int, device: str) -> None:
+    check([(150, 40), (0, 90), (3, 2)], heads=4, kv_heads=1, d=16, device=device, block_size=block_size, window=window)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_scores_are_bounded(window: int | None, device: str) -> None:
+    check([(70, 20), (0, 5)], heads=4, kv_heads=2, d=16, device=device, window=window, cap=0.5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [[(0, 8192)], [(30_000, 2000)], [(0, 512)] * 16, [(5000, 3), (0, 1500), (129, 2049)]])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(32, 8, 128), (14, 2, 64), (8, 4, 256), (32, 32, 80)])
+@pytest.mark.parametrize("window", [None, 1024])
+def test_real_sizes(rows: list[tuple[int, int]], heads: int, kv_heads: int, d: int, window: int | None) -> None:
+    check(rows, heads=heads, kv_heads=kv_heads, d=d, device="cuda", window=window)

@@ -1,0 +1,109 @@
+"""Norm, rotation and storing in one kernel against the reference; and where a step's tokens go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.kernels.reference import padded_attention as reference
+from quire.kernels.reference.paged_attention import compute_slot_mapping as place_tokens_in_torch
+from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
+from quire.kernels.triton.attention.slot_mapping import compute_slot_mapping
+
+NAN = float("nan")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def assert_near(found: Tensor, expected: Tensor, rounding: float) -> None:
+    """The reference rounds once more, between the two products of a rotation, and where these cancel that is the error
+    of the larger; `rounding` is the largest product's size."""
+    unit = torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found, expected, rtol=2 * unit, atol=2 * unit * rounding)
+
+
+def check(
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    width: int | None = None,
+    norm: torch.dtype | None = None,
+) -> None:
+    """`width` dimensions turn; None: there is no rotation."""
+    wide = torch.randn(tokens, heads + 2 * kv_heads + 3, d).to(dtype).to(device)
+    qkv = wide[:, : heads + 2 * kv_heads]  # tokens may lie apart
+    before = wide.clone()
+    weight = None if norm is None else (1 + 0.3 * torch.randn(heads + kv_heads, d)).to(norm).to(device)
+    angle = None if width is None else 10 * torch.randn(tokens, width // 2, device=device)
+    cos, sin = (None, None) if angle is None else (angle.cos().to(dtype), angle.sin().to(dtype))
+    places = torch.randperm(24, device=device)[:tokens] + 8 if tokens <= 24 else torch.arange(tokens, device=device)
+    blocks = 4 if tokens <= 24 else -(-tokens // 8)
+    caches = torch.full((2, 2, blocks, 8, kv_heads, d), NAN, dtype=dtype, device=device)
+    found, expected = (torch.full((tokens, heads, d), NAN, dtype=dtype, device=device) for _ in range(2))
+    qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[0], places, found)
+    reference.qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[1], places, expected)
+    assert torch.equal(wide, before)
+    assert torch.equal(caches[0].isnan(), caches[1].isnan())  # nothing else is touched
+    largest = 1.0 if not tokens else float(expected.float().abs().max())
+    assert_near(found, expected, largest)
+    assert_near(caches[0, 0].nan_to_num(), caches[1, 0].nan_to_num(), largest)
+    assert torch.equal(caches[0, 1].nan_to_num(), caches[1, 1].nan_to_num())  # values are copied
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 3, 17])
+def test_rows(tokens: int, dtype: torch.dtype, device: str) -> None:
+    check(tokens, 4, 2, 16, device, dtype, width=16, norm=dtype)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (14, 2), (8, 8), (32, 8)])
+@pytest.mark.parametrize("tokens", [2, 40, 70])
+def test_heads(tokens: int, heads: int, kv_heads: int, device: str) -> None:
+    """A program has more heads where tokens are many."""
+    check(tokens, heads, kv_heads, 8, device, width=8, norm=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norm", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("d", "width"), [(48, 48), (64, None), (80, 32), (80, 80), (128, 128), (256, 64)])
+def test_widths(d: int, width: int | None, norm: torch.dtype | None, dtype: torch.dtype, device: str) -> None:
+    if dtype == torch.float32 and norm == torch.bfloat16:
+        norm = torch.float32
+    check(3, 3, 1, d, device, dtype, width=width, norm=norm)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_the_norm_rounds_as_the_reference_does(dtype: torch.dtype, device: str) -> None:
+    """Without a rotation the two agree but for the last bit of the mean."""
+    qkv, norm = torch.randn(9, 6, 64).to(dtype).to(device), torch.randn(5, 64).to(device)
+    for weight in (norm, norm.to(dtype)):
+        keys, values = torch.zeros((2, 2, 8, 1, 64), dtype=dtype, device=device)
+        found, expected = (torch.empty((9, 4, 64), dtype=dtype, device=device) for _ in range(2))
+        places = torch.arange(9, device=device)
+        qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, places, found)
+        reference.qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, places, expected)
+        assert (found != expected).float().mean() < 0.01
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("tokens", [1, 17, 300])
+def test_places_of_tokens(tokens: int, block_size: int, device: str) -> None:
+    table = torch.randint(2**33, (5, 40), device=device)
+    slots, positions = (
+        torch.randint(5, (tokens,), device=device),
+        torch.randint(40 * block_size, (tokens,), device=device),
+    )
+    found, expected = (torch.full((tokens,), -1, device=device) for _ in range(2))
+    compute_slot_mapping(table, slots, positions, block_size, found)
+    place_tokens_in_torch(table, slots, positions, block_size, expected)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 129, 8192])
+@pytest.mark.parametrize(("heads", "kv_heads", "norm"), [(32, 8, None), (16, 8, torch.bfloat16), (8, 4, torch.float32)])
+def test_real_sizes(tokens: int, heads: int, kv_heads: int, norm: torch.dtype | None) -> None:
+    check(tokens, heads, kv_heads, 128, "cuda", torch.bfloat16, width=128, norm=norm)
