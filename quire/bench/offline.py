@@ -12,7 +12,7 @@ from typing import Any
 from quire.bench.tokens import LocalTokens
 from quire.config import Config
 from quire.offline.llm import LLM
-from quire.planning.auto_config import choose
+from quire.planning.auto_config import resolve
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ def start(config: Config) -> OfflineEngine:
     Raises:
         SetupError: The model cannot be served.
     """
-    choices = choose(config)
-    for reason in choices.reasons:
+    resolved = resolve(config)
+    for reason in resolved.reasons:
         print(f"  {reason}", file=sys.stderr)
     llm = LLM(**_changed(config))
     tokenizer = None if config.model.skip_tokenizer_init else llm.get_tokenizer()
-    return OfflineEngine(llm, choices.config, LocalTokens(choices.spec.vocab_size, tokenizer))
+    return OfflineEngine(llm, resolved.config, LocalTokens(resolved.spec.vocab_size, tokenizer))
 
 
 def _changed(config: Config) -> dict[str, Any]:

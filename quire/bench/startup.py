@@ -28,7 +28,7 @@ from quire.bench.report import Row, measured_with, table, write_json
 from quire.bench.summary import summarize
 from quire.config import Config, environment
 from quire.errors import ConfigError, QuireError
-from quire.planning.auto_config import choose
+from quire.planning.auto_config import resolve
 from quire.processes.child import Launch, Report, raise_failure
 from quire.supervisor.process import ChildProcess
 
@@ -66,13 +66,13 @@ def run(options: StartupOptions, config: Config) -> int:
     counts = (options.num_iters_cold, options.num_iters_warmup, options.num_iters_warm)
     if min(counts) < 0 or not counts[0] + counts[2]:
         raise ConfigError("--num-iters-cold and --num-iters-warm must ask for at least one start.")
-    choices = choose(config)
-    starter = _Starter(options.start, config, choices.config)
+    resolved = resolve(config)
+    starter = _Starter(options.start, config, resolved.config)
     with progress("Starts", sum(counts)) as advance:
         cold = []
         for _ in range(options.num_iters_cold):
             if options.drop_files:
-                _drop_from_cache(Path(choices.config.model.model))
+                _drop_from_cache(Path(resolved.config.model.model))
             with tempfile.TemporaryDirectory(prefix="quire-") as empty, environment.kernels_cached_in(Path(empty)):
                 cold.append(starter.start())
             advance()
@@ -83,7 +83,7 @@ def run(options: StartupOptions, config: Config) -> int:
         for _ in range(options.num_iters_warm):
             warm.append(starter.start())
             advance()
-    _publish(options, choices.config, {"cold": cold, "warm": warm})
+    _publish(options, resolved.config, {"cold": cold, "warm": warm})
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quire.cli.flags import parse_config
 from quire.config import environment
 from quire.errors import ConfigError
-from quire.planning.auto_config import choose
+from quire.planning.auto_config import resolve
 from quire.supervisor.announce import announce_settings
 from quire.supervisor.listen import listen
 from quire.supervisor.supervisor import Supervisor
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
     config = environment.apply(config)
     with listen(config.server) as listener:
-        choices = choose(config)
-        supervisor = Supervisor(choices.config, listener, environment.developer_mode())
-        announce_settings(choices.config, choices.reasons)
+        resolved = resolve(config)
+        supervisor = Supervisor(resolved.config, listener, environment.developer_mode())
+        announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()

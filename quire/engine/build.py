@@ -19,8 +19,8 @@ from quire.kvcache.pool import BlockPool
 from quire.logits_processors import load_processors, takes
 from quire.messages import Add, DeviceLimits, Ready
 from quire.models.spec import ModelSpec
+from quire.planning.kv_demand import group_reaches
 from quire.planning.machine import this_machine
-from quire.planning.memory_plan import reaches_of
 from quire.sampling import SamplingParams
 from quire.scheduler.budget import Budget
 from quire.scheduler.preempt import Preemption
@@ -52,7 +52,7 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
     hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
     hardware = hardware.at(config.model.dtype)
     return ModelRuntimeInfo(
-        reaches_of(spec), Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys
+        group_reaches(spec), Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys
     )
 
 

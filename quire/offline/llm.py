@@ -28,7 +28,7 @@ from quire.messages import Add, Ready, TokenLogprobs
 from quire.offline.beam_search import BeamSearchParams, search
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
-from quire.planning.auto_config import choose
+from quire.planning.auto_config import resolve
 from quire.sampling import SamplingParams
 from quire.text.bad_words import bad_word_tokens
 from quire.text.choice import Choice
@@ -69,10 +69,10 @@ class LLM:
         config = environment.apply(Config().with_values(model=model, **_known(settings)))
         if config.scheduler.performance_mode is None:
             config = config.with_values(performance_mode="throughput")
-        choices = choose(config)
-        self._config = choices.config
+        resolved = resolve(config)
+        self._config = resolved.config
         self._text = load_model_text(self._config)
-        runtime_info, clock = build_model_runtime_info(self._config, choices.spec), SystemClock()
+        runtime_info, clock = build_model_runtime_info(self._config, resolved.spec), SystemClock()
         self._engine = InProcessClient(self._config, build_executor(self._config, clock), clock, runtime_info)
         ready = self._engine.receive(None)
         assert isinstance(ready, Ready)

@@ -13,10 +13,11 @@ from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.errors import ConfigError
 from quire.kvcache.groups import tokens_held
 from quire.models.spec import ModelSpec, read_spec
-from quire.planning.footprint import Footprint
-from quire.planning.gpu_memory_plan import share_out_on
+from quire.planning.byte_sizes import GIB, format_bytes
+from quire.planning.context_length import check_length, length_reason
+from quire.planning.kv_demand import group_reaches
 from quire.planning.machine import Gpu, Machine, this_machine
-from quire.planning.memory_plan import AUTO_LENGTH, GIB, Sharing, reaches_of, share_out, size
+from quire.planning.memory_plan import MemoryPlan, plan_memory
 from quire.weights import hub
 
 Dtype = Literal["bfloat16", "float32"]
@@ -32,16 +33,23 @@ DEFAULT_GRAPH_SIZE = 512
 
 
 @dataclass(frozen=True)
-class Choices:
-    """Resolved settings, the model's spec, what it will take of memory, and a line of reasons for each choice."""
+class ResolvedConfig:
+    """Settings of which none is open.
+
+    Attributes:
+        config: The settings.
+        spec: Of the model that they name.
+        memory: How the device's memory is divided.
+        reasons: A line for each choice.
+    """
 
     config: Config
     spec: ModelSpec
-    footprint: Footprint
+    memory: MemoryPlan
     reasons: tuple[str, ...]
 
 
-def choose(config: Config, machine: Machine | None = None) -> Choices:
+def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
     """Resolve every open setting.
 
     Raises:
@@ -59,11 +67,10 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
     device, device_line = _device(config, machine)
     gpu = machine.gpu if device.device == "cuda" else None
     dtype, dtype_reason = _dtype(config, spec, machine, gpu)
-    _check_max_model_len(config, spec)
+    check_length(config, spec)
     _check_not_negative(
         swap_space=config.cache.swap_space, long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold
     )
-    asked_length = config.model.max_model_len
     scheduler, batch_line = _batch(config.scheduler, gpu)
     model = replace(
         model,
@@ -73,20 +80,17 @@ def choose(config: Config, machine: Machine | None = None) -> Choices:
         served_model_name=model.served_model_name or (name,),
     )
     config = replace(config, model=model, scheduler=scheduler, device=_with_graphs(device))
-    if gpu is None:
-        sharing = share_out(config, spec, machine.memory_bytes)
-    else:
-        sharing = share_out_on(gpu, config, spec, machine.memory_bytes)
+    plan = plan_memory(config, spec, machine)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
         device_line,
         f"dtype       {dtype}: {dtype_reason}",
-        f"context     {sharing.length:,} tokens: {_length_reason(asked_length, spec)}",
+        f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",
         batch_line,
-        _cache_line(config, sharing, spec),
-        _memory_line(config, sharing, gpu.free_bytes if gpu else machine.memory_bytes),
+        _cache_line(config, plan, spec),
+        _memory_line(config, plan, gpu.free_bytes if gpu else machine.memory_bytes),
     )
-    return Choices(_shared_out(config, sharing), spec, sharing.footprint, reasons)
+    return ResolvedConfig(_with_plan(config, plan), spec, plan, reasons)
 
 
 def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
@@ -97,7 +101,7 @@ def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
     if gpu is None or asked == "cpu":
         why = "as asked" if asked == "cpu" else machine.why_no_gpu
         return replace(config.device, device="cpu"), f"device      CPU: {why}"
-    return replace(config.device, device="cuda"), f"device      {gpu.name}, {size(gpu.memory_bytes)}"
+    return replace(config.device, device="cuda"), f"device      {gpu.name}, {format_bytes(gpu.memory_bytes)}"
 
 
 def _with_graphs(device: DeviceConfig) -> DeviceConfig:
@@ -142,51 +146,36 @@ def _batch(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, st
     return replace(asked, max_num_seqs=seqs, max_num_batched_tokens=tokens), line
 
 
-def _check_max_model_len(config: Config, spec: ModelSpec) -> None:
-    asked = config.model.max_model_len
-    if isinstance(asked, int) and asked != AUTO_LENGTH and not 1 < asked <= spec.max_model_len:
-        raise ConfigError(
-            f"--max-model-len {asked} is outside 2..{spec.max_model_len}, which is what the model was made for.",
-            param="max_model_len",
-        )
-
-
 def _check_not_negative(**settings: float) -> None:
     for name, value in settings.items():
         if not 0 <= value < math.inf:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 0, and finite; got {value:g}.", param=name)
 
 
-def _length_reason(asked: int | str | None, spec: ModelSpec) -> str:
-    if asked in ("auto", AUTO_LENGTH):
-        return f"the longest that fits, of the model's {spec.max_model_len:,}"
-    return "the model's limit" if asked is None else "as asked"
-
-
-def _shared_out(config: Config, sharing: Sharing) -> Config:
-    """The settings with their memory shared out."""
-    block_bytes = sharing.footprint.kv_cache // (sharing.blocks + 1)
-    cache = replace(config.cache, swap_space=sharing.swap_blocks * block_bytes / GIB)
+def _with_plan(config: Config, plan: MemoryPlan) -> Config:
+    """The settings with what the plan decided."""
+    block_bytes = plan.footprint.kv_cache // (plan.num_blocks + 1)
+    cache = replace(config.cache, swap_space=plan.num_host_blocks * block_bytes / GIB)
     if config.device.device == "cpu":  # a GPU's worker measures first
-        cache = replace(cache, num_gpu_blocks_override=sharing.blocks)
-    return replace(config, cache=cache, model=replace(config.model, max_model_len=sharing.length))
+        cache = replace(cache, num_gpu_blocks_override=plan.num_blocks)
+    return replace(config, cache=cache, model=replace(config.model, max_model_len=plan.max_model_len))
 
 
-def _cache_line(config: Config, sharing: Sharing, spec: ModelSpec) -> str:
+def _cache_line(config: Config, plan: MemoryPlan, spec: ModelSpec) -> str:
     """How much the KV cache holds: of sequences at full length, where layers look back unequally far."""
     size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
     assert chunk, "the batch is resolved first"
-    tokens = tokens_held(reaches_of(spec), sharing.blocks, size, chunk, sharing.length)
-    about = "about " if sharing.estimated else ""
-    return f"kv cache    {about}{sharing.blocks:,} blocks of {size} = {tokens:,} tokens: {sharing.reason}"
+    tokens = tokens_held(group_reaches(spec), plan.num_blocks, size, chunk, plan.max_model_len)
+    about = "about " if plan.is_estimate else ""
+    return f"kv cache    {about}{plan.num_blocks:,} blocks of {size} = {tokens:,} tokens: {plan.reason}"
 
 
-def _memory_line(config: Config, sharing: Sharing, available: int) -> str:
+def _memory_line(config: Config, plan: MemoryPlan, available: int) -> str:
     """What is taken of memory: the report of the start-up."""
-    parts, asked = sharing.footprint, config.cache.swap_space
+    parts, asked = plan.footprint, config.cache.swap_space
     of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""
     return (
-        f"memory      weights {size(parts.weights)}, activations up to {size(parts.activations)}, KV cache "
-        f"{size(parts.kv_cache)}: {size(parts.total)} of {size(available)} available; "
-        f"swap space up to {size(parts.swap_space)}{of}"
+        f"memory      weights {format_bytes(parts.weights)}, activations up to {format_bytes(parts.activations)}, "
+        f"KV cache {format_bytes(parts.kv_cache)}: {format_bytes(parts.total)} of {format_bytes(available)} available; "
+        f"swap space up to {format_bytes(parts.swap_space)}{of}"
     )

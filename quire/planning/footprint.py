@@ -21,9 +21,9 @@ LOGIT_BYTES = 24
 """Of each logit drawn from, beside the model's own: scores and weights in fp32, these and their sums in fp64."""
 MASK_BYTES = 1
 """Of each pair of positions in a mask, beside the mask itself."""
-DEVICE_RUNTIME_BYTES = 2**30
+GPU_RUNTIME_BYTES = 2**30
 """What a GPU's driver and libraries take, graphs and staging buffers included."""
-DEVICE_LOGIT_BYTES = 8
+GPU_LOGIT_BYTES = 8
 """Of each logit drawn from on a GPU, beside the model's own."""
 INDEX_BYTES = 8
 """Of an entry of a block table."""
@@ -57,7 +57,7 @@ class Footprint:
         return self.weights + self.activations + self.kv_cache
 
 
-def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: StepLimits, blocks: int) -> int:
+def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits, blocks: int) -> int:
     """What the largest step holds at once beside the weights and the cache, in which it may see all `blocks`.
 
     The stream, its norm and its next addend live through a layer; beside them stand the buffers of attention, then
@@ -66,17 +66,17 @@ def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: StepLim
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    stream = step.tokens * 3 * spec.hidden * width
+    stream = limits.tokens * 3 * spec.hidden * width
     changed = (q + kv) * (1 + spec.family.qk_norm)  # normed, then rotated
-    attention = [step.tokens * each * width for each in (q + 2 * kv, changed, q, q)]  # projected, changed, q, out
-    mlp = [step.tokens * each * width for each in (2 * spec.intermediate, spec.intermediate)]
+    attention = [limits.tokens * each * width for each in (q + 2 * kv, changed, q, q)]  # projected, changed, q, out
+    mlp = [limits.tokens * each * width for each in (2 * spec.intermediate, spec.intermediate)]
     if spec.experts is not None:
-        own = expert_buffers(spec.experts, spec.hidden, width, step.tokens)
+        own = expert_buffers(spec.experts, spec.hidden, width, limits.tokens)
         mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
-    masks = step.tokens * step.length * (width + MASK_BYTES)
-    logits = min(step.rows, step.tokens) * (spec.hidden * width + spec.vocab_size * (width + LOGIT_BYTES))
-    tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
-    counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
+    masks = limits.tokens * limits.length * (width + MASK_BYTES)
+    logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * (width + LOGIT_BYTES))
+    tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
+    counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
     layers = max(len(group.layers) for group in spec.kv_groups())
     gathered = blocks * spec.kv_block_bytes(dtype, block_size) // layers  # keys and values, layer by layer
     layer = max(sum(attention) + gathered, max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
@@ -99,18 +99,18 @@ def _small(buffers: Sequence[int]) -> int:
     return sum(each for each in buffers if each < MAPPED_BYTES)
 
 
-def device_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, step: StepLimits) -> int:
+def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits) -> int:
     """The same on a GPU, where attention reads the cache in place and the driver holds memory of its own: an estimate,
     to be measured before the KV cache is made.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    stream = step.tokens * 3 * spec.hidden * width
-    attention = step.tokens * ((q + 2 * kv) + 2 * q) * width
+    stream = limits.tokens * 3 * spec.hidden * width
+    attention = limits.tokens * ((q + 2 * kv) + 2 * q) * width
     chosen = spec.experts.chosen * (3 * spec.experts.width + spec.hidden) if spec.experts else 0
-    mlp = step.tokens * max(3 * spec.intermediate, chosen) * width
-    logits = min(step.rows, step.tokens) * spec.vocab_size * (width + DEVICE_LOGIT_BYTES)
-    counts = (step.rows + 1) * spec.vocab_size * COUNT_BYTES
-    tables = len(spec.kv_groups()) * (step.rows + 1) * -(-step.length // block_size) * INDEX_BYTES
-    packed = 2 * kv * width * gathered_tokens(2 * kv * width, step.tokens, step.length)
-    return DEVICE_RUNTIME_BYTES + counts + tables + packed + stream + max(attention, mlp) + logits
+    mlp = limits.tokens * max(3 * spec.intermediate, chosen) * width
+    logits = min(limits.rows, limits.tokens) * spec.vocab_size * (width + GPU_LOGIT_BYTES)
+    counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
+    tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
+    gathered = 2 * kv * width * gathered_tokens(2 * kv * width, limits.tokens, limits.length)
+    return GPU_RUNTIME_BYTES + counts + tables + gathered + stream + max(attention, mlp) + logits

@@ -1,221 +1,151 @@
-"""How memory is shared out: how many KV blocks there are, how long a sequence may be, how much may be swapped.
+"""How memory is divided: how many KV blocks there are, how long a sequence may be, how much may be swapped.
 
-From what was asked, what all sequences could use, and the memory that is available. On a CPU a share of it
-(`--gpu-memory-utilization`) holds weights and activations first, and the KV cache gets at most the rest. Nobody asked
-for all of that when no share is given: then it gets at most half of the rest, since pages it has once written stay
-taken, and a machine that swaps is slower than an engine that preempts.
+`plan_memory` is the only place that decides this. The start calls it with a `Machine` before anything is loaded, when a
+GPU's plan is an estimate. A worker calls it again with a `MeasuredMemory` once its model is loaded and its largest step
+has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from quire.config import CacheConfig, Config
-from quire.config.cache import UTILIZATION
-from quire.errors import ConfigError, MemoryBudgetError
-from quire.kvcache.groups import GroupReach, blocks_of
+from quire.config import Config
+from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
-from quire.planning.footprint import Footprint, activation_bytes
+from quire.planning.byte_sizes import GIB, format_bytes
+from quire.planning.context_length import is_auto, length_limit
+from quire.planning.footprint import Footprint, activation_bytes, gpu_activation_bytes
+from quire.planning.kv_demand import KVDemand, requested_blocks
+from quire.planning.machine import Machine
+from quire.planning.memory_budget import CpuBudget, GpuBudget, MemoryBudget, largest_fitting, usable_blocks
 from quire.planning.step_limits import StepLimits
-
-GIB = 2**30
-AUTO_LENGTH = -1
-"""`--max-model-len -1` is `auto`."""
-CEILING = 0.5
-"""Of what is left beside weights and activations, unless a utilization is given; but always room for one sequence."""
-SWAP_SHARE = 0.5
-"""Of what is left beside everything else, at most."""
 
 
 @dataclass(frozen=True)
-class Sharing:
-    """How memory is shared out.
+class MeasuredMemory:
+    """What a worker knows once its model is loaded.
 
     Attributes:
-        length: Most tokens of a sequence.
-        blocks: KV blocks, the dummy not counted.
-        swap_blocks: Blocks of the host pool.
-        footprint: In bytes.
-        reason: For the number of blocks.
-        estimated: The device will say how many blocks there are.
+        bytes_left: Of the GPU, for the KV cache. None on a CPU, where nothing is measured: the settings, which were
+            resolved from an earlier plan, give the number of blocks.
     """
 
-    length: int
-    blocks: int
-    swap_blocks: int
+    bytes_left: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How memory is divided.
+
+    Attributes:
+        max_model_len: Most tokens of a sequence.
+        num_blocks: KV blocks, the dummy not counted.
+        num_host_blocks: Blocks of host memory that preempted sequences may be swapped to.
+        footprint: The same in bytes, with weights and activations.
+        reason: For the number of blocks.
+        is_estimate: The worker will measure, and then say how many blocks there are.
+    """
+
+    max_model_len: int
+    num_blocks: int
+    num_host_blocks: int
     footprint: Footprint
     reason: str
-    estimated: bool = False
+    is_estimate: bool = False
 
 
-def share_out(config: Config, spec: ModelSpec, available: int) -> Sharing:
-    """Decide, from settings whose dtype and batch are resolved.
+def plan_memory(config: Config, spec: ModelSpec, memory: Machine | MeasuredMemory) -> MemoryPlan:
+    """Divide the memory of the device that the settings name.
+
+    The KV cache gets what was requested, or else what weights and activations leave of the engine's share. A length of
+    `auto` becomes the longest that fits.
 
     Args:
-        available: Bytes of memory.
+        config: Device, dtype and batch are resolved; with a `MeasuredMemory`, everything is.
+        memory: A machine before the start, or what was measured after loading.
 
     Raises:
         ConfigError: A setting cannot be meant.
-        MemoryBudgetError: One sequence of the length that was asked for does not fit; the message names the flags.
+        MemoryBudgetError: The weights, or one sequence of the requested length, do not fit; the message names the
+            flags to change.
     """
-    budget = _Budget(config, spec, available)
-    asked, limit = config.model.max_model_len, spec.max_model_len
-    if asked == "auto" or asked == AUTO_LENGTH:
-        length = max(2, most(budget.fits_ceiling, limit))
+    if isinstance(memory, MeasuredMemory):
+        return _measured_plan(config, spec, memory.bytes_left)
+    demand = KVDemand.of(config, spec)
+    gpu = memory.gpu if config.device.device == "cuda" else None
+    budget: MemoryBudget
+    if gpu is None:
+        budget = CpuBudget(config, spec, demand, memory.memory_bytes)
     else:
-        length = asked or limit
-    if not budget.fits(length):
-        raise budget.too_small(length)
-    blocks, reason = budget.blocks(length)
-    footprint = budget.footprint(length, blocks)
-    swap_blocks = budget.swap_blocks(length, footprint)
-    swap_space = swap_blocks * budget.block_bytes
-    footprint = Footprint(footprint.weights, footprint.activations, footprint.kv_cache, swap_space)
-    return Sharing(length, blocks, swap_blocks, footprint, reason)
+        budget = GpuBudget(config, spec, demand, gpu, memory.memory_bytes)
+    requested = requested_blocks(config.cache, demand.block_bytes)
+    length = _max_model_len(config, spec, demand, budget, requested)
+    num_blocks, reason = (requested, "as asked") if requested else budget.kv_blocks(length)
+    footprint = budget.footprint(length, num_blocks)
+    swap_bytes = min(int(config.cache.swap_space * GIB), budget.swap_limit(footprint))
+    num_host_blocks = max(0, min(swap_bytes // demand.block_bytes, demand.of_all(length)))
+    footprint = replace(footprint, swap_space=num_host_blocks * demand.block_bytes)
+    is_estimate = gpu is not None and requested is None
+    return MemoryPlan(length, num_blocks, num_host_blocks, footprint, reason, is_estimate)
 
 
-class _Budget:
-    """What fits, for every length that a sequence may have."""
+def _max_model_len(
+    config: Config, spec: ModelSpec, demand: KVDemand, budget: MemoryBudget, requested: int | None
+) -> int:
+    """The length that was asked for, the model's, or for `auto` the longest that fits by default.
 
-    def __init__(self, config: Config, spec: ModelSpec, available: int) -> None:
-        self._cache, self._spec, self._dtype = config.cache, spec, config.model.dtype
-        scheduler = config.scheduler
-        assert scheduler.max_num_seqs and scheduler.max_num_batched_tokens, "the batch is resolved first"
-        self._rows, self._tokens = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-        self._groups = reaches_of(spec)
-        self._weights = spec.weight_bytes(self._dtype)
-        self._utilization = config.cache.gpu_memory_utilization
-        self._share = share_of_memory(config.cache)
-        self._available = available
-        self.block_bytes = spec.kv_block_bytes(self._dtype, self._cache.block_size)
-        self._asked = asked_blocks(config.cache, self.block_bytes)
+    Raises:
+        MemoryBudgetError: One sequence of it does not fit.
+    """
 
-    def fits(self, length: int) -> bool:
-        """Whether a sequence of `length` tokens fits; an exact number of blocks is never doubted."""
-        if self._cache.num_gpu_blocks_override is not None:
-            return True
-        return self._needed(length) <= (self._room(length) if self._asked is None else self._asked)
+    def fits(length: int) -> bool:
+        return demand.of_one(length) <= (requested or budget.most_blocks(length))
 
-    def fits_ceiling(self, length: int) -> bool:
-        """Whether it does without lifting the ceiling."""
-        return self._needed(length) <= (self._ceiling(length) if self._asked is None else self._asked)
+    def fits_by_default(length: int) -> bool:
+        return demand.of_one(length) <= (requested or budget.default_blocks(length))
 
-    def blocks(self, length: int) -> tuple[int, str]:
-        """How many there are, and why."""
-        if self._asked is not None:
-            return self._asked, "as asked"
-        wanted, needed = self._wanted(length), self._needed(length)
-        blocks = min(wanted, max(self._ceiling(length), needed))
-        share = f"{self._share:.0%} of the memory available, less weights and activations"
-        if blocks == wanted:
-            return blocks, "all sequences at full length"
-        if self._utilization is not None:
-            return blocks, share
-        if blocks == needed:
-            return blocks, "one sequence at full length"
-        return blocks, f"{CEILING:.0%} of {share}, so that nothing swaps; --gpu-memory-utilization {UTILIZATION} for it"
-
-    def footprint(self, length: int, blocks: int) -> Footprint:
-        """What all of it takes, with `blocks` blocks."""
-        step = StepLimits(self._rows, self._tokens, length)
-        activations = activation_bytes(self._spec, self._dtype, self._cache.block_size, step, blocks)
-        return Footprint(self._weights, activations, (blocks + 1) * self.block_bytes)
-
-    def swap_blocks(self, length: int, footprint: Footprint) -> int:
-        """Blocks of the host pool: what was asked, of what is still left and of any use."""
-        left = max(0, int(self._share * self._available) - footprint.total)
-        asked = min(int(self._cache.swap_space * GIB), int(SWAP_SHARE * left))
-        return max(0, min(asked // self.block_bytes, self._wanted(length)))
-
-    def too_small(self, length: int) -> MemoryBudgetError:
-        """What to say when a sequence of `length` tokens does not fit."""
-        longest = most(self.fits, length)
-        auto = f"--max-model-len auto (here {longest:,} tokens)" if longest > 1 else "a smaller model"
-        needs = f"One sequence of {length:,} tokens needs {size(self._needed(length) * self.block_bytes)} of KV cache"
-        if self._asked is not None:
-            return MemoryBudgetError(
-                f"{needs}, more than --kv-cache-memory-bytes {self._cache.kv_cache_memory_bytes}: raise it, or give "
-                f"{auto}."
+    length = length_limit(config, spec)
+    if is_auto(config):
+        length = max(2, largest_fitting(fits_by_default, length))
+    if config.cache.num_gpu_blocks_override is None and not fits(length):  # an exact number is never doubted
+        longest = largest_fitting(fits, length)
+        needs = (
+            f"One sequence of {length:,} tokens needs {format_bytes(demand.of_one(length) * demand.block_bytes)} of "
+            "KV cache"
+        )
+        auto = f"--max-model-len auto (here {longest:,} tokens)" if longest > 1 else ""
+        if requested:
+            raise MemoryBudgetError(
+                f"{needs}, more than --kv-cache-memory-bytes {config.cache.kv_cache_memory_bytes}: raise it, or give "
+                f"{auto or 'a smaller model'}."
             )
-        without = self.footprint(length, 0)
-        left = max(0, int(self._share * self._available) - without.total)
-        return MemoryBudgetError(
-            f"{needs}; of {self._share:.0%} of {size(self._available)} available, weights take {size(without.weights)} "
-            f"and activations {size(without.activations)}, so {size(left)} are left: give {auto}, raise "
-            "--gpu-memory-utilization, or free memory."
-        )
-
-    def _needed(self, length: int) -> int:
-        """Blocks of one sequence."""
-        return blocks_of(self._groups, length, self._tokens, self._cache.block_size)
-
-    def _wanted(self, length: int) -> int:
-        """Blocks that all sequences together can use."""
-        return self._rows * self._needed(length)
-
-    def _room(self, length: int) -> int:
-        """Blocks that fit into the share of memory."""
-        return self._blocks_in(self._share * self._available, length)
-
-    def _ceiling(self, length: int) -> int:
-        """Blocks that are taken without being asked for."""
-        share, rest = self._share * self._available, self.footprint(length, 0).total
-        return self._blocks_in(share if self._utilization is not None else rest + CEILING * (share - rest), length)
-
-    def _blocks_in(self, memory: float, length: int) -> int:
-        """The most blocks with which everything takes at most so many bytes."""
-        return most(lambda n: self.footprint(length, n).total <= memory, max(0, int(memory)) // self.block_bytes)
+        raise MemoryBudgetError(f"{needs}; {budget.shortage(length, auto)}")
+    return length
 
 
-def share_of_memory(cache: CacheConfig) -> float:
-    """The share that the engine may take.
+def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> MemoryPlan:
+    """The plan of resolved settings, whose KV cache gets all that is left where no number of blocks is given.
 
-    Raises:
-        ConfigError: What was asked for is none.
+    A cache that turns out too small for the longest sequence is no error: longer requests are refused one by one.
     """
-    share = cache.memory_share
-    if not 0 < share <= 1:
-        raise ConfigError(
-            f"--gpu-memory-utilization {share:g} is no share of memory: give more than 0, at most 1.",
-            param="gpu_memory_utilization",
-        )
-    return share
-
-
-def asked_blocks(cache: CacheConfig, block_bytes: int) -> int | None:
-    """KV blocks that were asked for, by number or by bytes; None: nobody did.
-
-    Raises:
-        ConfigError, MemoryBudgetError: That is not one.
-    """
-    if (blocks := cache.num_gpu_blocks_override) is not None:
-        if blocks < 1:
-            raise ConfigError("--num-gpu-blocks-override must be at least 1.", param="num_gpu_blocks_override")
-        return blocks
-    if (given := cache.kv_cache_memory_bytes) is None:
-        return None
-    if given < block_bytes:
-        raise MemoryBudgetError(f"--kv-cache-memory-bytes {given} holds no block of {block_bytes} bytes: raise it.")
-    return given // block_bytes
-
-
-def reaches_of(spec: ModelSpec) -> tuple[GroupReach, ...]:
-    """How far back each of a model's KV groups looks."""
-    return tuple(GroupReach(group.window) for group in spec.kv_groups())
-
-
-def most(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest number up to `limit` that fits, or 0."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
-
-
-def size(count: int) -> str:
-    """Bytes as people read them."""
-    if count >= GIB:
-        return f"{count / GIB:.2f} GiB"
-    return f"{count / 2**20:,.1f} MiB"
+    dtype, limits = config.model.dtype, StepLimits.of(config)
+    block_bytes = spec.kv_block_bytes(dtype, config.cache.block_size)
+    requested = requested_blocks(config.cache, block_bytes)
+    reason, num_blocks = "as asked", requested
+    if num_blocks is None:
+        assert bytes_left is not None, "the size of the KV cache has not been chosen"
+        reason, num_blocks = "measured", usable_blocks(bytes_left, block_bytes)
+        if num_blocks < 1:
+            raise MemoryBudgetError(
+                f"Weights and activations leave {max(0, bytes_left) / GIB:.2f} GiB of the GPU for the KV cache: raise "
+                "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free memory."
+            )
+    if config.device.device == "cuda":
+        activations = gpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
+    else:
+        activations = activation_bytes(spec, dtype, config.cache.block_size, limits, num_blocks)
+    num_host_blocks = int(config.cache.swap_space * GIB) // block_bytes
+    footprint = Footprint(
+        spec.weight_bytes(dtype), activations, (num_blocks + 1) * block_bytes, num_host_blocks * block_bytes
+    )
+    return MemoryPlan(limits.length, num_blocks, num_host_blocks, footprint, reason)

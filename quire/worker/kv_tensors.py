@@ -1,4 +1,4 @@
-"""The KV cache's bytes: how many blocks there can be, and their tensors."""
+"""The KV cache's tensors, on the device and on the host."""
 
 from __future__ import annotations
 
@@ -7,45 +7,12 @@ import math
 import torch
 
 from quire.attention.backend import KVView
-from quire.config import CacheConfig
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
 from quire.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTransfer
 from quire.worker.startup.host_memory import zeros
 
 _GIB = 2**30
-
-
-def number_of_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str, left: int | None = None) -> int:
-    """Usable blocks, the dummy not counted, from the override, or the bytes, or those that are `left` of a device.
-
-    Raises:
-        MemoryBudgetError: There is not one.
-    """
-    if cache.num_gpu_blocks_override is not None:
-        if cache.num_gpu_blocks_override < 1:
-            raise MemoryBudgetError("The KV cache needs at least one block: raise --num-gpu-blocks-override.")
-        return cache.num_gpu_blocks_override
-    block_bytes = spec.kv_block_bytes(dtype, cache.block_size)
-    if cache.kv_cache_memory_bytes is None:
-        assert left is not None, "the size of the KV cache has not been chosen"
-        if left < 2 * block_bytes:
-            raise MemoryBudgetError(
-                f"Weights and activations leave {max(0, left) / _GIB:.2f} GiB of the GPU for the KV cache: raise "
-                "--gpu-memory-utilization, lower --max-num-batched-tokens or --max-num-seqs, or free memory."
-            )
-        return left // block_bytes - 1
-    blocks = cache.kv_cache_memory_bytes // block_bytes
-    if blocks < 1:
-        raise MemoryBudgetError(
-            f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes} holds no block of {block_bytes} bytes: raise it."
-        )
-    return blocks
-
-
-def number_of_host_blocks(cache: CacheConfig, spec: ModelSpec, dtype: str) -> int:
-    """Blocks that fit into --swap-space."""
-    return int(cache.swap_space * _GIB / spec.kv_block_bytes(dtype, cache.block_size))
 
 
 def allocate_storage(

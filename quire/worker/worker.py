@@ -26,6 +26,7 @@ from quire.logits_processors import load_processors
 from quire.messages import DeviceLimits, Plan, Result
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
+from quire.planning.memory_plan import MeasuredMemory, plan_memory
 from quire.planning.step_limits import StepLimits
 from quire.weights.checkpoint import Checkpoint, Need, check, with_known_names
 from quire.weights.dummy import DummyCheckpoint
@@ -36,8 +37,6 @@ from quire.worker.kv_tensors import (
     allocate_storage,
     block_transfer,
     kv_view,
-    number_of_blocks,
-    number_of_host_blocks,
 )
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.model_runner import ModelRunner
@@ -103,7 +102,6 @@ class Worker:
             give_back_freed()
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
             slots = self._slot_table(spec)
-        host_blocks = number_of_host_blocks(config.cache, spec, config.model.dtype)
         left = None
         if in_use is not None:
             smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
@@ -111,11 +109,11 @@ class Worker:
                 rehearsed = in_use.result() and rehearsed
                 left = self._try_largest_step(spec, model, slots)
         with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
-            blocks = number_of_blocks(config.cache, spec, config.model.dtype, left)
+            plan = plan_memory(config, spec, MeasuredMemory(left))
             with device_memory.whole(self._device):
-                storage = allocate_storage(spec, blocks, config.cache.block_size, dtype, self._device)
+                storage = allocate_storage(spec, plan.num_blocks, config.cache.block_size, dtype, self._device)
             with self._rehearsal():
-                transfer = block_transfer(storage, host_blocks)
+                transfer = block_transfer(storage, plan.num_host_blocks)
             self._runner = self._build_runner(spec, model, slots, storage, transfer)
         if largest := config.device.max_cudagraph_capture_size:
             fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
@@ -125,7 +123,7 @@ class Worker:
             with self._stage("compile"):
                 self._precompiler.finish()
         sizes = self._shapes().mixed_sizes(StepLimits.of(self._config).tokens) if on_gpu else []
-        return DeviceLimits(blocks, spec.vocab_size, host_blocks, self._startup, sizes)
+        return DeviceLimits(plan.num_blocks, spec.vocab_size, plan.num_host_blocks, self._startup, sizes)
 
     def close(self) -> None:
         """After the last step: nobody compiles any more."""

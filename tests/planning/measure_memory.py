@@ -14,7 +14,7 @@ from quire.config import Config
 from quire.engine.inprocess import InProcessClient
 from quire.executor.local import LocalExecutor
 from quire.messages import Add, Deltas
-from quire.planning.auto_config import Choices, choose
+from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.sampling import SamplingParams
 
 OUTPUT = 96
@@ -28,16 +28,16 @@ def status(key: str) -> int:
     return int(found[1]) * 1024
 
 
-def fill(choices: Choices) -> None:
+def fill(resolved: ResolvedConfig) -> None:
     """One request for each slot, all of them running until every block is taken."""
-    config = choices.config
+    config = resolved.config
     client = InProcessClient(config, LocalExecutor(config, SystemClock()))  # no cost model: prompts take whole steps
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew: reading weights has one of its own
     rows, length = config.scheduler.max_num_seqs, config.model.max_model_len
     assert rows is not None
     assert isinstance(length, int)
     for number in range(1, rows + 1):
-        prompt = [(number * 7919 + i * 31) % choices.spec.vocab_size for i in range(length - OUTPUT)]
+        prompt = [(number * 7919 + i * 31) % resolved.spec.vocab_size for i in range(length - OUTPUT)]
         params = SamplingParams(max_tokens=OUTPUT, temperature=1.0 if number % 2 else 0.5, presence_penalty=0.5)
         client.send(Add(number, prompt, len(prompt), params, [], seed=number, arrival=0.0))
     ended, free = 0, config.cache.num_gpu_blocks_override or 0
@@ -51,13 +51,13 @@ def fill(choices: Choices) -> None:
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    choices = choose(Config().with_values(**settings))
+    resolved = resolve(Config().with_values(**settings))
     warm = torch.randn(64, 64)  # the threads and what they hold are torch's, not the model's
     assert (warm @ warm).isfinite().all()
     before = status("RssAnon")
-    fill(choices)
+    fill(resolved)
     used = status("VmHWM") - status("RssFile") - before
-    parts = choices.footprint
+    parts = resolved.memory.footprint
     print(json.dumps({"used": used, "weights": parts.weights, "kv": parts.kv_cache, "step": parts.activations}))
 
 

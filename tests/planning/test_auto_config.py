@@ -10,9 +10,9 @@ import pytest
 
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
-from quire.planning.auto_config import Choices, choose
+from quire.planning.auto_config import ResolvedConfig, resolve
+from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine, this_machine
-from quire.planning.memory_plan import GIB
 from tests.checkpoints import edit_config, make_llama
 
 ROOMY = Machine(memory_bytes=64 * GIB, native_bfloat16=True)
@@ -23,29 +23,29 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("llama") / "model", dtype="bfloat16")
 
 
-def chosen(checkpoint: Path, machine: Machine = ROOMY, **settings: object) -> Choices:
-    return choose(Config().with_values(model=str(checkpoint), **settings), machine)
+def resolve_for(checkpoint: Path, machine: Machine = ROOMY, **settings: object) -> ResolvedConfig:
+    return resolve(Config().with_values(model=str(checkpoint), **settings), machine)
 
 
 def test_everything_open_is_resolved_with_a_reason(checkpoint: Path) -> None:
-    choices = chosen(checkpoint)
-    config = choices.config
+    resolved = resolve_for(checkpoint)
+    config = resolved.config
     assert (config.model.dtype, config.model.max_model_len) == ("bfloat16", 512)
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (256, 512)
     assert config.cache.num_gpu_blocks_override == 256 * 512 // 16
     assert config.model.served_model_name == (str(checkpoint),)
-    assert len(choices.reasons) == 7
-    assert "the checkpoint's" in choices.reasons[2]
+    assert len(resolved.reasons) == 7
+    assert "the checkpoint's" in resolved.reasons[2]
 
 
 def test_float32_where_bfloat16_is_slow(checkpoint: Path) -> None:
-    choices = chosen(checkpoint, Machine(64 * GIB, native_bfloat16=False))
-    assert choices.config.model.dtype == "float32"
-    assert "no bfloat16" in choices.reasons[2]
+    resolved = resolve_for(checkpoint, Machine(64 * GIB, native_bfloat16=False))
+    assert resolved.config.model.dtype == "float32"
+    assert "no bfloat16" in resolved.reasons[2]
 
 
 def test_what_is_asked_is_taken(checkpoint: Path) -> None:
-    config = chosen(
+    config = resolve_for(
         checkpoint, dtype="float", max_model_len=100, max_num_seqs=3, kv_cache_memory_bytes=10**6, block_size=8
     ).config
     block_bytes = 8 * 2 * 3 * 2 * 16 * 4  # tokens × keys and values × layers × kv heads × head_dim × fp32
@@ -60,54 +60,54 @@ WITH_GPU = Machine(64 * GIB, native_bfloat16=True, gpu=H100, why_no_gpu="")
 
 
 def test_a_gpu_is_taken_and_its_worker_measures(checkpoint: Path) -> None:
-    choices = chosen(checkpoint, WITH_GPU)
-    config = choices.config
+    resolved = resolve_for(checkpoint, WITH_GPU)
+    config = resolved.config
     assert (config.device.device, config.model.dtype) == ("cuda", "bfloat16")
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (512, 8192)
     assert config.device.max_cudagraph_capture_size == 512
     assert config.cache.num_gpu_blocks_override is None
-    assert "H100" in choices.reasons[1]
+    assert "H100" in resolved.reasons[1]
     assert re.match(
-        r"kv cache    about [\d,]+ blocks of 16 = [\d,]+ tokens: .* measured at the start", choices.reasons[5]
+        r"kv cache    about [\d,]+ blocks of 16 = [\d,]+ tokens: .* measured at the start", resolved.reasons[5]
     )
-    assert "about" not in chosen(checkpoint, WITH_GPU, num_gpu_blocks_override=99).reasons[5]
+    assert "about" not in resolve_for(checkpoint, WITH_GPU, num_gpu_blocks_override=99).reasons[5]
 
 
 def test_a_gpu_may_be_left_alone_and_graphs_switched_off(checkpoint: Path) -> None:
-    assert chosen(checkpoint, WITH_GPU, device="cpu").config.device.device == "cpu"
-    assert chosen(checkpoint, WITH_GPU, enforce_eager=True).config.device.max_cudagraph_capture_size == 0
-    assert chosen(checkpoint, WITH_GPU, max_cudagraph_capture_size=8).config.device.max_cudagraph_capture_size == 8
+    assert resolve_for(checkpoint, WITH_GPU, device="cpu").config.device.device == "cpu"
+    assert resolve_for(checkpoint, WITH_GPU, enforce_eager=True).config.device.max_cudagraph_capture_size == 0
+    assert resolve_for(checkpoint, WITH_GPU, max_cudagraph_capture_size=8).config.device.max_cudagraph_capture_size == 8
 
 
 def test_a_gpu_that_is_not_there_is_not_promised(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="no NVIDIA driver"):
-        chosen(checkpoint, device="cuda")
+        resolve_for(checkpoint, device="cuda")
 
 
 @pytest.mark.parametrize("settings", [{}, {"gpu_memory_utilization": 0.5}, {"kv_cache_memory_bytes": 10**9}])
 def test_the_longest_sequence_that_fits_a_gpu(checkpoint: Path, settings: dict[str, object]) -> None:
     small = replace(H100, memory_bytes=3 * GIB, free_bytes=3 * GIB)
-    length = chosen(
+    length = resolve_for(
         checkpoint, replace(WITH_GPU, gpu=small), max_model_len="auto", **settings
     ).config.model.max_model_len
     assert length == 512
     full = replace(small, free_bytes=2**20)
     if not settings:
         with pytest.raises(MemoryBudgetError, match="gpu-memory-utilization"):
-            chosen(checkpoint, replace(WITH_GPU, gpu=full))
+            resolve_for(checkpoint, replace(WITH_GPU, gpu=full))
 
 
 def test_tokens_of_the_kv_cache_are_those_of_all_groups(tmp_path: Path) -> None:
     make_llama(tmp_path, layers=4, tokenizer=False)
-    assert "64 blocks of 16 = 1,024 tokens: " in chosen(tmp_path, num_gpu_blocks_override=64).reasons[5]
+    assert "64 blocks of 16 = 1,024 tokens: " in resolve_for(tmp_path, num_gpu_blocks_override=64).reasons[5]
     edit_config(tmp_path, {
         "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
         "max_window_layers": 2,
     })  # fmt: skip
-    choices = chosen(tmp_path, num_gpu_blocks_override=64, max_num_batched_tokens=64)
-    assert len(choices.spec.kv_groups()) == 2
+    resolved = resolve_for(tmp_path, num_gpu_blocks_override=64, max_num_batched_tokens=64)
+    assert len(resolved.spec.kv_groups()) == 2
     # One sequence of 512 tokens takes 32 blocks of one group and 7 of the other.
-    assert f"64 blocks of 16 = {64 * 512 // 39:,} tokens: " in choices.reasons[5]
+    assert f"64 blocks of 16 = {64 * 512 // 39:,} tokens: " in resolved.reasons[5]
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -118,82 +118,82 @@ SEQUENCE = 512 * PER_TOKEN
 
 def test_a_utilization_is_filled_to_the_last_block(checkpoint: Path) -> None:
     machine = Machine(80 * 2**20, native_bfloat16=True)
-    half = chosen(checkpoint, machine, gpu_memory_utilization=0.5)
-    whole = chosen(checkpoint, machine, gpu_memory_utilization=1)
-    for choices, share in ((half, 0.5), (whole, 1.0)):
-        left = share * machine.memory_bytes - choices.footprint.total
+    half = resolve_for(checkpoint, machine, gpu_memory_utilization=0.5)
+    whole = resolve_for(checkpoint, machine, gpu_memory_utilization=1)
+    for resolved, share in ((half, 0.5), (whole, 1.0)):
+        left = share * machine.memory_bytes - resolved.memory.footprint.total
         assert 0 <= left < 16 * PER_TOKEN * (1 + 1 / 3)  # a block, and its share of what attention gathers
-        assert "less weights and activations" in choices.reasons[5]
+        assert "less weights and activations" in resolved.reasons[5]
     assert blocks_of(whole) > 2 * blocks_of(half)
 
 
 def test_a_memory_that_nobody_asked_for_is_left_by_half(checkpoint: Path) -> None:
     machine = Machine(80 * 2**20, native_bfloat16=True)
-    asked = chosen(checkpoint, machine, gpu_memory_utilization=0.9)
-    default = chosen(checkpoint, machine)
+    asked = resolve_for(checkpoint, machine, gpu_memory_utilization=0.9)
+    default = resolve_for(checkpoint, machine)
     assert blocks_of(default) == pytest.approx(blocks_of(asked) / 2, rel=0.01)
     assert "nothing swaps; --gpu-memory-utilization 0.9" in default.reasons[5]
 
 
 def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
-    fixed = chosen(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).footprint.total
+    fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).memory.footprint.total
     machine = Machine(int((fixed + 1.5 * SEQUENCE) / 0.9), native_bfloat16=True)
-    choices = chosen(checkpoint, machine, max_num_seqs=4)
-    assert blocks_of(choices) == 512 // 16
-    assert "one sequence at full length" in choices.reasons[5]
+    resolved = resolve_for(checkpoint, machine, max_num_seqs=4)
+    assert blocks_of(resolved) == 512 // 16
+    assert "one sequence at full length" in resolved.reasons[5]
 
 
 def test_a_length_that_does_not_fit_is_refused_and_auto_finds_the_longest(checkpoint: Path) -> None:
-    fixed = chosen(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).footprint.total
+    fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).memory.footprint.total
     tight = Machine(int((fixed + 0.8 * SEQUENCE) / 0.9), native_bfloat16=True)
     with pytest.raises(MemoryBudgetError, match=r"--max-model-len auto .*raise --gpu-memory-utilization"):
-        chosen(checkpoint, tight, max_num_seqs=4)
-    by_word = chosen(checkpoint, tight, max_num_seqs=4, max_model_len="auto")
-    by_number = chosen(checkpoint, tight, max_num_seqs=4, max_model_len=-1)
+        resolve_for(checkpoint, tight, max_num_seqs=4)
+    by_word = resolve_for(checkpoint, tight, max_num_seqs=4, max_model_len="auto")
+    by_number = resolve_for(checkpoint, tight, max_num_seqs=4, max_model_len=-1)
     assert by_word.config == by_number.config
     length = by_word.config.model.max_model_len
     assert isinstance(length, int)
     assert 16 < length <= blocks_of(by_word) * 16 < 512
-    assert chosen(checkpoint, tight, max_num_seqs=4, max_model_len=length).config == by_word.config
+    assert resolve_for(checkpoint, tight, max_num_seqs=4, max_model_len=length).config == by_word.config
     assert "the longest that fits, of the model's 512" in by_word.reasons[3]
-    assert chosen(checkpoint, max_model_len="auto").config.model.max_model_len == 512
+    assert resolve_for(checkpoint, max_model_len="auto").config.model.max_model_len == 512
 
 
 def test_auto_takes_the_blocks_that_were_asked_for(checkpoint: Path) -> None:
-    assert chosen(checkpoint, max_model_len="auto", num_gpu_blocks_override=5).config.model.max_model_len == 80
-    given = chosen(checkpoint, max_model_len="auto", kv_cache_memory_bytes=3 * 16 * PER_TOKEN + 1)
+    assert resolve_for(checkpoint, max_model_len="auto", num_gpu_blocks_override=5).config.model.max_model_len == 80
+    given = resolve_for(checkpoint, max_model_len="auto", kv_cache_memory_bytes=3 * 16 * PER_TOKEN + 1)
     assert given.config.model.max_model_len == 48
     for machine in (ROOMY, WITH_GPU):
         with pytest.raises(MemoryBudgetError, match=r"more than --kv-cache-memory-bytes .*--max-model-len auto"):
-            chosen(checkpoint, machine, kv_cache_memory_bytes=7 * 16 * PER_TOKEN)
+            resolve_for(checkpoint, machine, kv_cache_memory_bytes=7 * 16 * PER_TOKEN)
 
 
 def test_no_room_at_all_says_so(checkpoint: Path) -> None:
     for length in (None, "auto"):
         with pytest.raises(MemoryBudgetError, match="are left: give a smaller model"):
-            chosen(checkpoint, Machine(2**20, native_bfloat16=True), max_model_len=length)
+            resolve_for(checkpoint, Machine(2**20, native_bfloat16=True), max_model_len=length)
 
 
 def test_swap_space_is_what_memory_and_sequences_can_use(checkpoint: Path) -> None:
-    roomy = chosen(checkpoint, swap_space=0.001)
-    assert roomy.footprint.swap_space == pytest.approx(0.001 * GIB, rel=0.01)
-    assert chosen(checkpoint).footprint.swap_space == 256 * SEQUENCE  # of 4 GiB: no more is of any use
+    roomy = resolve_for(checkpoint, swap_space=0.001)
+    assert roomy.memory.footprint.swap_space == pytest.approx(0.001 * GIB, rel=0.01)
+    assert resolve_for(checkpoint).memory.footprint.swap_space == 256 * SEQUENCE  # of 4 GiB: no more is of any use
     machine = Machine(120 * 2**20, native_bfloat16=True)
-    tight = chosen(checkpoint, machine, gpu_memory_utilization=0.9)
-    assert tight.footprint.swap_space < (0.9 * machine.memory_bytes - tight.footprint.total) / 2 + 1
+    tight = resolve_for(checkpoint, machine, gpu_memory_utilization=0.9)
+    assert tight.memory.footprint.swap_space < (0.9 * machine.memory_bytes - tight.memory.footprint.total) / 2 + 1
     assert "of 4 GiB asked" in tight.reasons[6]
-    assert chosen(checkpoint, swap_space=0).footprint.swap_space == 0
+    assert resolve_for(checkpoint, swap_space=0).memory.footprint.swap_space == 0
 
 
 def test_the_report_adds_up(checkpoint: Path) -> None:
-    choices = chosen(checkpoint)
-    assert choices.reasons[6].startswith("memory ")
+    resolved = resolve_for(checkpoint)
+    assert resolved.reasons[6].startswith("memory ")
     for part in ("weights 0.3 MiB", "activations up to", "KV cache 48.0 MiB", "of 64.00 GiB available", "swap space"):
-        assert part in choices.reasons[6], choices.reasons[6]
+        assert part in resolved.reasons[6], resolved.reasons[6]
 
 
-def blocks_of(choices: Choices) -> int:
-    blocks = choices.config.cache.num_gpu_blocks_override
+def blocks_of(resolved: ResolvedConfig) -> int:
+    blocks = resolved.config.cache.num_gpu_blocks_override
     assert blocks is not None
     return blocks
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_meant_is_refused_by_name(
     checkpoint: Path, machine: Machine, settings: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        chosen(checkpoint, machine, **settings)
+        resolve_for(checkpoint, machine, **settings)
 
 
 def test_this_machine_has_memory() -> None:

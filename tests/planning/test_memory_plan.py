@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from quire.config import Config
+from quire.errors import MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import Place, needs_of
 from quire.models.model import build_model
-from quire.planning.auto_config import choose
+from quire.planning.auto_config import resolve
+from quire.planning.byte_sizes import GIB
+from quire.planning.machine import Gpu, Machine
+from quire.planning.memory_plan import MeasuredMemory, plan_memory
 from quire.worker.kv_tensors import allocate_storage
 from tests.checkpoints import edit_config, make_llama
 
@@ -61,14 +65,14 @@ def used_memory(settings: dict[str, object]) -> dict[str, int]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: str) -> None:
     make_llama(tmp_path, tie=True, attention_bias=True, tokenizer=False)
-    choices = choose(Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10))
-    spec, torch_dtype = choices.spec, getattr(torch, dtype)
+    resolved = resolve(Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10))
+    spec, torch_dtype = resolved.spec, getattr(torch, dtype)
     factory = LayerFactory(Place(torch.device("cpu"), torch_dtype))
     build_model(spec, factory)
     weights = sum(math.prod(need.shape) for need in needs_of(factory.layers)) * torch_dtype.itemsize
-    assert choices.footprint.weights == weights
+    assert resolved.memory.footprint.weights == weights
     storage = allocate_storage(spec, 10, 16, torch_dtype, torch.device("cpu"))
-    assert choices.footprint.kv_cache == storage.nbytes
+    assert resolved.memory.footprint.kv_cache == storage.nbytes
 
 
 def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
@@ -78,8 +82,39 @@ def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
         "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32,
         "max_window_layers": 2,
     })  # fmt: skip
-    choices = choose(Config().with_values(model=str(tmp_path), dtype="float32", num_gpu_blocks_override=10))
-    assert len(choices.spec.kv_groups()) == 2
-    storage = allocate_storage(choices.spec, 10, 16, torch.float32, torch.device("cpu"))
-    assert choices.footprint.kv_cache == storage.nbytes
+    resolved = resolve(Config().with_values(model=str(tmp_path), dtype="float32", num_gpu_blocks_override=10))
+    assert len(resolved.spec.kv_groups()) == 2
+    storage = allocate_storage(resolved.spec, 10, 16, torch.float32, torch.device("cpu"))
+    assert resolved.memory.footprint.kv_cache == storage.nbytes
     assert len(storage) == 2
+
+
+GPU = Machine(64 * GIB, native_bfloat16=True, gpu=Gpu("H100", (9, 0), 80 * GIB, 79 * GIB), why_no_gpu="")
+CPU = Machine(64 * GIB, native_bfloat16=True)
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("settings", [{}, {"swap_space": 1.7}, {"kv_cache_memory_bytes": 10**7}, {"block_size": 32}])
+def test_a_worker_that_finds_the_estimated_bytes_makes_the_same_plan(
+    tmp_path: Path, machine: Machine, settings: dict[str, object]
+) -> None:
+    make_llama(tmp_path, tokenizer=False)
+    resolved = resolve(Config().with_values(model=str(tmp_path), **settings), machine)
+    left = resolved.memory.footprint.kv_cache if machine.gpu else None
+    measured = plan_memory(resolved.config, resolved.spec, MeasuredMemory(left))
+    expected = resolved.memory
+    assert measured.footprint == expected.footprint
+    assert (measured.num_blocks, measured.num_host_blocks) == (expected.num_blocks, expected.num_host_blocks)
+    assert measured.max_model_len == expected.max_model_len
+
+
+def test_the_kv_cache_gets_what_the_worker_measured(tmp_path: Path) -> None:
+    make_llama(tmp_path, tokenizer=False)
+    resolved = resolve(Config().with_values(model=str(tmp_path)), GPU)
+    block = resolved.spec.kv_block_bytes(resolved.config.model.dtype, 16)
+    plan = plan_memory(resolved.config, resolved.spec, MeasuredMemory(8 * block - 1))
+    assert plan.num_blocks == 6  # of seven whole ones, one is the dummy
+    assert not plan.is_estimate
+    for left in (2 * block - 1, 0, -block):
+        with pytest.raises(MemoryBudgetError, match=r"leave 0\.00 GiB of the GPU for the KV cache: raise --gpu-mem"):
+            plan_memory(resolved.config, resolved.spec, MeasuredMemory(left))
