@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place, needs_of
+from quire.layers.layer import TensorOptions, weight_specs_of
 from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.weights.safetensors import INDEX
@@ -58,7 +58,7 @@ def write_checkpoint(model: Path, directory: Path) -> int:
     """
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(model / "config.json", directory)
-    factory = LayerFactory(Place(torch.device("cpu"), torch.bfloat16))
+    factory = LayerFactory(TensorOptions(torch.device("cpu"), torch.bfloat16))
     build_model(read_spec(str(model)), factory)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shard: dict[str, torch.Tensor] = {}
@@ -73,12 +73,12 @@ def write_checkpoint(model: Path, directory: Path) -> int:
         shard.clear()
         held = 0
 
-    for need in needs_of(factory.layers):
-        size = 2 * torch.Size(need.shape).numel()
+    for spec in weight_specs_of(factory.layers):
+        size = 2 * torch.Size(spec.shape).numel()
         if shard and held + size > _SHARD_BYTES:
             flush()
-        values = torch.empty(need.shape, dtype=torch.bfloat16, device=device)
-        shard[need.name] = values.uniform_(-1e-3, 1e-3).cpu()
+        values = torch.empty(spec.shape, dtype=torch.bfloat16, device=device)
+        shard[spec.name] = values.uniform_(-1e-3, 1e-3).cpu()
         held, total = held + size, total + size
     flush()
     (directory / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))

@@ -66,17 +66,14 @@ class CpuAttention:
         self._steps: list[_GroupStep] = []
 
     def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
-        """See AttentionBackend."""
         return ()
 
     def prepare(self, rows: Rows) -> None:
-        """See AttentionBackend."""
         lengths = rows.starts.numpy() + rows.counts
         groups = zip(rows.tables, self._kv.windows, strict=True)
         self._steps = [self._prepare_group(rows, table, lengths, window) for table, window in groups]
 
     def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
-        """See AttentionBackend."""
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
         if step.fresh.numel():

@@ -167,11 +167,9 @@ class TritonAttention:
         return columns + of_long_rows[0] + of_long_rows[1]
 
     def prepare(self, rows: Rows) -> None:
-        """See AttentionBackend."""
         self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
 
     def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
-        """See AttentionBackend."""
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
         q = torch.empty_like(out)

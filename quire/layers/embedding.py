@@ -8,28 +8,28 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import Place
-from quire.weights.checkpoint import Checkpoint, Need
+from quire.layers.layer import TensorOptions
+from quire.weights.checkpoint import Checkpoint, WeightSpec
 
 
 class Embedding:
     """A row of the weight for each token, times `scale` in the weight's dtype."""
 
-    def __init__(self, name: str, vocab_size: int, width: int, place: Place, scale: float | None = None) -> None:
-        self._need = Need(f"{name}.weight", (vocab_size, width))
-        self._place = place
-        self._scale = None if scale is None else float(torch.tensor(scale, dtype=place.dtype))
-        self._embed = kernel("embed", place.device.type)
+    def __init__(
+        self, name: str, vocab_size: int, width: int, options: TensorOptions, scale: float | None = None
+    ) -> None:
+        self._spec = WeightSpec(f"{name}.weight", (vocab_size, width))
+        self._options = options
+        self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
+        self._embed = kernel("embed", options.device.type)
         self.weight: Tensor
 
-    def needs(self) -> Iterator[Need]:
-        """See Layer."""
-        yield self._need
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield self._spec
 
-    def pull(self, checkpoint: Checkpoint) -> None:
-        """See Layer."""
-        self.weight = torch.empty(self._need.shape, dtype=self._place.dtype, device=self._place.device)
-        checkpoint.read(self._need.name, self.weight)
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        self.weight = torch.empty(self._spec.shape, dtype=self._options.dtype, device=self._options.device)
+        checkpoint.read(self._spec.name, self.weight)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[tokens] int64 → [tokens, width]."""
@@ -41,9 +41,9 @@ class Embedding:
 class TiedHead:
     """Logits from the embedding's own weight. It stays in its plain layout, which the look-up needs."""
 
-    def __init__(self, embedding: Embedding, place: Place) -> None:
+    def __init__(self, embedding: Embedding, options: TensorOptions) -> None:
         self._embedding = embedding
-        self._linear = kernel("linear", place.device.type)
+        self._linear = kernel("linear", options.device.type)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, width] → [tokens, vocab_size]."""

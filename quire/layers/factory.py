@@ -11,7 +11,7 @@ from typing import TypeVar
 from quire.attention.backend import AttentionLayer
 from quire.layers.attention import Attention, Heads
 from quire.layers.embedding import Embedding, TiedHead
-from quire.layers.layer import Layer, Place
+from quire.layers.layer import Layer, TensorOptions
 from quire.layers.linear import Linear
 from quire.layers.mlp import GATED, MLP, PLAIN
 from quire.layers.moe import ExpertNames, Experts, MixtureOfExperts, Routing
@@ -21,47 +21,47 @@ L = TypeVar("L", bound=Layer)
 
 
 class LayerFactory:
-    """Builds layers whose weights live at `place`; `layers` lists all that have any, in the order they were built.
+    """Builds layers whose weights live at `options`; `layers` lists all that have any, in the order they were built.
 
     A `transposed` projection is stored as [in, out].
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, options: TensorOptions) -> None:
+        self.options = options
         self.layers: list[Layer] = []
 
-    def column(
+    def column_parallel(
         self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
     ) -> Linear:
         """Projections out of the stream, merged: their outputs can be split over devices."""
-        return self._remember(Linear(names, rows, columns, bias, self.place, transposed))
+        return self._remember(Linear(names, rows, columns, bias, self.options, transposed))
 
-    def row(self, name: str, rows: int, columns: int, bias: bool, transposed: bool = False) -> Linear:
+    def row_parallel(self, name: str, rows: int, columns: int, bias: bool, transposed: bool = False) -> Linear:
         """A projection back into the stream: its input can be split over devices, its output is their sum."""
-        return self._remember(Linear((name,), (rows,), columns, bias, self.place, transposed))
+        return self._remember(Linear((name,), (rows,), columns, bias, self.options, transposed))
 
     def norm(self, name: str, width: int, kind: RMS) -> RMSNorm:
         """A root mean square norm of the stream."""
-        return self._remember(RMSNorm(((name, 0),), width, kind, self.place))
+        return self._remember(RMSNorm(((name, 0),), width, kind, self.options))
 
     def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
         """Root mean square norms of queries and keys, head by head."""
         names = ((f"{name}.q_norm", heads.query), (f"{name}.k_norm", heads.kv))
-        return self._remember(RMSNorm(names, heads.width, kind, self.place))
+        return self._remember(RMSNorm(names, heads.width, kind, self.options))
 
     def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
         """A layer norm with a bias."""
-        return self._remember(LayerNorm(name, width, eps, self.place))
+        return self._remember(LayerNorm(name, width, eps, self.options))
 
     def embedding(self, name: str, count: int, width: int, scale: float | None = None) -> Embedding:
         """Embeddings of tokens or positions."""
-        return self._remember(Embedding(name, count, width, self.place, scale))
+        return self._remember(Embedding(name, count, width, self.options, scale))
 
     def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Linear | TiedHead:
         """The projection to logits; from `embedding`'s weight where one is given."""
         if embedding is not None:
-            return TiedHead(embedding, self.place)
-        return self._remember(Linear((name,), (vocab_size,), width, False, self.place))
+            return TiedHead(embedding, self.options)
+        return self._remember(Linear((name,), (vocab_size,), width, False, self.options))
 
     def attention(
         self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None = None
@@ -71,17 +71,17 @@ class LayerFactory:
 
     def gated_mlp(self, gate_up: Linear, down: Linear, width: int, activation: str) -> MLP:
         """An MLP whose first projection gives the gate and, beside it, what it gates."""
-        return MLP(gate_up, down, width, GATED[activation], self.place)
+        return MLP(gate_up, down, width, GATED[activation], self.options)
 
     def plain_mlp(self, up: Linear, down: Linear, width: int, activation: str) -> MLP:
         """An MLP without a gate."""
-        return MLP(up, down, width, PLAIN[activation], self.place)
+        return MLP(up, down, width, PLAIN[activation], self.options)
 
     def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
         """Experts and their router; experts are silu-gated MLPs `width` wide."""
-        router = self._remember(Linear((f"{name}.gate",), (routing.count,), hidden, False, self.place))
-        experts = self._remember(Experts(f"{name}.experts", names, routing.count, hidden, width, self.place))
-        return MixtureOfExperts(router, experts, routing, self.place)
+        router = self._remember(Linear((f"{name}.gate",), (routing.count,), hidden, False, self.options))
+        experts = self._remember(Experts(f"{name}.experts", names, routing.count, hidden, width, self.options))
+        return MixtureOfExperts(router, experts, routing, self.options)
 
     def _remember(self, layer: L) -> L:
         self.layers.append(layer)

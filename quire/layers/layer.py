@@ -12,12 +12,12 @@ from typing import Protocol
 
 import torch
 
-from quire.weights.checkpoint import Checkpoint, Need
+from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.progress import CountedReads, ReadingProgress
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorOptions:
     """Where a layer's weights live, and as what."""
 
     device: torch.device
@@ -27,21 +27,21 @@ class Place:
 class Layer(Protocol):
     """Something with weights."""
 
-    def needs(self) -> Iterator[Need]:
+    def weight_specs(self) -> Iterator[WeightSpec]:
         """The tensors it reads; asked before anything is allocated."""
         ...
 
-    def pull(self, checkpoint: Checkpoint) -> None:
+    def load_weights(self, checkpoint: Checkpoint) -> None:
         """Allocate and read them. Called once, in any thread."""
         ...
 
 
-def needs_of(layers: Sequence[Layer]) -> list[Need]:
+def weight_specs_of(layers: Sequence[Layer]) -> list[WeightSpec]:
     """Everything that these layers read, in order."""
-    return [need for layer in layers for need in layer.needs()]
+    return [spec for layer in layers for spec in layer.weight_specs()]
 
 
-def pull_all(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, progress: ReadingProgress) -> None:
+def load_all_weights(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, progress: ReadingProgress) -> None:
     """Let every layer pull its weights, `threads` at a time; when this returns, all have arrived on their device.
 
     Args:
@@ -52,12 +52,12 @@ def pull_all(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, prog
     """
     counted = CountedReads(checkpoint, progress)
 
-    def pull(layer: Layer) -> None:
+    def load(layer: Layer) -> None:
         with torch.inference_mode():
-            layer.pull(counted)
+            layer.load_weights(counted)
 
     with ThreadPoolExecutor(threads, "weights") as pool, progress:
-        for _ in pool.map(pull, layers):
+        for _ in pool.map(load, layers):
             pass
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import Place
-from quire.weights.checkpoint import Checkpoint, Need
+from quire.layers.layer import TensorOptions
+from quire.weights.checkpoint import Checkpoint, WeightSpec
 
 
 class Linear:
@@ -20,7 +20,7 @@ class Linear:
         rows: Output features of each.
         columns: Input features.
         bias: Whether they have biases.
-        place: Where the weights live.
+        options: Where the weights live.
         transposed: The checkpoint has each weight as [columns, rows].
 
     Attributes:
@@ -35,7 +35,7 @@ class Linear:
         rows: tuple[int, ...],
         columns: int,
         bias: bool,
-        place: Place,
+        options: TensorOptions,
         transposed: bool = False,
     ) -> None:
         self.outputs = sum(rows)
@@ -43,27 +43,25 @@ class Linear:
         self.has_bias = bias
         self._names = names
         self._rows = rows
-        self._place = place
+        self._options = options
         self._transposed = transposed
-        self._pack = kernel("pack_linear", place.device.type)
-        self._linear = kernel("linear", place.device.type)
-        self._linear_silu_and_mul = kernel("linear_silu_and_mul", place.device.type)
+        self._pack = kernel("pack_linear", options.device.type)
+        self._linear = kernel("linear", options.device.type)
+        self._linear_silu_and_mul = kernel("linear_silu_and_mul", options.device.type)
         self._weight: Tensor
         self._bias: Tensor | None = None
 
-    def needs(self) -> Iterator[Need]:
-        """See Layer."""
+    def weight_specs(self) -> Iterator[WeightSpec]:
         for name, rows in zip(self._names, self._rows, strict=True):
             shape = (rows, self.columns)
-            yield Need(f"{name}.weight", shape[::-1] if self._transposed else shape)
+            yield WeightSpec(f"{name}.weight", shape[::-1] if self._transposed else shape)
             if self.has_bias:
-                yield Need(f"{name}.bias", (rows,))
+                yield WeightSpec(f"{name}.bias", (rows,))
 
-    def pull(self, checkpoint: Checkpoint) -> None:
-        """See Layer."""
-        self._weight = self._pack(self._stacked(checkpoint, "weight", (self.outputs, self.columns)))
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        self._weight = self._pack(self._read_fused(checkpoint, "weight", (self.outputs, self.columns)))
         if self.has_bias:
-            self._bias = self._stacked(checkpoint, "bias", (self.outputs,))
+            self._bias = self._read_fused(checkpoint, "bias", (self.outputs,))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, columns] → [tokens, sum of rows]."""
@@ -76,8 +74,8 @@ class Linear:
         self._linear_silu_and_mul(x, self._weight, self._bias, out)
         return out
 
-    def _stacked(self, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> Tensor:
-        whole = torch.empty(shape, dtype=self._place.dtype, device=self._place.device)
+    def _read_fused(self, checkpoint: Checkpoint, kind: str, shape: tuple[int, ...]) -> Tensor:
+        whole = torch.empty(shape, dtype=self._options.dtype, device=self._options.device)
         for name, part in zip(self._names, torch.split(whole, list(self._rows)), strict=True):
             if self._transposed and part.dim() == 2:
                 stored = torch.empty(part.shape[::-1], dtype=part.dtype, device=part.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.layers.linear import Linear
 
 GATED: dict[str, str] = {
@@ -25,12 +25,12 @@ class MLP:
     and `activation` the op between.
     """
 
-    def __init__(self, up: Linear, down: Linear, width: int, activation: str, place: Place) -> None:
+    def __init__(self, up: Linear, down: Linear, width: int, activation: str, options: TensorOptions) -> None:
         self._up = up
         self._down = down
         self._width = width
         self._activation = activation
-        self._activate = kernel(activation, place.device.type)
+        self._activate = kernel(activation, options.device.type)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.layers.linear import Linear
-from quire.weights.checkpoint import Checkpoint, Need
+from quire.weights.checkpoint import Checkpoint, WeightSpec
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,30 @@ class Experts:
         names: Of each one's projections.
         count: How many.
         hidden, width: Of the stream and of one expert.
-        place: Where the weights live.
+        options: Where the weights live.
     """
 
-    def __init__(self, name: str, names: ExpertNames, count: int, hidden: int, width: int, place: Place) -> None:
+    def __init__(
+        self, name: str, names: ExpertNames, count: int, hidden: int, width: int, options: TensorOptions
+    ) -> None:
         self._name = name
         self._names = names
         self._count = count
         self._hidden = hidden
         self._width = width
-        self._place = place
-        self._experts = kernel("experts", place.device.type)
-        self._pack = kernel("pack_experts", place.device.type)
+        self._options = options
+        self._experts = kernel("experts", options.device.type)
+        self._pack = kernel("pack_experts", options.device.type)
         self._gate_up: Sequence[Tensor] | Tensor
         self._down: Sequence[Tensor] | Tensor
 
-    def needs(self) -> Iterator[Need]:
-        """See Layer."""
+    def weight_specs(self) -> Iterator[WeightSpec]:
         for number in range(self._count):
             for projection in (self._names.gate, self._names.up):
-                yield Need(f"{self._name}.{number}.{projection}.weight", (self._width, self._hidden))
-            yield Need(f"{self._name}.{number}.{self._names.down}.weight", (self._hidden, self._width))
+                yield WeightSpec(f"{self._name}.{number}.{projection}.weight", (self._width, self._hidden))
+            yield WeightSpec(f"{self._name}.{number}.{self._names.down}.weight", (self._hidden, self._width))
 
-    def pull(self, checkpoint: Checkpoint) -> None:
-        """See Layer."""
+    def load_weights(self, checkpoint: Checkpoint) -> None:
         gate_up = self._empty(2 * self._width, self._hidden)
         down = self._empty(self._hidden, self._width)
         for number in range(self._count):
@@ -83,17 +83,17 @@ class Experts:
         return out
 
     def _empty(self, rows: int, columns: int) -> Tensor:
-        return torch.empty((self._count, rows, columns), dtype=self._place.dtype, device=self._place.device)
+        return torch.empty((self._count, rows, columns), dtype=self._options.dtype, device=self._options.device)
 
 
 class MixtureOfExperts:
     """Each token goes to a few experts; their outputs are summed by the router's weights."""
 
-    def __init__(self, router: Linear, experts: Experts, routing: Routing, place: Place) -> None:
+    def __init__(self, router: Linear, experts: Experts, routing: Routing, options: TensorOptions) -> None:
         self._router = router
         self._experts = experts
         self._routing = routing
-        self._route = kernel("route", place.device.type)
+        self._route = kernel("route", options.device.type)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import Place
-from quire.weights.checkpoint import Checkpoint, Need
+from quire.layers.layer import TensorOptions
+from quire.weights.checkpoint import Checkpoint, WeightSpec
 
 
 @dataclass(frozen=True)
@@ -34,33 +34,31 @@ class RMSNorm:
             for the stream stands alone, with 0.
         width: What is normed.
         kind: See RMS.
-        place: Where the weights live.
+        options: Where the weights live.
 
     Attributes:
         weight: [width] or [heads, width], once it is pulled.
         eps: Added to the mean square.
     """
 
-    def __init__(self, names: tuple[tuple[str, int], ...], width: int, kind: RMS, place: Place) -> None:
+    def __init__(self, names: tuple[tuple[str, int], ...], width: int, kind: RMS, options: TensorOptions) -> None:
         self._names = names
         self._width = width
         self._kind = kind
-        self._place = place
+        self._options = options
         self.eps = kind.eps
-        self._rms_norm = kernel("rms_norm", place.device.type)
+        self._rms_norm = kernel("rms_norm", options.device.type)
         self.weight: Tensor
 
-    def needs(self) -> Iterator[Need]:
-        """See Layer."""
+    def weight_specs(self) -> Iterator[WeightSpec]:
         for name, _ in self._names:
-            yield Need(f"{name}.weight", (self._width,))
+            yield WeightSpec(f"{name}.weight", (self._width,))
 
-    def pull(self, checkpoint: Checkpoint) -> None:
-        """See Layer."""
-        dtype = torch.float32 if self._kind.unit_offset else self._place.dtype
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        dtype = torch.float32 if self._kind.unit_offset else self._options.dtype
         parts = []
         for name, heads in self._names:
-            weight = torch.empty(self._width, dtype=self._place.dtype, device=self._place.device)
+            weight = torch.empty(self._width, dtype=self._options.dtype, device=self._options.device)
             checkpoint.read(f"{name}.weight", weight)
             weight = weight.to(dtype) + 1 if self._kind.unit_offset else weight
             parts.append(weight.expand(heads, -1) if heads else weight)
@@ -76,25 +74,23 @@ class RMSNorm:
 class LayerNorm:
     """Layer norm with a bias, with the residual addition before it."""
 
-    def __init__(self, name: str, width: int, eps: float, place: Place) -> None:
-        self._needs = (Need(f"{name}.weight", (width,)), Need(f"{name}.bias", (width,)))
+    def __init__(self, name: str, width: int, eps: float, options: TensorOptions) -> None:
+        self._specs = (WeightSpec(f"{name}.weight", (width,)), WeightSpec(f"{name}.bias", (width,)))
         self._eps = eps
-        self._place = place
-        self._layer_norm = kernel("layer_norm", place.device.type)
+        self._options = options
+        self._layer_norm = kernel("layer_norm", options.device.type)
         self._weight: Tensor
         self._bias: Tensor
 
-    def needs(self) -> Iterator[Need]:
-        """See Layer."""
-        yield from self._needs
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from self._specs
 
-    def pull(self, checkpoint: Checkpoint) -> None:
-        """See Layer."""
+    def load_weights(self, checkpoint: Checkpoint) -> None:
         self._weight, self._bias = (
-            torch.empty(need.shape, dtype=self._place.dtype, device=self._place.device) for need in self._needs
+            torch.empty(spec.shape, dtype=self._options.dtype, device=self._options.device) for spec in self._specs
         )
-        for need, part in zip(self._needs, (self._weight, self._bias), strict=True):
-            checkpoint.read(need.name, part)
+        for spec, part in zip(self._specs, (self._weight, self._bias), strict=True):
+            checkpoint.read(spec.name, part)
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """The norm of x, after `delta` is added to x in place; both [tokens, width]."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.layers.positions import Positions
 
 
@@ -30,14 +30,14 @@ class Rotary:
         frequencies: [width / 2] fp32, how fast each pair of dimensions turns; or, from the lengths [tokens] that their
             sequences count as, each token's own: [tokens, width / 2].
         scale: What cosine and sine are multiplied with.
-        place: Where the angles are wanted.
+        options: Where the angles are wanted.
     """
 
-    def __init__(self, frequencies: Tensor | Callable[[Tensor], Tensor], scale: float, place: Place) -> None:
-        self._frequencies = frequencies.to(place.device) if isinstance(frequencies, Tensor) else frequencies
+    def __init__(self, frequencies: Tensor | Callable[[Tensor], Tensor], scale: float, options: TensorOptions) -> None:
+        self._frequencies = frequencies.to(options.device) if isinstance(frequencies, Tensor) else frequencies
         self._scale = scale
-        self._place = place
-        self._angles = kernel("angles", place.device.type)
+        self._options = options
+        self._angles = kernel("angles", options.device.type)
 
     def __call__(self, positions: Positions) -> Angles:
         """Angles in the model's dtype, taken in fp32."""
@@ -46,7 +46,9 @@ class Rotary:
             assert positions.lengths is not None, "this model's batches have lengths"
             frequencies = frequencies(positions.lengths)
         cos, sin = (
-            torch.empty((len(positions.own), frequencies.shape[-1]), dtype=self._place.dtype, device=self._place.device)
+            torch.empty(
+                (len(positions.own), frequencies.shape[-1]), dtype=self._options.dtype, device=self._options.device
+            )
             for _ in range(2)
         )
         self._angles(positions.own, frequencies, self._scale, cos, sin)

@@ -12,7 +12,7 @@ from quire.layers.norm import RMS
 from quire.layers.positions import Positions
 from quire.layers.rotary import Angles
 from quire.models.projections import build_attention, build_gated_mlp
-from quire.models.rotation import build_rotary
+from quire.models.rope import build_rotary
 from quire.models.spec import ModelSpec
 
 EXPERT_NAMES = {
@@ -28,14 +28,13 @@ class Decoder:
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
         assert spec.rope is not None
         self._embed = build.embedding("model.embed_tokens", spec.vocab_size, spec.hidden)
-        self._rotary = build_rotary(spec.rope, spec.head_dim, build.place)
+        self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
         self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
         self._norm = build.norm("model.norm", spec.hidden, RMS(spec.norm_eps))
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
 
     def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        """See Model."""
         x, delta = self._embed(tokens), None
         angles = self._rotary(positions)
         for block in self._blocks:
@@ -43,7 +42,6 @@ class Decoder:
         return self._norm(x, delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Model."""
         return self._head(hidden)
 
 

@@ -13,7 +13,7 @@ from quire.layers.norm import RMS
 from quire.layers.positions import Positions
 from quire.layers.rotary import Angles
 from quire.models.projections import build_attention, build_gated_mlp
-from quire.models.rotation import build_rotary
+from quire.models.rope import build_rotary
 from quire.models.spec import ModelSpec
 
 
@@ -23,19 +23,18 @@ class Gemma:
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
         assert spec.rope is not None
         self._embed = build.embedding("model.embed_tokens", spec.vocab_size, spec.hidden, spec.hidden**0.5)
-        self._rotary = build_rotary(spec.rope, spec.head_dim, build.place)
+        self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
         local = spec.local_rope
-        self._local_rotary = self._rotary if local is None else build_rotary(local, spec.head_dim, build.place)
+        self._local_rotary = self._rotary if local is None else build_rotary(local, spec.head_dim, build.options)
         self._is_local = spec.local
         self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
         self._norm = build.norm("model.norm", spec.hidden, RMS(spec.norm_eps, unit_offset=True))
         tied = self._embed if spec.tie_embeddings else None
         self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
         self._cap = spec.logit_cap
-        self._soft_cap = kernel("soft_cap", build.place.device.type)
+        self._soft_cap = kernel("soft_cap", build.options.device.type)
 
     def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        """See Model."""
         x, delta = self._embed(tokens), None
         angles = self._rotary(positions)
         local_angles = angles if self._local_rotary is self._rotary else self._local_rotary(positions)
@@ -44,7 +43,6 @@ class Gemma:
         return self._norm(x, delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Model."""
         logits = self._head(hidden)
         if self._cap is not None:
             self._soft_cap(logits, self._cap)
@@ -64,6 +62,6 @@ class Block:
         self._after_mlp = build.norm(f"{name}.post_feedforward_layernorm", spec.hidden, norm)
 
     def __call__(self, x: Tensor, delta: Tensor | None, angles: Angles, attention: AttentionBackend) -> Tensor:
-        """See decoder.Block."""
+        """As decoder.Block."""
         delta = self._after_attention(self._attention(self._before_attention(x, delta), angles, attention))
         return self._after_mlp(self._mlp(self._before_mlp(x, delta)))

@@ -23,14 +23,12 @@ class GPT2:
         self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
 
     def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        """See Model."""
         x, delta = self._embed(tokens), self._positions(positions.own)
         for block in self._blocks:
             delta = block(x, delta, attention)
         return self._norm(x, delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See Model."""
         return self._head(hidden)
 
 
@@ -43,15 +41,15 @@ class Block:
         self._attention = build.attention(
             AttentionLayer(layer, spec.scales[layer]),
             Heads(spec.heads, spec.kv_heads, spec.head_dim),
-            build.column((f"{name}.attn.c_attn",), (3 * hidden,), hidden, True, transposed=True),
-            build.row(f"{name}.attn.c_proj", hidden, hidden, True, transposed=True),
+            build.column_parallel((f"{name}.attn.c_attn",), (3 * hidden,), hidden, True, transposed=True),
+            build.row_parallel(f"{name}.attn.c_proj", hidden, hidden, True, transposed=True),
         )
         self._mlp_norm = build.layer_norm(f"{name}.ln_2", hidden, spec.norm_eps)
-        up = build.column((f"{name}.mlp.c_fc",), (width,), hidden, True, transposed=True)
-        down = build.row(f"{name}.mlp.c_proj", hidden, width, True, transposed=True)
+        up = build.column_parallel((f"{name}.mlp.c_fc",), (width,), hidden, True, transposed=True)
+        down = build.row_parallel(f"{name}.mlp.c_proj", hidden, width, True, transposed=True)
         self._mlp = build.plain_mlp(up, down, width, spec.activation)
 
     def __call__(self, x: Tensor, delta: Tensor, attention: AttentionBackend) -> Tensor:
-        """See decoder.Block."""
+        """As decoder.Block."""
         delta = self._attention(self._attention_norm(x, delta), None, attention)
         return self._mlp(self._mlp_norm(x, delta))

@@ -21,8 +21,8 @@ def build_attention(spec: ModelSpec, build: LayerFactory, layer: int, name: str,
     return build.attention(
         AttentionLayer(layer, spec.scales[layer], spec.attention_cap),
         heads,
-        build.column(names, rows, spec.hidden, spec.qkv_bias),
-        build.row(f"{name}.o_proj", spec.hidden, q, spec.out_bias),
+        build.column_parallel(names, rows, spec.hidden, spec.qkv_bias),
+        build.row_parallel(f"{name}.o_proj", spec.hidden, q, spec.out_bias),
         build.head_norm(name, heads, norm) if spec.family.qk_norm else None,
     )
 
@@ -34,6 +34,6 @@ def build_gated_mlp(spec: ModelSpec, build: LayerFactory, name: str) -> MLP:
     rows: tuple[int, ...] = (width, width)
     if spec.family.fused:
         names, rows = (f"{name}.gate_up_proj",), (2 * width,)
-    gate_up = build.column(names, rows, spec.hidden, spec.mlp_bias)
-    down = build.row(f"{name}.down_proj", spec.hidden, width, spec.mlp_bias)
+    gate_up = build.column_parallel(names, rows, spec.hidden, spec.mlp_bias)
+    down = build.row_parallel(f"{name}.down_proj", spec.hidden, width, spec.mlp_bias)
     return build.gated_mlp(gate_up, down, width, spec.activation)

@@ -26,7 +26,7 @@ _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_hea
 
 
 @dataclass(frozen=True)
-class Need:
+class WeightSpec:
     """One tensor that a model reads."""
 
     name: str
@@ -143,7 +143,7 @@ def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
     return StackedExperts(checkpoint) if StackedExperts.are_in(names) else checkpoint
 
 
-def check(checkpoint: Checkpoint, needs: Iterable[Need], architecture: str) -> None:
+def check(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architecture: str) -> None:
     """Compare what a model needs with what the files declare.
 
     Raises:
@@ -152,15 +152,15 @@ def check(checkpoint: Checkpoint, needs: Iterable[Need], architecture: str) -> N
     """
     contents = checkpoint.contents()
     wrong, needed = [], set()
-    for need in needs:
-        needed.add(need.name)
-        stored = contents.get(need.name)
+    for spec in specs:
+        needed.add(spec.name)
+        stored = contents.get(spec.name)
         if stored is None:
-            wrong.append(f"{need.name}: missing, expected {list(need.shape)}")
-        elif stored.shape != need.shape:
-            wrong.append(f"{need.name}: expected {list(need.shape)}, found {list(stored.shape)}")
+            wrong.append(f"{spec.name}: missing, expected {list(spec.shape)}")
+        elif stored.shape != spec.shape:
+            wrong.append(f"{spec.name}: expected {list(spec.shape)}, found {list(stored.shape)}")
         elif stored.dtype not in READABLE_DTYPES:
-            wrong.append(f"{need.name}: dtype {stored.dtype} is not one of {', '.join(READABLE_DTYPES)}")
+            wrong.append(f"{spec.name}: dtype {stored.dtype} is not one of {', '.join(READABLE_DTYPES)}")
     for name in sorted(contents.keys() - needed):
         if not _HARMLESS.search(name):
             wrong.append(f"{name}: found {list(contents[name].shape)}, but {architecture} has no such weight")

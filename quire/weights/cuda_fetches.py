@@ -12,8 +12,6 @@ _log = logging.getLogger(__name__)
 
 
 class CudaFetches:
-    """See Fetches."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -46,19 +44,15 @@ class CudaFetches:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def after_the_caller(self) -> None:
-        """See Fetches."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def before_the_caller(self) -> None:
-        """See Fetches."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def copy(self, out: Tensor, source: Tensor) -> None:
-        """See Fetches."""
         with torch.cuda.stream(self._stream):
             out.copy_(source, non_blocking=True)
 
     def mark(self) -> torch.cuda.Event:
-        """See Fetches."""
         mark: torch.cuda.Event = self._stream.record_event()
         return mark

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from quire.weights.checkpoint import Need, Stored
+from quire.weights.checkpoint import Stored, WeightSpec
 
 SPREAD = 1e-3
 
@@ -16,8 +16,8 @@ SPREAD = 1e-3
 class DummyCheckpoint:
     """Has exactly what is needed. The same seed and name give the same values, whatever else is read and when."""
 
-    def __init__(self, needs: Iterable[Need], seed: int) -> None:
-        self._contents = {need.name: Stored(need.shape, "F32") for need in needs}
+    def __init__(self, specs: Iterable[WeightSpec], seed: int) -> None:
+        self._contents = {spec.name: Stored(spec.shape, "F32") for spec in specs}
         self._seed = seed
 
     def contents(self) -> dict[str, Stored]:

@@ -96,7 +96,6 @@ class _WayToDevice:
         self._tensors = {name: tensor for file in self._descriptors for name, tensor in file_tensors(file)}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None) -> None:
-        """See Staging."""
         self._staging.read(self._tensors[name], out, start)
 
     def close(self) -> None:

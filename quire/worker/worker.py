@@ -21,14 +21,14 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.layer import TensorOptions, load_all_weights, weight_specs_of
 from quire.logits_processors import load_processors
 from quire.messages import DeviceLimits, Plan, Result
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.memory_plan import MeasuredMemory, plan_memory
 from quire.planning.step_limits import StepLimits
-from quire.weights.checkpoint import Checkpoint, Need, check, with_known_names
+from quire.weights.checkpoint import Checkpoint, WeightSpec, check, with_known_names
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
@@ -90,7 +90,7 @@ class Worker:
         if on_gpu:
             device_memory.begin(self._device)
         spec, dtype = read_spec(config.model.model), _dtype(config)
-        factory = LayerFactory(Place(self._device, dtype))
+        factory = LayerFactory(TensorOptions(self._device, dtype))
         model = build_model(spec, factory)
         in_use = self._begin_use(spec, factory) if on_gpu else None
         rehearsed = False
@@ -159,7 +159,7 @@ class Worker:
         try:
             with self._rehearsal():
                 storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
-                model = reduced_model(spec, Place(self._device, dtype))
+                model = reduced_model(spec, TensorOptions(self._device, dtype))
                 runner = self._build_runner(spec, model, self._slot_table(spec), storage)
                 rehearse(runner, StepLimits.of(self._config), self._aside)
         except (torch.OutOfMemoryError, MemoryBudgetError):
@@ -182,16 +182,16 @@ class Worker:
     def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let products of the layers' shapes be used, while others compile and read."""
         largest, recorded = StepLimits.of(self._config), self._shapes().all()
-        return begin_use(products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.place)
+        return begin_use(products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.options)
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
         load, name = self._config.load, self._config.model.dtype
-        needs = needs_of(factory.layers)
-        checkpoint = self._open(needs)
-        check(checkpoint, needs, spec.architecture)
+        specs = weight_specs_of(factory.layers)
+        checkpoint = self._open(specs)
+        check(checkpoint, specs, spec.architecture)
         progress = ReadingProgress(spec.weight_bytes(name), self._clock, load.use_tqdm_on_load)
         try:
-            pull_all(factory.layers, checkpoint, torch.get_num_threads(), progress)
+            load_all_weights(factory.layers, checkpoint, torch.get_num_threads(), progress)
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, RuntimeError) and "allocate" not in str(error):
                 raise
@@ -204,9 +204,9 @@ class Worker:
         size = spec.weight_bytes(name) / _GB
         _log.info("weights     %.2f GB in %.1f s, %.2f GB/s", size, progress.seconds, size / (progress.seconds or 1))
 
-    def _open(self, needs: list[Need]) -> Checkpoint:
+    def _open(self, specs: list[WeightSpec]) -> Checkpoint:
         if self._config.load.load_format == "dummy":
-            return DummyCheckpoint(needs, self._config.model.seed)
+            return DummyCheckpoint(specs, self._config.model.seed)
         return with_known_names(SafetensorsCheckpoint(Path(self._config.model.model)))
 
     def _shapes(self) -> GraphShapes:

@@ -8,22 +8,22 @@ import torch.nn.functional as F
 from quire.clock import SystemClock
 from quire.layers.attention import Heads
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.layer import TensorOptions, load_all_weights, weight_specs_of
 from quire.layers.moe import ExpertNames, Routing
 from quire.layers.norm import RMS
 from quire.layers.positions import Positions
 from quire.layers.rotary import Rotary
-from quire.weights.checkpoint import Need
+from quire.weights.checkpoint import WeightSpec
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 
 WEIGHTS = (("w1", (12, 8)), ("w3", (12, 8)), ("w2", (8, 12)))
-PLACE = Place(torch.device("cpu"), torch.float32)
+PLACE = TensorOptions(torch.device("cpu"), torch.float32)
 
 
 def load(factory: LayerFactory, seed: int = 0) -> DummyCheckpoint:
-    checkpoint = DummyCheckpoint(needs_of(factory.layers), seed)
-    pull_all(factory.layers, checkpoint, 3, ReadingProgress(1, SystemClock(), False))
+    checkpoint = DummyCheckpoint(weight_specs_of(factory.layers), seed)
+    load_all_weights(factory.layers, checkpoint, 3, ReadingProgress(1, SystemClock(), False))
     return checkpoint
 
 
@@ -36,7 +36,7 @@ def read(checkpoint: DummyCheckpoint, name: str) -> torch.Tensor:
 @torch.inference_mode()
 def test_merged_projections_are_the_separate_ones_side_by_side() -> None:
     factory = LayerFactory(PLACE)
-    merged = factory.column(("a", "b"), (6, 4), 8, True)
+    merged = factory.column_parallel(("a", "b"), (6, 4), 8, True)
     checkpoint = load(factory)
     x = torch.randn(3, 8)
     parts = [F.linear(x, read(checkpoint, f"{n}.weight"), read(checkpoint, f"{n}.bias")) for n in "ab"]
@@ -46,29 +46,29 @@ def test_merged_projections_are_the_separate_ones_side_by_side() -> None:
 def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
     factory = LayerFactory(PLACE)
     embedding = factory.embedding("embed", 10, 8)
-    factory.column(("attn.q_proj", "attn.k_proj"), (24, 12), 8, True)
-    factory.row("attn.o_proj", 8, 24, False, transposed=True)
+    factory.column_parallel(("attn.q_proj", "attn.k_proj"), (24, 12), 8, True)
+    factory.row_parallel("attn.o_proj", 8, 24, False, transposed=True)
     factory.norm("norm", 8, RMS(1e-6))
     factory.head_norm("attn", Heads(4, 2, 6), RMS(1e-6))
     factory.layer_norm("ln", 8, 1e-6)
     factory.experts("moe", ExpertNames("w1", "w3", "w2"), Routing(2, 1, True), 8, 12)
     factory.head("head", embedding, 10, 8)
     factory.head("lm_head", None, 10, 8)
-    assert needs_of(factory.layers) == [
-        Need("embed.weight", (10, 8)),
-        Need("attn.q_proj.weight", (24, 8)),
-        Need("attn.q_proj.bias", (24,)),
-        Need("attn.k_proj.weight", (12, 8)),
-        Need("attn.k_proj.bias", (12,)),
-        Need("attn.o_proj.weight", (24, 8)),
-        Need("norm.weight", (8,)),
-        Need("attn.q_norm.weight", (6,)),
-        Need("attn.k_norm.weight", (6,)),
-        Need("ln.weight", (8,)),
-        Need("ln.bias", (8,)),
-        Need("moe.gate.weight", (2, 8)),
-        *(Need(f"moe.experts.{i}.{n}.weight", s) for i in (0, 1) for n, s in WEIGHTS),
-        Need("lm_head.weight", (10, 8)),
+    assert weight_specs_of(factory.layers) == [
+        WeightSpec("embed.weight", (10, 8)),
+        WeightSpec("attn.q_proj.weight", (24, 8)),
+        WeightSpec("attn.q_proj.bias", (24,)),
+        WeightSpec("attn.k_proj.weight", (12, 8)),
+        WeightSpec("attn.k_proj.bias", (12,)),
+        WeightSpec("attn.o_proj.weight", (24, 8)),
+        WeightSpec("norm.weight", (8,)),
+        WeightSpec("attn.q_norm.weight", (6,)),
+        WeightSpec("attn.k_norm.weight", (6,)),
+        WeightSpec("ln.weight", (8,)),
+        WeightSpec("ln.bias", (8,)),
+        WeightSpec("moe.gate.weight", (2, 8)),
+        *(WeightSpec(f"moe.experts.{i}.{n}.weight", s) for i in (0, 1) for n, s in WEIGHTS),
+        WeightSpec("lm_head.weight", (10, 8)),
     ]
     assert not hasattr(embedding, "weight")
 
@@ -76,7 +76,7 @@ def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
 @torch.inference_mode()
 def test_a_transposed_weight_is_turned_round() -> None:
     factory = LayerFactory(PLACE)
-    layer = factory.row("c_proj", 6, 4, False, transposed=True)
+    layer = factory.row_parallel("c_proj", 6, 4, False, transposed=True)
     checkpoint, x = load(factory), torch.randn(3, 4)
     torch.testing.assert_close(layer(x), x @ read(checkpoint, "c_proj.weight"), rtol=1e-5, atol=1e-9)
 
@@ -105,7 +105,7 @@ def test_tied_head_and_embedding_share_their_weight() -> None:
 
 @torch.inference_mode()
 def test_an_embeddings_scale_is_rounded_before_it_multiplies() -> None:
-    factory = LayerFactory(Place(torch.device("cpu"), torch.bfloat16))
+    factory = LayerFactory(TensorOptions(torch.device("cpu"), torch.bfloat16))
     embedding = factory.embedding("embed", 50, 64, scale=1152**0.5)
     load(factory)
     tokens = torch.arange(50)
@@ -123,7 +123,9 @@ def test_angles_of_sequences_whose_frequencies_differ_by_length() -> None:
 
 def test_angles_are_taken_in_fp32_and_given_in_the_models_dtype() -> None:
     frequencies = torch.tensor([1.0, 1e-3])
-    angles = Rotary(frequencies, 1.0, Place(torch.device("cpu"), torch.bfloat16))(Positions(torch.tensor([0, 100_003])))
+    angles = Rotary(frequencies, 1.0, TensorOptions(torch.device("cpu"), torch.bfloat16))(
+        Positions(torch.tensor([0, 100_003]))
+    )
     exact = torch.tensor([0.0, 100_003.0]).unsqueeze(1) * frequencies
     assert torch.equal(angles.cos, exact.cos().bfloat16())
     assert torch.equal(angles.sin, exact.sin().bfloat16())

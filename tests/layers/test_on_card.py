@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.layers.moe import ExpertNames, Routing
 from quire.weights.checkpoint import Stored
 
@@ -32,8 +32,8 @@ class Drawn:
 
 
 def mlp(factory: LayerFactory) -> Apply:
-    gate_up = factory.column(("gate", "up"), (WIDTH, WIDTH), HIDDEN, True)
-    return factory.gated_mlp(gate_up, factory.row("down", HIDDEN, WIDTH, False), WIDTH, "silu")
+    gate_up = factory.column_parallel(("gate", "up"), (WIDTH, WIDTH), HIDDEN, True)
+    return factory.gated_mlp(gate_up, factory.row_parallel("down", HIDDEN, WIDTH, False), WIDTH, "silu")
 
 
 def experts(factory: LayerFactory) -> Apply:
@@ -53,10 +53,10 @@ def test_layers_agree(build: Callable[[LayerFactory], Apply], tokens: int, dtype
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens)).to(dtype)
     found = []
     for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
-        factory = LayerFactory(Place(torch.device(device), kind))
+        factory = LayerFactory(TensorOptions(torch.device(device), kind))
         layer = build(factory)
         for part in factory.layers:
-            part.pull(Drawn())
+            part.load_weights(Drawn())
         found.append(layer(x.to(device, kind)).double().cpu())
     expected, on_card = found
     near = 1e-5 if dtype == torch.float32 else 3e-2

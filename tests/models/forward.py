@@ -12,7 +12,7 @@ from quire.attention.backend import Rows
 from quire.attention.cpu import CpuAttention
 from quire.clock import SystemClock
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place, needs_of, pull_all
+from quire.layers.layer import TensorOptions, load_all_weights, weight_specs_of
 from quire.layers.positions import Positions
 from quire.models.model import build_model
 from quire.models.spec import read_spec
@@ -27,11 +27,11 @@ CPU = torch.device("cpu")
 def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """[length, vocab_size], of tokens [length] read at once."""
     spec, length = read_spec(directory), len(tokens)
-    factory = LayerFactory(Place(CPU, dtype))
+    factory = LayerFactory(TensorOptions(CPU, dtype))
     model = build_model(spec, factory)
     checkpoint = SafetensorsCheckpoint(directory)
-    check(checkpoint, needs_of(factory.layers), spec.architecture)
-    pull_all(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
+    check(checkpoint, weight_specs_of(factory.layers), spec.architecture)
+    load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
     blocks, groups = -(-length // 16), len(spec.kv_groups())
     backend = CpuAttention(kv_view(allocate_storage(spec, blocks * groups, 16, dtype, CPU), spec))
     positions = torch.arange(length)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.models.frequencies import rotary_frequencies
+from quire.models.rope import rotary_frequencies
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
 from tests.checkpoints import make_llama
 from tests.models.forward import logits_of

@@ -12,8 +12,8 @@ import torch
 from quire.errors import CheckpointError
 from quire.kvcache.keys import KeysByLength
 from quire.models.families import FAMILIES
-from quire.models.frequencies import angle_scale, frequencies_by_length, rotary_frequencies
 from quire.models.registry import ARCHITECTURES
+from quire.models.rope import angle_scale, frequencies_by_length, rotary_frequencies
 from quire.models.rope_spec import RopeSpec
 from quire.models.spec import read_spec
 from tests.checkpoints import make_tiny

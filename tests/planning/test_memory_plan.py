@@ -15,7 +15,7 @@ import torch
 from quire.config import Config
 from quire.errors import MemoryBudgetError
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place, needs_of
+from quire.layers.layer import TensorOptions, weight_specs_of
 from quire.models.model import build_model
 from quire.planning.auto_config import resolve
 from quire.planning.byte_sizes import GIB
@@ -67,9 +67,9 @@ def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: st
     make_llama(tmp_path, tie=True, attention_bias=True, tokenizer=False)
     resolved = resolve(Config().with_values(model=str(tmp_path), dtype=dtype, num_gpu_blocks_override=10))
     spec, torch_dtype = resolved.spec, getattr(torch, dtype)
-    factory = LayerFactory(Place(torch.device("cpu"), torch_dtype))
+    factory = LayerFactory(TensorOptions(torch.device("cpu"), torch_dtype))
     build_model(spec, factory)
-    weights = sum(math.prod(need.shape) for need in needs_of(factory.layers)) * torch_dtype.itemsize
+    weights = sum(math.prod(spec.shape) for spec in weight_specs_of(factory.layers)) * torch_dtype.itemsize
     assert resolved.memory.footprint.weights == weights
     storage = allocate_storage(spec, 10, 16, torch_dtype, torch.device("cpu"))
     assert resolved.memory.footprint.kv_cache == storage.nbytes

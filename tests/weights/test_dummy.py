@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quire.weights.checkpoint import Need
+from quire.weights.checkpoint import WeightSpec
 from quire.weights.dummy import SPREAD, DummyCheckpoint
 
-NEEDS = [Need("a", (200, 300)), Need("b", (200, 300)), Need("norm", (64,))]
+SPECS = [WeightSpec("a", (200, 300)), WeightSpec("b", (200, 300)), WeightSpec("norm", (64,))]
 
 
 def read(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    checkpoint = DummyCheckpoint(NEEDS, seed)
+    checkpoint = DummyCheckpoint(SPECS, seed)
     out = torch.full(checkpoint.contents()[name].shape, 7.0, dtype=dtype)
     checkpoint.read(name, out)
     return out
@@ -37,5 +37,5 @@ def test_own_values_for_each_name_and_seed() -> None:
 
 def test_a_window_shows_the_whole_tensors_values() -> None:
     out = torch.empty(50, 7)
-    DummyCheckpoint(NEEDS, 0).read("a", out, (100, 20))
+    DummyCheckpoint(SPECS, 0).read("a", out, (100, 20))
     assert torch.equal(out, read("a")[100:150, 20:27])

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from quire.clock import SystemClock
-from quire.layers.layer import pull_all
-from quire.weights.checkpoint import Checkpoint, Need
+from quire.layers.layer import load_all_weights
+from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.dummy import SPREAD, DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SINGLE, SafetensorsCheckpoint
@@ -33,10 +33,10 @@ class OneTensor:
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name, self.dtype = name, dtype
 
-    def needs(self) -> list[Need]:  # type: ignore[override]
-        return [Need(self.name, SHAPES[self.name])]
+    def weight_specs(self) -> list[WeightSpec]:  # type: ignore[override]
+        return [WeightSpec(self.name, SHAPES[self.name])]
 
-    def pull(self, checkpoint: Checkpoint) -> None:
+    def load_weights(self, checkpoint: Checkpoint) -> None:
         weight = torch.full(SHAPES[self.name], float("nan"), dtype=self.dtype, device="cuda")
         checkpoint.read(self.name, weight)
         self.packed = weight * 2
@@ -53,7 +53,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_layers_have_theirs_when_they_are_pulled(directory: Path, dtype: torch.dtype) -> None:
     checkpoint = SafetensorsCheckpoint(directory)
     layers = [OneTensor(name, dtype) for name in SHAPES for _ in range(5)]
-    pull_all(layers, checkpoint, 8, ReadingProgress(1, SystemClock(), False))  # type: ignore[arg-type]
+    load_all_weights(layers, checkpoint, 8, ReadingProgress(1, SystemClock(), False))  # type: ignore[arg-type]
     for layer in layers:
         checkpoint.read(layer.name, expected := torch.empty(SHAPES[layer.name], dtype=dtype))
         assert torch.equal(layer.packed.cpu(), expected * 2), layer.name
@@ -73,11 +73,11 @@ def test_windows_and_gaps(directory: Path) -> None:
 
 
 def test_dummies_are_drawn_on_the_card() -> None:
-    needs = [Need("a", (500, 300)), Need("b", (500, 300))]
+    specs = [WeightSpec("a", (500, 300)), WeightSpec("b", (500, 300))]
     drawn = {}
     for name in ("a", "b"):
         drawn[name] = torch.full((500, 300), 7.0, dtype=torch.bfloat16, device="cuda")
-        DummyCheckpoint(needs, 0).read(name, drawn[name])
+        DummyCheckpoint(specs, 0).read(name, drawn[name])
         assert drawn[name].abs().max() <= SPREAD
         assert (drawn[name].double().std() - SPREAD / 3**0.5).abs() < 0.01 * SPREAD
     assert not torch.equal(drawn["a"], drawn["b"])

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.weights.checkpoint import Need, Stored, check, with_known_names
+from quire.weights.checkpoint import Stored, WeightSpec, check, with_known_names
 from quire.weights.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
 
 A, B = torch.arange(12.0).view(3, 4), torch.arange(5.0) - 2
@@ -158,9 +158,9 @@ def test_truncated_files_are_refused(kept: float, tmp_path: Path) -> None:
 
 def test_all_differences_are_listed_at_once(tmp_path: Path) -> None:
     save_file({"a": A, "b": B, "c": torch.zeros(2, dtype=torch.int8), "extra": B.clone()}, tmp_path / SINGLE)
-    needs = [Need("a", (4, 3)), Need("b", (5,)), Need("c", (2,)), Need("d", (7, 1))]
+    specs = [WeightSpec("a", (4, 3)), WeightSpec("b", (5,)), WeightSpec("c", (2,)), WeightSpec("d", (7, 1))]
     with pytest.raises(CheckpointError) as caught:
-        check(SafetensorsCheckpoint(tmp_path), needs, "SomeModel")
+        check(SafetensorsCheckpoint(tmp_path), specs, "SomeModel")
     message = caught.value.message
     assert "4 differences" in message
     assert "a: expected [4, 3], found [3, 4]" in message
@@ -172,9 +172,9 @@ def test_all_differences_are_listed_at_once(tmp_path: Path) -> None:
 
 def test_long_lists_are_cut(tmp_path: Path) -> None:
     save_file({"a": A}, tmp_path / SINGLE)
-    needs = [Need("a", (3, 4)), *(Need(f"n{i}", (1,)) for i in range(30))]
+    specs = [WeightSpec("a", (3, 4)), *(WeightSpec(f"n{i}", (1,)) for i in range(30))]
     with pytest.raises(CheckpointError, match="30 differences") as caught:
-        check(SafetensorsCheckpoint(tmp_path), needs, "SomeModel")
+        check(SafetensorsCheckpoint(tmp_path), specs, "SomeModel")
     assert "… and 22 more" in caught.value.message
     assert len(caught.value.message.splitlines()) == 11
 
@@ -182,7 +182,7 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
 def test_leftovers_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:
     names = ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight", "a"]
     save_file({name: B.clone() for name in names}, tmp_path / SINGLE)
-    check(SafetensorsCheckpoint(tmp_path), [Need("a", (5,))], "SomeModel")
+    check(SafetensorsCheckpoint(tmp_path), [WeightSpec("a", (5,))], "SomeModel")
 
 
 def test_names_without_their_prefix(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_bare_gpt2_has_its_prefix_and_its_masks_are_passed_over(tmp_path: Path
     tensors = {"wte.weight": weight, "h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.ones(())}
     save_file(tensors, tmp_path / SINGLE)
     checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
-    check(checkpoint, [Need("transformer.wte.weight", (3, 2))], "GPT2LMHeadModel")
+    check(checkpoint, [WeightSpec("transformer.wte.weight", (3, 2))], "GPT2LMHeadModel")
     checkpoint.read("transformer.wte.weight", out := torch.empty(3, 2))
     assert torch.equal(out, weight)
 
@@ -211,8 +211,8 @@ def test_stacked_experts_are_seen_one_by_one(tmp_path: Path) -> None:
     save_file(dict(zip(names, (gate_up, down, other), strict=True)), tmp_path / SINGLE)
     checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
     shapes = {"gate": (4, 5), "up": (4, 5), "down": (5, 4)}
-    needs = [Need(f"m.experts.{i}.{part}_proj.weight", shape) for i in range(3) for part, shape in shapes.items()]
-    check(checkpoint, [*needs, Need("m.gate.weight", (3, 5))], "Qwen3MoeForCausalLM")
+    specs = [WeightSpec(f"m.experts.{i}.{part}_proj.weight", shape) for i in range(3) for part, shape in shapes.items()]
+    check(checkpoint, [*specs, WeightSpec("m.gate.weight", (3, 5))], "Qwen3MoeForCausalLM")
     for i in range(3):
         parts = {"gate": gate_up[i, :4], "up": gate_up[i, 4:], "down": down[i]}
         for part, expected in parts.items():

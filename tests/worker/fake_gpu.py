@@ -26,7 +26,7 @@ from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
 from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.messages import PromptLogprobsRow
 from quire.models.model import build_model
 from tests.kernels.triton.compile_cases import NoCard
@@ -105,7 +105,7 @@ class Card:
         found, worker = len(self.precompiler.names), self.worker
         storage = allocate_storage(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
         slots = worker._slot_table(self.spec)
-        factory = LayerFactory(Place(torch.device("cpu"), worker_dtype(self.config.model.dtype)))
+        factory = LayerFactory(TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype)))
         model = build_model(self.spec, factory)
         worker._read_weights(self.spec, factory)
         runner = worker._build_runner(self.spec, model, slots, storage)

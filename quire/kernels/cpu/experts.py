@@ -18,5 +18,5 @@ def pack_experts(weights: Tensor) -> Sequence[Tensor]:
 def experts(
     x: Tensor, gate_up: Sequence[Tensor], down: Sequence[Tensor], numbers: Tensor, weights: Tensor, out: Tensor
 ) -> None:
-    """See the reference; `gate_up` and `down` are packed."""
+    """Arguments as in reference/experts.py; `gate_up` and `down` are packed."""
     reference.experts(x, gate_up, down, numbers, weights, out, linear)

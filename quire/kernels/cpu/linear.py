@@ -36,5 +36,5 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """See the reference."""
+    """Arguments as in reference/linear.py."""
     silu_and_mul(linear(x, packed, bias), out)

@@ -26,7 +26,7 @@ def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, si
     Args:
         positions: [tokens] int64.
         frequencies: [width / 2] fp32, radians a position; or each token's own: [tokens, width / 2].
-        scale: See `quire.models.frequencies.angle_scale`.
+        scale: See `quire.models.rope.angle_scale`.
         cos, sin: [tokens, width / 2] out, of one floating dtype.
     """
     turned = positions.to(torch.float32).unsqueeze(1) * frequencies

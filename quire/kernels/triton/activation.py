@@ -18,17 +18,17 @@ BLOCK, WARPS = 1_024, 4
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    """See the reference; both contiguous."""
+    """Arguments as in reference/activation.py; both contiguous."""
     _launch_gated(x, out, "silu")
 
 
 def gelu_and_mul(x: Tensor, out: Tensor) -> None:
-    """See the reference; both contiguous."""
+    """Arguments as in reference/activation.py; both contiguous."""
     _launch_gated(x, out, "gelu")
 
 
 def gelu(x: Tensor, out: Tensor) -> None:
-    """See the reference; both contiguous."""
+    """Arguments as in reference/activation.py; both contiguous."""
     assert x.is_contiguous() and out.is_contiguous()
     if programs := _programs(x):
         overlap = can_overlap(x.device)
@@ -36,7 +36,7 @@ def gelu(x: Tensor, out: Tensor) -> None:
 
 
 def soft_cap(x: Tensor, cap: float) -> None:
-    """See the reference; x is contiguous."""
+    """Arguments as in reference/activation.py; x is contiguous."""
     assert x.is_contiguous()
     if programs := _programs(x):
         overlap = can_overlap(x.device)

@@ -20,7 +20,7 @@ _WARPS = 4
 
 
 def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> None:
-    """See the reference; all contiguous."""
+    """Arguments as in reference/embedding.py; all contiguous."""
     assert weight.is_contiguous() and out.is_contiguous()
     if not len(tokens):
         return
@@ -33,7 +33,7 @@ def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> N
 
 
 def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, sin: Tensor) -> None:
-    """See the reference; all contiguous."""
+    """Arguments as in reference/embedding.py; all contiguous."""
     assert all(t.is_contiguous() for t in (positions, frequencies, cos, sin))
     total, half = cos.shape
     if not total:

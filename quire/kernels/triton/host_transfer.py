@@ -21,7 +21,8 @@ _WARPS = 4
 
 
 def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
-    """See the reference; all are contiguous, and as many programs share the work as `turn` has entries."""
+    """Arguments as in reference/host_transfer.py; all are contiguous, and as many programs share the work as `turn` has
+    entries."""
     number, capacity = buffers.shape
     overlap = can_overlap(out.device)
     _copy_inputs_from_host[(len(turn),)](
@@ -31,7 +32,7 @@ def copy_inputs_from_host(buffers: Tensor, turn: Tensor, out: Tensor) -> None:
 
 
 def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None:
-    """See the reference; all are contiguous."""
+    """Arguments as in reference/host_transfer.py; all are contiguous."""
     number, entries = buffers.shape
     overlap = can_overlap(outputs.device)
     _copy_outputs_to_host[(1,)](

@@ -26,8 +26,8 @@ PER_THREAD = 8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """See the reference; x is [tokens, width] or [tokens, heads, width], and may be a part of something wider, such as
-    the queries and keys of a projection. The others are contiguous.
+    """Arguments as in reference/norm.py; x is [tokens, width] or [tokens, heads, width], and may be a part of something
+    wider, such as the queries and keys of a projection. The others are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.
@@ -48,7 +48,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """See the reference. All are contiguous.
+    """Arguments as in reference/norm.py; all are contiguous.
 
     Raises:
         ValueError: A row is wider than WIDEST.

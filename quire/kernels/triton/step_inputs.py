@@ -49,7 +49,8 @@ def prepare_inputs(
     slot_of_token: Tensor,
     tokens: Tensor,
 ) -> None:
-    """See the reference. Rows stand in order, and each has one token if there are as many; all are contiguous."""
+    """Arguments as in reference/step_inputs.py; rows stand in order, and each has one token if there are as many; all
+    are contiguous."""
     rows, total = len(slots), len(ids)
     options = {"BLOCK": _BLOCK, "OVERLAP": can_overlap(slots.device), "num_warps": _WARPS}
     options["launch_pdl"] = options["OVERLAP"]
@@ -65,7 +66,7 @@ def prepare_inputs(
 
 
 def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_floats: Tensor, tables: Tensor) -> None:
-    """See the reference; all are contiguous."""
+    """Arguments as in reference/step_inputs.py; all are contiguous."""
     groups, every, blocks = tables.shape
     columns = len(of_ints), len(of_floats)
     _init_slots[(len(slots), cdiv(blocks, _LINE), groups)](

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.planning.step_limits import StepLimits
@@ -43,14 +43,14 @@ def warmup_steps(largest: StepLimits) -> Iterator[list[int]]:
         yield [1] * rows + [2]
 
 
-def reduced_model(spec: ModelSpec, place: Place) -> Model:
+def reduced_model(spec: ModelSpec, options: TensorOptions) -> Model:
     """A model that launches the same kernels with fewer layers, on memory that nobody wrote."""
     layers = layers_of_every_kind(spec)
-    factory = LayerFactory(place)
+    factory = LayerFactory(options)
     model = build_model(replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers]), factory)
     with torch.inference_mode():
         for layer in factory.layers:
-            layer.pull(_Unwritten())
+            layer.load_weights(_Unwritten())
     return model
 
 

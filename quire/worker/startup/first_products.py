@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from quire.layers.layer import Layer, Place
+from quire.layers.layer import Layer, TensorOptions
 from quire.layers.linear import Linear
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape
@@ -75,22 +75,22 @@ def products_of(
     return [*(Product(*shape, tokens) for shape in shapes), Product(vocab_size, width, False, reads)]
 
 
-def begin_use(products: Sequence[Product], place: Place) -> Future[bool]:
+def begin_use(products: Sequence[Product], options: TensorOptions) -> Future[bool]:
     """Use them in a thread of their own; done when all are launched, and torch has the memory back. See `use_once`."""
     pool = ThreadPoolExecutor(1, "products")
-    used = pool.submit(use_once, products, place)
+    used = pool.submit(use_once, products, options)
     pool.shutdown(wait=False)
     return used
 
 
-def use_once(products: Sequence[Product], place: Place) -> bool:
+def use_once(products: Sequence[Product], options: TensorOptions) -> bool:
     """Launch the products. Whether there was room for that; if not, steps load kernels as they need them."""
-    if place.device.type == "cuda":
-        torch.cuda.synchronize(place.device)  # a new thread has no context before it asks for something: cuBLAS warns
+    if options.device.type == "cuda":
+        torch.cuda.synchronize(options.device)  # a new thread has no context before it asks for something: cuBLAS warns
     try:
         with torch.inference_mode():
-            weights = _unwritten(max(product.outputs * product.columns for product in products), place)
-            inputs = _unwritten(max(product.rows[0] * product.columns for product in products), place)
+            weights = _unwritten(max(product.outputs * product.columns for product in products), options)
+            inputs = _unwritten(max(product.rows[0] * product.columns for product in products), options)
             for product in products:
                 outputs, columns = product.outputs, product.columns
                 weight = weights[: outputs * columns].view(outputs, columns)
@@ -107,5 +107,5 @@ def _descending(counts: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(counts), reverse=True))
 
 
-def _unwritten(size: int, place: Place) -> torch.Tensor:
-    return torch.empty(size, dtype=place.dtype, device=place.device)
+def _unwritten(size: int, options: TensorOptions) -> torch.Tensor:
+    return torch.empty(size, dtype=options.dtype, device=options.device)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.worker.startup.compile_warmup import layers_of_every_kind, reduced_model, warmup_steps
@@ -94,7 +94,7 @@ def test_a_sketch_is_gone_when_nobody_holds_it(directories: list[Path]) -> None:
     gc.disable()
     try:
         for directory in directories:
-            model = reduced_model(read_spec(directory), Place(torch.device("cpu"), torch.float32))
+            model = reduced_model(read_spec(directory), TensorOptions(torch.device("cpu"), torch.float32))
             left = weakref.ref(model)
             del model
             assert left() is None, directory

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.kernels.cpu import experts, linear
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import Place
+from quire.layers.layer import TensorOptions
 from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
@@ -25,7 +25,7 @@ from tests.checkpoints import make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, config_for
 
-PLACE = Place(torch.device("cpu"), torch.float32)
+PLACE = TensorOptions(torch.device("cpu"), torch.float32)
 MODELS = ("qwen3, wide heads", "qwen3 moe", "gemma3", "gpt2")
 Shape = tuple[int, int, bool]
 

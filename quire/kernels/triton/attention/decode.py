@@ -90,7 +90,7 @@ def plan_kv_splits(
     at_once: int,
     fewest: int = 1,
 ) -> None:
-    """See the reference. All are contiguous."""
+    """Arguments as in reference/paged_attention.py; all are contiguous."""
     rows = len(slots) if singles is None else len(singles)
     overlap = can_overlap(pieces.device)
     _plan_kv_splits[(1,)](
@@ -176,7 +176,6 @@ def _tiles_of_pieces(tiles, room, FEWEST: tl.constexpr):
 
 @triton.jit
 def _cost(tiles, most, at_once, SPLIT_OVERHEAD_TILES: tl.constexpr):
-    """See the reference."""
     pieces = tl.sum((tiles + most - 1) // most, 0)
     several = 2 * (tl.sum(tiles, 0) + SPLIT_OVERHEAD_TILES * pieces) + most * at_once
     return tl.where(pieces <= at_once, 2 * at_once * (most + SPLIT_OVERHEAD_TILES), several)
@@ -194,7 +193,7 @@ def decode_attention(
     cap: float | None = None,
     rows: int | None = None,
 ) -> None:
-    """See the reference. All but the table are contiguous."""
+    """Arguments as in reference/paged_attention.py; all but the table are contiguous."""
     assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
     assert pieces.shape[0] <= partials.outputs.shape[0]
     if serves_large_batch(q, keys, q.shape[0] if rows is None else rows):

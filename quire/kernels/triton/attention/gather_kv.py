@@ -28,7 +28,7 @@ def gather_kv(
     k: Tensor,
     v: Tensor,
 ) -> None:
-    """See the reference. All but the table are contiguous."""
+    """Arguments as in reference/paged_attention.py; all but the table are contiguous."""
     _, block_size, kv_heads, d = keys.shape
     packs = pack_rows.shape[0]
     each = k.shape[0] // packs

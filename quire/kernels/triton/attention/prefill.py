@@ -88,7 +88,8 @@ def prefill_attention(
     scale: float,
     cap: float | None = None,
 ) -> None:
-    """See the reference; `queries` is that of `queries_of_tile`. All but the table are contiguous."""
+    """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the table are
+    contiguous."""
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     shape = tile_shape(d, q.element_size(), q.device)

@@ -65,7 +65,8 @@ def prefill_attention_dense(
     scale: float,
     cap: float | None = None,
 ) -> None:
-    """See the reference. Tiles are QUERIES long but for the last of a row; all are contiguous."""
+    """Arguments as in reference/paged_attention.py; tiles are QUERIES long but for the last of a row; all are
+    contiguous."""
     heads, d = q.shape[1:]
     kv_heads = k.shape[1]
     keys, stages = _shape(d)

@@ -67,7 +67,8 @@ def prefill_attention_split_kv(
     scale: float,
     cap: float | None = None,
 ) -> None:
-    """See the reference; `queries` is that of `queries_of_tile`. All but the table are contiguous."""
+    """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the table are
+    contiguous."""
     _, block_size, kv_heads, d = keys.shape
     heads, items = q.shape[1], tile_rows.shape[0]
     shape = tile_shape(d, q.element_size(), q.device)

@@ -14,7 +14,7 @@ _WARPS = 4
 
 
 def compute_slot_mapping(table: Tensor, slots: Tensor, positions: Tensor, block_size: int, places: Tensor) -> None:
-    """See the reference. All but the table are contiguous."""
+    """Arguments as in reference/paged_attention.py; all but the table are contiguous."""
     tokens = len(positions)
     if not tokens:
         return

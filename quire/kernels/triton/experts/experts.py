@@ -35,7 +35,8 @@ def pack_experts(weights: Tensor) -> Tensor:
 
 
 def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
-    """See the reference; all are contiguous, the weights as `pack_experts` gives them and the numbers int32."""
+    """Arguments as in reference/experts.py; all are contiguous, the weights as `pack_experts` gives them and the
+    numbers int32."""
     assert all(tensor.is_contiguous() for tensor in (x, gate_up, down, numbers, weights, out))
     if not len(x):
         return

@@ -24,7 +24,7 @@ _BLOCKS = ((512, 1), (2048, 4), (4096, 8))
 
 
 def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
-    """See the reference; logits are contiguous, and the numbers are int32."""
+    """Arguments as in reference/experts.py; logits are contiguous, and the numbers are int32."""
     assert logits.is_contiguous()
     tokens, experts = logits.shape
     weights = torch.empty((tokens, chosen), dtype=logits.dtype, device=logits.device)

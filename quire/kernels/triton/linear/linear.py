@@ -39,7 +39,7 @@ def pack_linear(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """See the reference."""
+    """Arguments as in reference/linear.py."""
     cut = _cut_for(x, packed, gate=False)
     if cut is None:
         return F.linear(x, packed, bias)
@@ -49,7 +49,8 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """See the reference. With few rows, and with many, all of it is one kernel; its gate is applied to sums in fp32."""
+    """Arguments as in reference/linear.py; with few rows, and with many, all of it is one kernel; its gate is applied
+    to sums in fp32."""
     overlap = OVERLAP and can_overlap(x.device)
     if bias is None and gates_many(x.shape[0], *packed.shape) and is_sm_90(x.device) and can_gate(x, packed, out):
         gated_product(x, packed, out, overlap)

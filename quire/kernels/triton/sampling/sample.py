@@ -87,7 +87,7 @@ def sample(
     last: Tensor | None = None,
     edges: Edges | None = None,
 ) -> None:
-    """See the reference. Rows of logits are contiguous, but may lie apart."""
+    """Arguments as in reference/sample.py; rows of logits are contiguous, but may lie apart."""
     sample_with_config(logits, slots, asked, tokens, faults, last, edges, Sizes(Shape.of(logits.shape[-1])))
 
 

@@ -1,4 +1,4 @@
-"""How fast each pair of a head's dimensions turns with the position, by kind of rotary scaling."""
+"""Rotary position embedding (RoPE) of a model: the frequencies of each kind of scaling, and the layer made of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.layers.layer import TensorOptions
+from quire.layers.rotary import Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
     LinearScaling,
@@ -16,6 +18,12 @@ from quire.models.rope_spec import (
     RopeSpec,
     YarnScaling,
 )
+
+
+def build_rotary(rope: RopeSpec, head_dim: int, options: TensorOptions) -> Rotary:
+    """The layer that turns positions into angles."""
+    frequencies = frequencies_by_length(rope, head_dim, options.device) or rotary_frequencies(rope, head_dim)
+    return Rotary(frequencies, angle_scale(rope), options)
 
 
 def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor:
