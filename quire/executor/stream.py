@@ -28,7 +28,7 @@ from quire.kernels.triton.launching.compile_marker import is_there, leave, marke
 from quire.kernels.triton.launching.compiler_processes import begin_processes
 from quire.messages import DeviceLimits, Masks, Plan, Result
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
-from quire.worker.startup.threads import quota
+from quire.worker.startup.threads import cpu_quota
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
@@ -124,10 +124,10 @@ class StreamExecutor:
 
     def _give_back(self) -> None:
         """The device's memory."""
-        from quire.worker.startup.device_memory import give_back
+        from quire.worker.startup.gpu_memory import release
 
         with nullcontext() if self._failure is None else suppress(Exception):
-            give_back()
+            release()
 
     def _oldest(self, timeout: float | None) -> Result | None:
         """The oldest step's result, once it is done."""
@@ -151,7 +151,7 @@ def _shorten_timer_slack() -> None:
 
 def _begin(config: Config) -> Precompiler:
     """What takes long and does without torch goes on in threads and in other processes while torch is imported."""
-    cores = max(1, min(len(os.sched_getaffinity(0)), quota()))
+    cores = max(1, min(len(os.sched_getaffinity(0)), cpu_quota()))
     trace = marker_path(environment.kernel_cache(), _settings_of_kernels(config))
     processes = None if is_there(trace) else begin_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()

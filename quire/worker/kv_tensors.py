@@ -10,12 +10,12 @@ from quire.attention.backend import KVView
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
 from quire.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTransfer
-from quire.worker.startup.host_memory import zeros
+from quire.worker.startup.host_memory import lazy_zeros
 
 _GIB = 2**30
 
 
-def allocate_storage(
+def allocate_kv_cache(
     spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Zeroed keys and values of `blocks` blocks and the dummy, block 0: [storages, 2, blocks + 1, block_size, kv_heads,
@@ -68,7 +68,7 @@ def block_transfer(storage: torch.Tensor, host_blocks: int) -> BlockTransfer:
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str, advice: str) -> torch.Tensor:
     try:
-        return zeros(shape, dtype, device)
+        return lazy_zeros(shape, dtype, device)
     except (RuntimeError, MemoryError, ValueError):
         size = math.prod(shape) * dtype.itemsize / _GIB
         raise MemoryBudgetError(f"{what} needs {size:.1f} GiB, which this machine cannot give: {advice}.") from None

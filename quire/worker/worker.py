@@ -34,17 +34,17 @@ from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker.graph_shapes import GraphShapes
 from quire.worker.kv_tensors import (
-    allocate_storage,
+    allocate_kv_cache,
     block_transfer,
     kv_view,
 )
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
-from quire.worker.startup import device_memory
+from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import reduced_model, rehearse
-from quire.worker.startup.first_products import begin_use, products_of
-from quire.worker.startup.host_memory import give_back_freed
+from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
+from quire.worker.startup.host_memory import trim_heap
 from quire.worker.startup.threads import usable_cores
 from quire.worker.step_handle import StepHandle
 
@@ -88,18 +88,18 @@ class Worker:
     def _load(self) -> DeviceLimits:
         config, on_gpu = self._config, self._device.type == "cuda"
         if on_gpu:
-            device_memory.begin(self._device)
+            gpu_memory.use_expandable_segments(self._device)
         spec, dtype = read_spec(config.model.model), _dtype(config)
         factory = LayerFactory(TensorOptions(self._device, dtype))
         model = build_model(spec, factory)
-        in_use = self._begin_use(spec, factory) if on_gpu else None
+        in_use = self._start_gemm_warmup(spec, factory) if on_gpu else None
         rehearsed = False
         if self._precompiler is not None:
             with self._stage("rehearsal"):
                 rehearsed = self._rehearse(spec)
         with self._stage("weights"):
             self._read_weights(spec, factory)
-            give_back_freed()
+            trim_heap()
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
             slots = self._slot_table(spec)
         left = None
@@ -110,8 +110,8 @@ class Worker:
                 left = self._try_largest_step(spec, model, slots)
         with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             plan = plan_memory(config, spec, MeasuredMemory(left))
-            with device_memory.whole(self._device):
-                storage = allocate_storage(spec, plan.num_blocks, config.cache.block_size, dtype, self._device)
+            with gpu_memory.in_one_segment(self._device):
+                storage = allocate_kv_cache(spec, plan.num_blocks, config.cache.block_size, dtype, self._device)
             with self._rehearsal():
                 transfer = block_transfer(storage, plan.num_host_blocks)
             self._runner = self._build_runner(spec, model, slots, storage, transfer)
@@ -158,7 +158,7 @@ class Worker:
         dtype = _dtype(self._config)
         try:
             with self._rehearsal():
-                storage = allocate_storage(spec, 0, self._config.cache.block_size, dtype, self._device)
+                storage = allocate_kv_cache(spec, 0, self._config.cache.block_size, dtype, self._device)
                 model = reduced_model(spec, TensorOptions(self._device, dtype))
                 runner = self._build_runner(spec, model, self._slot_table(spec), storage)
                 rehearse(runner, StepLimits.of(self._config), self._aside)
@@ -174,15 +174,15 @@ class Worker:
         """
         config = self._config
         torch.cuda.empty_cache()  # what the start needed, in pieces of its own
-        storage = allocate_storage(spec, 0, config.cache.block_size, _dtype(config), self._device)
+        storage = allocate_kv_cache(spec, 0, config.cache.block_size, _dtype(config), self._device)
         runner = self._build_runner(spec, model, slots, storage)
         runner.run_largest(self._aside)
-        return device_memory.left(self._device, config.cache.memory_share)
+        return gpu_memory.bytes_left(self._device, config.cache.memory_share)
 
-    def _begin_use(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
+    def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let products of the layers' shapes be used, while others compile and read."""
         largest, recorded = StepLimits.of(self._config), self._shapes().all()
-        return begin_use(products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.options)
+        return start_warmup(gemms_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.options)
 
     def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
         load, name = self._config.load, self._config.model.dtype

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from quire.kernels.dispatch import kernel
-from quire.worker.startup.host_memory import give_back_freed
+from quire.worker.startup.host_memory import trim_heap
 
 
 def status(key: str) -> int:
@@ -36,7 +36,7 @@ def main() -> None:
 
         run(torch.randn(64, hidden))  # the threads and what they hold are torch's, not the step's
         x = torch.randn(tokens, hidden)
-        give_back_freed()
+        trim_heap()
         before = status("RssAnon")
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
         run(x)

@@ -219,7 +219,7 @@ def test_processes_that_compile_begin_unless_a_start_like_this_one_has_left_all_
 
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(precompiler, "Precompiler", lambda cores, **given: made.append(given | {"cores": cores}))
-    monkeypatch.setattr(stream, "quota", lambda: 1)
+    monkeypatch.setattr(stream, "cpu_quota", lambda: 1)
     monkeypatch.setattr(stream, "open_context", lambda: None)
     monkeypatch.setattr(stream, "begin_processes", lambda cores: "processes")
     monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest())

@@ -19,7 +19,7 @@ from quire.models.spec import read_spec
 from quire.weights.checkpoint import check
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
-from quire.worker.kv_tensors import allocate_storage, kv_view
+from quire.worker.kv_tensors import allocate_kv_cache, kv_view
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     check(checkpoint, weight_specs_of(factory.layers), spec.architecture)
     load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
     blocks, groups = -(-length // 16), len(spec.kv_groups())
-    backend = CpuAttention(kv_view(allocate_storage(spec, blocks * groups, 16, dtype, CPU), spec))
+    backend = CpuAttention(kv_view(allocate_kv_cache(spec, blocks * groups, 16, dtype, CPU), spec))
     positions = torch.arange(length)
     backend.prepare(
         Rows(

@@ -21,7 +21,7 @@ from quire.planning.auto_config import resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine
 from quire.planning.memory_plan import MeasuredMemory, plan_memory
-from quire.worker.kv_tensors import allocate_storage
+from quire.worker.kv_tensors import allocate_kv_cache
 from tests.checkpoints import edit_config, make_llama
 
 MANY_LOGITS = {
@@ -71,7 +71,7 @@ def test_weights_and_kv_cache_are_reported_to_the_byte(tmp_path: Path, dtype: st
     build_model(spec, factory)
     weights = sum(math.prod(spec.shape) for spec in weight_specs_of(factory.layers)) * torch_dtype.itemsize
     assert resolved.memory.footprint.weights == weights
-    storage = allocate_storage(spec, 10, 16, torch_dtype, torch.device("cpu"))
+    storage = allocate_kv_cache(spec, 10, 16, torch_dtype, torch.device("cpu"))
     assert resolved.memory.footprint.kv_cache == storage.nbytes
 
 
@@ -84,7 +84,7 @@ def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
     })  # fmt: skip
     resolved = resolve(Config().with_values(model=str(tmp_path), dtype="float32", num_gpu_blocks_override=10))
     assert len(resolved.spec.kv_groups()) == 2
-    storage = allocate_storage(resolved.spec, 10, 16, torch.float32, torch.device("cpu"))
+    storage = allocate_kv_cache(resolved.spec, 10, 16, torch.float32, torch.device("cpu"))
     assert resolved.memory.footprint.kv_cache == storage.nbytes
     assert len(storage) == 2
 

@@ -100,10 +100,10 @@ class Card:
         """What the largest step, recording, and random steps that are replayed or not, missed. They are launched in the
         usual way, but by Triton: only what it would run does not run.
         """
-        from quire.worker.kv_tensors import allocate_storage
+        from quire.worker.kv_tensors import allocate_kv_cache
 
         found, worker = len(self.precompiler.names), self.worker
-        storage = allocate_storage(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
+        storage = allocate_kv_cache(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
         slots = worker._slot_table(self.spec)
         factory = LayerFactory(TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype)))
         model = build_model(self.spec, factory)

@@ -82,7 +82,7 @@ def test_a_rehearsal_without_room_is_left_out(tiny: Path, error: Exception, monk
         raise error
 
     asked: list[Exception] = []
-    monkeypatch.setattr(worker, "allocate_storage", run_out)
+    monkeypatch.setattr(worker, "allocate_kv_cache", run_out)
     assert not Worker(config_for(tiny), SystemClock())._rehearse(read_spec(tiny))
     assert asked == [error]
 

@@ -17,7 +17,7 @@ from quire.kernels.reference.penalties import IN_PROMPT, ONE_MORE
 from quire.messages import Admitted
 from quire.sampling import LARGEST_EFFECT
 from quire.worker.pinned_memory import upload
-from quire.worker.startup.host_memory import zeros
+from quire.worker.startup.host_memory import lazy_zeros
 
 
 class Penalties:
@@ -36,7 +36,7 @@ class Penalties:
             kernel("count_sampled", device.type),
         )
         self._asking: set[int] = set()
-        self._seen = zeros((slots, vocab_size), torch.int32, device)  # see the op `apply_penalties`
+        self._seen = lazy_zeros((slots, vocab_size), torch.int32, device)  # see the op `apply_penalties`
         self._weights = torch.zeros((slots, 3), device=device)  # presence, frequency, repetition
 
     def admit(self, owner: Admitted) -> bool:

@@ -1,4 +1,4 @@
-"""Main memory: taken up only as it is written, and given back when it is freed. Knows nothing about what it is for."""
+"""Main memory: allocated page by page as it is written, and returned to the system when it is freed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a GPU, torch's. On a CPU, numpy's: pages are taken up as they are first written, where torch writes them all
-    at once.
+def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of zeros. On a CPU it is made by numpy, which takes a page when it is first written; torch would write
+    all of them at once.
 
     Raises:
         RuntimeError, MemoryError, ValueError: There is not that much memory.
@@ -25,11 +25,11 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     return plain[: math.prod(shape)].view(tuple(shape))
 
 
-def give_back_freed() -> None:
-    """Return memory that was freed, but that the C library still holds, to the system, where the library can.
+def trim_heap() -> None:
+    """Return freed memory that the C library still holds to the system, where the library can.
 
-    Reading weights frees a plain copy of each after it is packed; glibc keeps many of these for later allocations,
-    about a fifth of the weights' size.
+    Reading weights frees a plain copy of each weight after it is packed. glibc keeps many of these copies for later
+    allocations, about a fifth of the weights' size.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -7,20 +7,21 @@ from pathlib import Path
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_UNLIMITED = 1 << 16
 
 
 def usable_cores() -> int:
-    """Physical cores within the process's affinity, at most the cgroup's processor quota, at least 1."""
+    """Physical cores within the process's affinity, at most the cgroup's CPU quota, at least 1."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_read(Path(_TOPOLOGY.format(p))) or str(p) for p in processors}
-    return max(1, min(len(cores), quota()))
+    return max(1, min(len(cores), cpu_quota()))
 
 
-def quota() -> int:
-    """Whole processors' worth of time that the cgroup allows; very many where it sets no limit."""
+def cpu_quota() -> int:
+    """The cgroup's CPU quota in whole processors; a very large number where there is none."""
     limit, _, period = _read(_QUOTA).partition(" ")
     if not (limit.isdigit() and period.isdigit()):
-        return 1 << 16
+        return _UNLIMITED
     return round(int(limit) / int(period))
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 HOLD_MUCH_THEN_FREE = """
-from quire.worker.startup.host_memory import give_back_freed
+from quire.worker.startup.host_memory import trim_heap
 
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
@@ -16,7 +16,7 @@ many = [bytearray(50_000) for _ in range(1_000)]  # small enough for the heap
 last = bytearray(50_000)  # above them: the heap cannot shrink by itself
 held = resident() - before
 del many
-give_back_freed()
+trim_heap()
 print(held, resident() - before)
 """
 

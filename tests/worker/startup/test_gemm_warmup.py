@@ -1,4 +1,4 @@
-"""What is multiplied at the start: every product a model has, at numbers of rows that leave no wide gap."""
+"""Which matrix products run at the start: all of a model's, at numbers of rows without a wide gap."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShapes
-from quire.worker.startup import first_products
-from quire.worker.startup.first_products import Product, begin_use, products_of, row_counts, use_once
+from quire.worker.startup import gemm_warmup
+from quire.worker.startup.gemm_warmup import Gemm, gemms_of, row_counts, run_gemms, start_warmup
 from tests.checkpoints import make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, config_for
 
-PLACE = TensorOptions(torch.device("cpu"), torch.float32)
+OPTIONS = TensorOptions(torch.device("cpu"), torch.float32)
 MODELS = ("qwen3, wide heads", "qwen3 moe", "gemma3", "gpt2")
 Shape = tuple[int, int, bool]
 
@@ -53,9 +53,9 @@ def test_all_products_of_a_step_are_found(case: str, tmp_path: Path, monkeypatch
     directory = make_tiny(tmp_path / "model", **CASES[case])
     spec, largest = read_spec(directory), StepLimits(rows=150, tokens=300, length=600)
     recorded = GraphShapes(256, largest.rows, largest.tokens, largest.length).all()
-    factory = LayerFactory(PLACE)
+    factory = LayerFactory(OPTIONS)
     build_model(spec, factory)
-    products = products_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded)
+    products = gemms_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded)
     assert _shapes(products) == _shapes_of_steps(directory, monkeypatch)
     assert len(products) == len(_shapes(products))
     for product in products:
@@ -66,53 +66,53 @@ def test_all_products_of_a_step_are_found(case: str, tmp_path: Path, monkeypatch
     assert {48, 96} <= set(products[0].rows), "of recorded steps alone"
 
 
-def test_each_is_used_at_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    products = [Product(6, 4, True, (7, 3, 1)), Product(9, 5, False, (2,)), Product(3, 6, False, (8, 7))]
-    used = _record_use(monkeypatch)
-    use_once(products, PLACE)
-    assert [(rows, shape) for rows, shape, _ in used] == [
-        (rows, (one.outputs, one.columns, one.has_bias)) for one in products for rows in one.rows
+def test_each_product_runs_at_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    gemms = [Gemm(6, 4, True, (7, 3, 1)), Gemm(9, 5, False, (2,)), Gemm(3, 6, False, (8, 7))]
+    runs = _record_runs(monkeypatch)
+    run_gemms(gemms, OPTIONS)
+    assert [(rows, shape) for rows, shape, _ in runs] == [
+        (rows, (one.outputs, one.columns, one.has_bias)) for one in gemms for rows in one.rows
     ]
 
 
-def test_use_goes_on_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    used, may_begin = _record_use(monkeypatch), threading.Event()
+def test_the_warmup_runs_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, may_begin = _record_runs(monkeypatch), threading.Event()
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **named: may_begin.wait(9) and empty(*args, **named))
-    in_use = begin_use([Product(6, 4, True, (7, 3))], PLACE)
+    in_use = start_warmup([Gemm(6, 4, True, (7, 3))], OPTIONS)
     assert not in_use.done()
     may_begin.set()
     assert in_use.result(9)
-    assert [name.startswith("products") for *_, name in used] == [True, True]
+    assert [name.startswith("gemm-warmup") for *_, name in runs] == [True, True]
 
 
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")]
 )
-def test_where_there_is_no_room_nothing_is_used(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_the_warmup_is_skipped(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_out(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(torch, "empty", run_out)
-    assert not begin_use([Product(6, 4, True, (7, 3))], PLACE).result(9)
+    assert not start_warmup([Gemm(6, 4, True, (7, 3))], OPTIONS).result(9)
 
 
-def _record_use(patch: pytest.MonkeyPatch) -> list[tuple[int, Shape, str]]:
+def _record_runs(patch: pytest.MonkeyPatch) -> list[tuple[int, Shape, str]]:
     """Rows, shape and thread of each product."""
-    used: list[tuple[int, Shape, str]] = []
+    runs: list[tuple[int, Shape, str]] = []
 
     def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         assert x.is_contiguous()
         assert weight.is_contiguous()
-        used.append((len(x), (*weight.shape, bias is not None), threading.current_thread().name))
+        runs.append((len(x), (*weight.shape, bias is not None), threading.current_thread().name))
         return usual(x, weight, bias)
 
-    usual = first_products.F.linear
-    patch.setattr(first_products.F, "linear", multiply)
-    return used
+    usual = gemm_warmup.F.linear
+    patch.setattr(gemm_warmup.F, "linear", multiply)
+    return runs
 
 
-def _shapes(products: list[Product]) -> set[Shape]:
+def _shapes(products: list[Gemm]) -> set[Shape]:
     return {(product.outputs, product.columns, product.has_bias) for product in products}
 
 

@@ -1,18 +1,18 @@
-"""How a GPU's memory is taken: by pieces, but for what stays to the end; and as the user says, who may know better."""
+"""How torch takes a GPU's memory: in expandable segments, but for what stays to the end, unless the user says else."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from quire.worker.startup import device_memory
+from quire.worker.startup import gpu_memory
 
-CARD = torch.device("cuda:0")
+GPU = torch.device("cuda:0")
 
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What torch's allocator was told, without a card."""
+    """What torch's allocator was told, without a GPU."""
     told: list[str] = []
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
@@ -21,44 +21,44 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-def test_by_pieces_but_for_what_is_whole(said: list[str]) -> None:
-    device_memory.begin(CARD)
-    with device_memory.whole(CARD):
+def test_segments_are_expandable_but_for_what_is_taken_in_one(said: list[str]) -> None:
+    gpu_memory.use_expandable_segments(GPU)
+    with gpu_memory.in_one_segment(GPU):
         assert said[-1] == "expandable_segments:False"
     assert said[-1] == "expandable_segments:True"
-    with pytest.raises(torch.OutOfMemoryError), device_memory.whole(CARD):
+    with pytest.raises(torch.OutOfMemoryError), gpu_memory.in_one_segment(GPU):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert said == [f"expandable_segments:{pieces}" for pieces in (True, False, True, False, True)]
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_the_user_knows_better(said: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_user_are_kept(said: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "max_split_size_mb:512")
-    device_memory.begin(CARD)
-    with device_memory.whole(CARD):
+    gpu_memory.use_expandable_segments(GPU)
+    with gpu_memory.in_one_segment(GPU):
         pass
     assert said == []
 
 
-def test_a_processor_has_no_such_settings(said: list[str]) -> None:
-    with device_memory.whole(torch.device("cpu")):
+def test_a_cpu_has_no_such_settings(said: list[str]) -> None:
+    with gpu_memory.in_one_segment(torch.device("cpu")):
         pass
     assert said == []
 
 
 @pytest.mark.gpu
-def test_both_ways_give_memory_and_take_it_back() -> None:
-    device_memory.give_back()  # what other tests left, which would be taken first
-    device_memory.begin(CARD)
-    pieces = torch.zeros(5 << 20, device=CARD)
-    with device_memory.whole(CARD):
-        whole = torch.zeros(64 << 20, device=CARD)
+def test_both_ways_allocate_and_release_memory() -> None:
+    gpu_memory.release()  # what other tests left, which would be taken first
+    gpu_memory.use_expandable_segments(GPU)
+    pieces = torch.zeros(5 << 20, device=GPU)
+    with gpu_memory.in_one_segment(GPU):
+        whole = torch.zeros(64 << 20, device=GPU)
     assert _in_pieces(pieces)
     assert not _in_pieces(whole)
     before = torch.cuda.memory_reserved()
     size = whole.nbytes
     del pieces, whole
-    device_memory.give_back()
+    gpu_memory.release()
     assert torch.cuda.memory_reserved() <= before - size
 
 
