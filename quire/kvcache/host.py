@@ -6,24 +6,37 @@ from collections.abc import Iterable
 
 
 class HostPool:
-    """Hands out host blocks 0..num_blocks - 1."""
+    """Hands out host blocks 0..num_blocks - 1 as few runs of consecutive numbers: a worker copies a run at once."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks))
+        self._free = [range(num_blocks)] if num_blocks else []  # runs, the lowest first; no two of them touch
 
     @property
     def num_free(self) -> int:
         """Host blocks that nobody holds."""
-        return len(self._free)
+        return sum(map(len, self._free))
 
     def take(self, count: int) -> list[int]:
-        """`count` host blocks; there must be as many."""
-        assert count <= len(self._free)
-        taken, self._free = self._free[:count], self._free[count:]
+        """`count` host blocks, of which there must be as many: from the smallest run that has them all, or else from
+        the largest runs.
+        """
+        assert count <= self.num_free
+        taken: list[int] = []
+        while left := count - len(taken):
+            enough = [run for run in self._free if len(run) >= left]
+            run = min(enough, key=len) if enough else max(self._free, key=len)
+            taken += run[:left]
+            at = self._free.index(run)
+            self._free[at : at + 1] = [run[left:]] if len(run) > left else []
         return taken
 
     def give_back(self, blocks: Iterable[int]) -> None:
         """They hold nothing of value any more."""
-        self._free.extend(blocks)
-        assert len(self._free) <= self.num_blocks, "host blocks are given back twice"
+        free: list[range] = []
+        for run in sorted([*self._free, *(range(block, block + 1) for block in blocks)], key=lambda run: run.start):
+            if free and run.start <= free[-1].stop:
+                assert run.start == free[-1].stop, "host blocks are given back twice"
+                run = range(free.pop().start, run.stop)
+            free.append(run)
+        self._free = free

@@ -1,12 +1,12 @@
-"""Moving whole KV blocks: copies on the device, and swaps with a pool on the host.
+"""KV transfer: copies whole blocks on the device, and swaps them with a pool of host memory.
 
 Knows nothing about whose blocks they are.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -15,14 +15,12 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.messages import Plan
+from quire.worker.pinned_host_pool import PinnedHostPool
+from quire.worker.pinned_memory import pin_host_memory, unpin_host_memory
 from quire.worker.staging_buffer import Column, copied
 
-STAGED_BYTES = 32 * 2**20
-"""Of each of the two buffers on the device through which blocks are swapped."""
-POOL_PART_BYTES = 256 * 2**20
-"""Pinned memory takes long to make: the host's pool grows by parts of this size as it is first used."""
-
-_log = logging.getLogger(__name__)
+STAGING_BYTES = 32 * 2**20
+"""Size of each of the two buffers on the device through which blocks are swapped."""
 
 
 class BlockTransfer(Protocol):
@@ -34,6 +32,14 @@ class BlockTransfer(Protocol):
 
     def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
         """Move blocks, in the order of the step's stream."""
+        ...
+
+    def prepare_host_pool(self) -> None:
+        """The start is over: make the host pool's memory ready, in the background."""
+        ...
+
+    def close(self) -> None:
+        """Give the host pool's memory back; no step is in flight."""
         ...
 
 
@@ -50,17 +56,21 @@ class CpuBlockTransfer:
         self._host = host
 
     def columns(self, plan: Plan) -> tuple[Column, ...]:
-        """See BlockTransfer."""
         return ()
 
     def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
-        """See BlockTransfer."""
         if plan.swap_out:
             _move(self._blocks, self._host, plan.swap_out)
         if plan.copies:
             _move(self._blocks, self._blocks, plan.copies)
         if plan.swap_in:
             _move(self._host, self._blocks, plan.swap_in)
+
+    def prepare_host_pool(self) -> None:
+        """Nothing: the operating system takes pages as they are written."""
+
+    def close(self) -> None:
+        """Nothing is pinned."""
 
 
 def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
@@ -71,42 +81,50 @@ def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) ->
 
 
 class GpuBlockTransfer:
-    """On a GPU: swaps go through pinned memory on a stream of their own, beside the steps'.
+    """On a GPU: swaps go through pinned memory on a stream of their own, beside the steps' stream.
 
-    A block that is swapped out is gathered into a staging buffer within the step's stream, so that it may be written
-    again at once, and travels from there while the step computes. One that is swapped in travels to the other buffer,
-    and the step waits for it.
+    Blocks that are swapped out are gathered into a staging buffer on the steps' stream, so that they may be written
+    again at once; from there they are copied to the host while the step computes. Blocks that are swapped in are copied
+    to another staging buffer, and the step waits for them. A staging buffer takes one copy for each run of consecutive
+    host blocks, and the engine's host pool hands out runs that are as long as can be.
 
     Args:
         blocks: [storages, blocks, …] on the device.
-        host_blocks: Of the host's pool.
+        host_blocks: Number of blocks of the host pool.
     """
 
     def __init__(self, blocks: Tensor, host_blocks: int) -> None:
         self._blocks = blocks.flatten(2).transpose(0, 1)  # [blocks, storages, elements]
         shape = self._blocks.shape[1:]
         block_bytes = shape.numel() * blocks.element_size()
-        staged = max(1, min(STAGED_BYTES // block_bytes, host_blocks)) if host_blocks else 0
+        staged = max(1, min(STAGING_BYTES // block_bytes, host_blocks)) if host_blocks else 0
         self._outgoing, self._incoming = (
             torch.empty((staged, *shape), dtype=blocks.dtype, device=blocks.device) for _ in range(2)
         )
         self._move_blocks = kernel("move_blocks", blocks.device.type)
-        self._pool = _PinnedPool(shape, blocks.dtype, max(1, POOL_PART_BYTES // block_bytes))
+        self._pool = PinnedHostPool(host_blocks, shape, blocks.dtype, pin_host_memory, unpin_host_memory)
         self._stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
         self._left = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._rehearse()
+        self._warm_up()
 
-    def _rehearse(self) -> None:
-        """Move the dummy in every way, so that no kernel is compiled in the middle of serving."""
+    def _warm_up(self) -> None:
+        """Move the dummy in every way, so that no kernel is compiled while requests are served."""
         dummy = torch.zeros(1, dtype=torch.int64, device=self._blocks.device)
         self._move_blocks(self._blocks, dummy, self._blocks, dummy)
         if len(self._outgoing):
             self._move_blocks(self._blocks, dummy, self._outgoing, None)
             self._move_blocks(self._outgoing, None, self._blocks, dummy)
 
+    def prepare_host_pool(self) -> None:
+        self._pool.start()
+
+    def close(self) -> None:
+        with suppress(RuntimeError):  # a device that failed has said so already
+            self._stream.synchronize()
+        self._pool.close()
+
     def columns(self, plan: Plan) -> tuple[Column, ...]:
-        """See BlockTransfer."""
         columns: list[Column] = []
         for pairs in (plan.swap_out, plan.copies, [pair[::-1] for pair in plan.swap_in]):
             if pairs:
@@ -114,8 +132,7 @@ class GpuBlockTransfer:
         return tuple(columns)
 
     def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
-        """See BlockTransfer. Many programs read each number."""
-        left = list(columns)
+        left = list(columns)  # copied to the device, because many programs read each number
         if plan.swap_out:
             self._swap_out(copied(left.pop(0)), [host for _, host in plan.swap_out])
             left.pop(0)
@@ -128,54 +145,21 @@ class GpuBlockTransfer:
     def _swap_out(self, blocks: Tensor, hosts: Sequence[int]) -> None:
         compute, size = torch.cuda.current_stream(), len(self._outgoing)
         for first in range(0, len(hosts), size):
-            some = hosts[first : first + size]
             compute.wait_event(self._left)  # what was staged before has left
             self._move_blocks(self._blocks, blocks[first : first + size], self._outgoing, None)
             self._stream.wait_stream(compute)
             with torch.cuda.stream(self._stream):
-                for place, host in enumerate(some):
-                    self._pool[host].copy_(self._outgoing[place], non_blocking=True)
+                for place, run in self._pool.runs(hosts[first : first + size]):
+                    run.copy_(self._outgoing[place : place + len(run)], non_blocking=True)
                 self._left.record(self._stream)
 
     def _swap_in(self, blocks: Tensor, hosts: Sequence[int]) -> None:
         compute, size = torch.cuda.current_stream(), len(self._incoming)
         for first in range(0, len(hosts), size):
-            some = hosts[first : first + size]
             self._stream.wait_stream(compute)  # what arrived before is in its place
             with torch.cuda.stream(self._stream):
-                for place, host in enumerate(some):
-                    self._incoming[place].copy_(self._pool[host], non_blocking=True)
+                for place, run in self._pool.runs(hosts[first : first + size]):
+                    self._incoming[place : place + len(run)].copy_(run, non_blocking=True)
                 self._arrived.record(self._stream)
             compute.wait_event(self._arrived)
             self._move_blocks(self._incoming, None, self._blocks, blocks[first : first + size])
-
-
-class _PinnedPool:
-    """Blocks in pinned memory, by number; parts of it are made when they are first used.
-
-    Where the system gives no more pinned memory, in the middle of serving, the part is made of ordinary memory: its
-    copies wait for the device, but no request is lost.
-    """
-
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, part: int) -> None:
-        self._shape = shape
-        self._dtype = dtype
-        self._part = part
-        self._pin = True
-        self._parts: dict[int, Tensor] = {}
-
-    def __getitem__(self, block: int) -> Tensor:
-        number, place = divmod(block, self._part)
-        if number not in self._parts:
-            self._parts[number] = self._make()
-        return self._parts[number][place]
-
-    def _make(self) -> Tensor:
-        shape = (self._part, *self._shape)
-        if self._pin:
-            try:
-                return torch.empty(shape, dtype=self._dtype, pin_memory=True)
-            except RuntimeError as error:
-                self._pin = False
-                _log.warning("swap        no more memory could be pinned, so swapping is slower: %s", error)
-        return torch.empty(shape, dtype=self._dtype)

@@ -1,10 +1,12 @@
-"""Host values and memory as the device sees them: uploads that do not wait, and views of memory that is used in place.
+"""Pinned host memory: uploads that do not wait, pinning and unpinning, and views of memory that kernels use in place.
 
 Knows nothing about what the values mean.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor
 
 Values = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | npt.NDArray[np.generic]
+_PORTABLE = 1
+"""Pinned for all contexts of the process; see cudaHostRegisterPortable."""
 _TYPE_STRINGS = {2: "<i2", 4: "<i4", 8: "<i8"}
 """By bytes of an entry; see `__cuda_array_interface__`."""
 
@@ -24,6 +28,29 @@ def upload(values: Values, device: torch.device, dtype: torch.dtype = torch.int6
     if device.type == "cpu":
         return torch.as_tensor(values, dtype=dtype)
     return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
+
+
+def pin_host_memory(size: int) -> Tensor:
+    """[size] uint8 of pinned memory, from whole pages. The pages are taken before they are registered, because the
+    driver lets no thread launch anything while it registers memory.
+
+    Raises:
+        RuntimeError: The system gives no more memory, or pins no more.
+    """
+    try:
+        memory = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    except OSError as error:
+        raise RuntimeError(str(error)) from None
+    ctypes.memset(memory.data_ptr(), 0, size)  # releases the interpreter's lock
+    code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, _PORTABLE))  # type: ignore[no-untyped-call]
+    if code:
+        raise RuntimeError(f"cudaHostRegister of {size} bytes failed with error {code}")
+    return memory
+
+
+def unpin_host_memory(memory: Tensor) -> None:
+    """Give back what `pin_host_memory` made; nobody uses it any more."""
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
 
 
 def unowned_view(x: Tensor, device: torch.device) -> Tensor:

@@ -72,6 +72,7 @@ class Worker:
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
         self._runner: ModelRunner
+        self._transfer: BlockTransfer | None = None
 
     def load(self) -> DeviceLimits:
         """Read the weights and allocate the KV cache; on a GPU, measure first what the largest step takes, and record
@@ -115,6 +116,7 @@ class Worker:
             with self._rehearsal():
                 transfer = block_transfer(storage, plan.num_host_blocks)
             self._runner = self._build_runner(spec, model, slots, storage, transfer)
+            self._transfer = transfer
         if largest := config.device.max_cudagraph_capture_size:
             fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
             with self._stage("graphs"), _room_for("recorded steps", fewer):
@@ -122,11 +124,14 @@ class Worker:
         if self._precompiler is not None:
             with self._stage("compile"):
                 self._precompiler.finish()
+        transfer.prepare_host_pool()
         sizes = self._shapes().mixed_sizes(StepLimits.of(self._config).tokens) if on_gpu else []
         return DeviceLimits(plan.num_blocks, spec.vocab_size, plan.num_host_blocks, self._startup, sizes)
 
     def close(self) -> None:
-        """After the last step: nobody compiles any more."""
+        """After the last step: nobody compiles any more, and the host pool's memory is given back."""
+        if self._transfer is not None:
+            self._transfer.close()
         if self._precompiler is not None:
             self._precompiler.close()
 

@@ -1,0 +1,63 @@
+"""Which host blocks are handed out together."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from quire.kvcache.host import HostPool
+
+
+def number_of_runs(blocks: list[int]) -> int:
+    return 1 + sum(after != before + 1 for before, after in itertools.pairwise(blocks))
+
+
+def test_every_block_has_one_holder_at_most() -> None:
+    choose, pool = random.Random(1), HostPool(50)
+    held: list[list[int]] = []
+    for _ in range(500):
+        if held and choose.random() < 0.5:
+            pool.give_back(held.pop(choose.randrange(len(held))))
+        else:
+            held.append(pool.take(choose.randint(0, pool.num_free)))
+        numbers = [block for blocks in held for block in blocks]
+        assert len(set(numbers)) == len(numbers) == 50 - pool.num_free
+        assert set(numbers) <= set(range(50))
+
+
+def test_blocks_are_one_run_whatever_came_back_in_which_order() -> None:
+    pool = HostPool(100)
+    first, second, third = pool.take(30), pool.take(20), pool.take(40)
+    pool.give_back(reversed(second))
+    assert number_of_runs(pool.take(15)) == 1
+    pool.give_back(first)
+    assert number_of_runs(pool.take(30)) == 1
+    pool.give_back(third)
+    assert pool.take(50) == list(range(45, 95)), "what came back is joined with what was free"
+
+
+def test_a_gap_that_fits_is_taken_before_a_larger_one() -> None:
+    pool = HostPool(100)
+    gap = pool.take(10)
+    pool.take(10)
+    pool.give_back(gap)
+    assert pool.take(10) == gap
+    assert pool.take(80) == list(range(20, 100))
+
+
+def test_blocks_come_from_few_gaps_where_none_has_them_all() -> None:
+    pool = HostPool(60)
+    parts = [pool.take(10) for _ in range(6)]
+    for part in parts[::2]:
+        pool.give_back(part)
+    assert number_of_runs(pool.take(25)) == 3
+
+
+def test_a_block_comes_back_once() -> None:
+    pool = HostPool(4)
+    blocks = pool.take(2)
+    pool.give_back(blocks)
+    with pytest.raises(AssertionError, match="twice"):
+        pool.give_back(blocks)
