@@ -35,8 +35,8 @@ from quire.config import Config
 from quire.engine.outbox import Outbox
 from quire.engine.transport import ZmqPort
 from quire.messages import Add, ClientHeartbeat, End, Load, Ready
-from quire.processes.child import Launch
-from quire.supervisor.process import ChildProcess
+from quire.processes.child_process import ChildProcess
+from quire.processes.launch import LaunchConfig
 from quire.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,7 +176,7 @@ def measure(streams: int, tokens: int, step_s: float, client: bool) -> dict[str,
     with tempfile.TemporaryDirectory() as scratch, socket.create_server(("127.0.0.1", 0), backlog=2_048) as listener:
         port = listener.getsockname()[1]
         engine = Engine(Path(scratch))
-        api = ChildProcess("api", "quire.api.process", Launch(config, scratch, 0, listener.fileno()))
+        api = ChildProcess("api", "quire.api.api_server", LaunchConfig(config, scratch, 0, listener.fileno()))
         deadline = time.monotonic() + WAIT_S
         while not any(report.state == "ready" for report in api.reports()):
             assert time.monotonic() < deadline, "the API process did not start"

@@ -1,4 +1,4 @@
-"""Every struct that crosses a process while it serves (`processes/child.py` has those of its start), and what it costs.
+"""Every struct that crosses a process while it serves (`processes/launch.py` has those of its start), and its cost.
 
 A request is one message in. A step is one Plan, one Result and one Deltas per API process, whatever the batch size.
 

@@ -16,25 +16,25 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic.json_schema import models_json_schema
 
-from quire.api.auth import ApiKeys
-from quire.api.body_limit import BodyLimit
-from quire.api.delivery import BodyPath
-from quire.api.errors import UnforeseenErrors, add_error_handlers
-from quire.api.http_counts import CountedAnswers
-from quire.api.prompts import Prompts
-from quire.api.request_ids import HEADER, RequestIds
+from quire.api.auth import AuthenticationMiddleware
+from quire.api.body_limit import BodyLimitMiddleware
+from quire.api.engine_session import EngineSession
+from quire.api.errors import ServerErrorMiddleware, add_error_handlers
+from quire.api.http_metrics import HttpMetricsMiddleware
+from quire.api.prompt_renderer import PromptRenderer
+from quire.api.request_ids import HEADER, RequestIdMiddleware
 from quire.api.routes.chat import add_chat
+from quire.api.routes.chat_page import add_page
 from quire.api.routes.completions import add_completions
 from quire.api.routes.debug import add_debug
 from quire.api.routes.models import add_models
-from quire.api.routes.page import add_page
-from quire.api.routes.state import add_state
+from quire.api.routes.monitoring import add_state
 from quire.api.routes.tokenize import add_tokenize
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving
-from quire.api.session import EngineSession
+from quire.api.sse_response import DirectSendMiddleware
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.metrics.http import HttpCounts
@@ -69,7 +69,7 @@ def create_app(
         slow_reader_s: A streaming client that takes nothing for this long is given up.
     """
     server = config.server
-    serving = Serving(config, session, text, Prompts(text), int(time.time()), slow_reader_s)
+    serving = Serving(config, session, text, PromptRenderer(text), int(time.time()), slow_reader_s)
     documented = not server.disable_fastapi_docs
     app = FastAPI(
         title="Quire",
@@ -94,9 +94,9 @@ def create_app(
 def _add_layers(app: FastAPI, config: Config, counts: HttpCounts) -> None:
     """From the inside out: the last one added sees a request first."""
     server = config.server
-    app.add_middleware(BodyLimit, max_bytes=server.max_request_bytes)
-    app.add_middleware(ApiKeys, keys=server.api_key, routes=app.router.routes)
-    app.add_middleware(UnforeseenErrors)
+    app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes)
+    app.add_middleware(AuthenticationMiddleware, keys=server.api_key, routes=app.router.routes)
+    app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=server.allowed_origins,
@@ -105,9 +105,9 @@ def _add_layers(app: FastAPI, config: Config, counts: HttpCounts) -> None:
         allow_credentials=server.allow_credentials,
         expose_headers=[HEADER],
     )
-    app.add_middleware(CountedAnswers, counts=counts, clock=SystemClock())
-    app.add_middleware(RequestIds, always_answer=server.enable_request_id_headers)
-    app.add_middleware(BodyPath)
+    app.add_middleware(HttpMetricsMiddleware, counts=counts, clock=SystemClock())
+    app.add_middleware(RequestIdMiddleware, always_answer=server.enable_request_id_headers)
+    app.add_middleware(DirectSendMiddleware)
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +118,7 @@ async def _life(serving: Serving) -> AsyncIterator[None]:
         yield
     finally:
         reporting.cancel()
-        serving.prompts.close()
+        serving.renderer.close()
         await serving.session.close()
 
 

@@ -31,7 +31,7 @@ PUBLIC = frozenset({
 })  # fmt: skip
 
 
-class ApiKeys:
+class AuthenticationMiddleware:
     """ASGI layer that answers 401 without a valid key."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], routes: Sequence[BaseRoute]) -> None:

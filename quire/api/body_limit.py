@@ -9,7 +9,7 @@ from quire.api.errors import error_response
 from quire.errors import PayloadTooLarge
 
 
-class BodyLimit:
+class BodyLimitMiddleware:
     """ASGI layer that answers 413, whether the length is announced or shows only while reading."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:

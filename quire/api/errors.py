@@ -65,7 +65,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, on_http_error)
 
 
-class UnforeseenErrors:
+class ServerErrorMiddleware:
     """ASGI layer that turns any other exception into a 500 and a log entry."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -12,7 +12,7 @@ HEADER = "X-Request-Id"
 _DECENT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class RequestIds:
+class RequestIdMiddleware:
     """ASGI layer: `scope["state"]["request_id"]`, and the header on the answer."""
 
     def __init__(self, app: ASGIApp, *, always_answer: bool) -> None:

@@ -1,4 +1,4 @@
-"""What every endpoint is given, and the two ways in which a generation is answered."""
+"""What every endpoint is given, and the two kinds of response: streamed and whole."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.delivery import EventStream
-from quire.api.events import EventWriter
-from quire.api.generation import Generation
-from quire.api.prompts import Prompts
-from quire.api.request_stream import RequestStream
+from quire.api.engine_session import EngineSession
+from quire.api.output_collector import OutputCollector
+from quire.api.prompt_renderer import PromptRenderer
+from quire.api.request_choices import RequestChoices
 from quire.api.schemas.sampling import SamplingFields
-from quire.api.session import EngineSession
-from quire.api.shapes import Shape, answer
+from quire.api.serializers import Serializer
+from quire.api.sse_response import SseResponse
+from quire.api.sse_writer import SseWriter
 from quire.config import Config
 from quire.errors import UnknownModelError
 from quire.text.model_text import ModelText
@@ -38,7 +38,7 @@ class Serving:
     config: Config
     session: EngineSession
     text: ModelText
-    prompts: Prompts
+    renderer: PromptRenderer
     created: int
     slow_reader_s: float
 
@@ -65,32 +65,32 @@ class Serving:
         self,
         request: Request,
         fields: SamplingFields,
-        stream: RequestStream,
-        shape: Shape,
-        prefix: str,
+        collector: OutputCollector,
+        serializer: Serializer,
         *,
-        answers: bool = True,
+        show_output: bool = True,
     ) -> Response:
-        """The answer to a request whose sequences are running, streamed or whole; without `answers` only their prompts
-        count."""
-        generation = Generation(self.session, stream, self.text.tokenizer, answers=answers)
+        """The response to a request whose sequences are running, streamed or whole; without `show_output` only their
+        prompts count."""
+        choices = RequestChoices(self.session, collector, self.text.tokenizer, show_output=show_output)
         request_id = request.state.request_id
-        head = {"id": f"{prefix}-{request_id}", "created": int(time.time()), "model": self.model_name(fields.model)}
-        self._log(request_id, request.url.path, stream, bool(fields.stream))
-        if fields.stream:
-            writer = EventWriter(head, shape, generation, fields.streams_usage, request_id)
-            return EventStream(writer, generation.close, self.slow_reader_s)
+        stream = bool(fields.stream)
+        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
+        self._log(request_id, request.url.path, collector, stream)
+        if stream:
+            writer = SseWriter(head, serializer, choices, fields.streams_usage, request_id)
+            return SseResponse(writer, choices.close, self.slow_reader_s)
         try:
-            pieces = await generation.collect()
+            outputs = await choices.collect()
         finally:
-            generation.close()
-        return json_response(answer(head, shape, pieces, generation.usage()))
+            choices.close()
+        return json_response({**head, **await serializer.body(outputs), "usage": choices.usage()})
 
-    def _log(self, request_id: str, path: str, stream: RequestStream, streamed: bool) -> None:
+    def _log(self, request_id: str, path: str, collector: OutputCollector, stream: bool) -> None:
         if self.config.server.enable_log_requests:
-            sampling = msgspec.json.encode(stream.adds[0].sampling).decode()
-            lengths = [add.prompt_len for add in stream.adds[:: stream.adds[0].sampling.n]]
-            logger.info("request %s %s stream=%s prompt_tokens=%s %s", request_id, path, streamed, lengths, sampling)
+            sampling = msgspec.json.encode(collector.adds[0].sampling).decode()
+            lengths = [add.prompt_len for add in collector.adds[:: collector.adds[0].sampling.n]]
+            logger.info("request %s %s stream=%s prompt_tokens=%s %s", request_id, path, stream, lengths, sampling)
 
 
 def json_response(body: dict[str, Any], status: int = 200) -> Response:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.offline.llm import LLM
-from quire.processes import child
+from quire.processes.child_main import run_child
+from quire.processes.launch import LaunchConfig, StatusReport
 
 
-def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
+def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     """Load the model as a script would, and say how long that took."""
     with LLM(**launch.config.changes()) as llm:
-        report(child.Report("ready", startup=llm.startup))
+        report(StatusReport("ready", startup=llm.startup))
 
 
 if __name__ == "__main__":
-    child.run(main)
+    run_child(main)

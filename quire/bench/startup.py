@@ -29,8 +29,9 @@ from quire.bench.summary import summarize
 from quire.config import Config, environment
 from quire.errors import ConfigError, QuireError
 from quire.planning.auto_config import resolve
-from quire.processes.child import Launch, Report, raise_failure
-from quire.supervisor.process import ChildProcess
+from quire.processes.child_main import raise_reported_failure
+from quire.processes.child_process import ChildProcess
+from quire.processes.launch import LaunchConfig, StatusReport
 
 DESCRIPTION = "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
@@ -113,13 +114,13 @@ class _Starter:
                     total = time.perf_counter() - began
             else:
                 config = self.chosen if self.kind == "engine" else self.asked
-                with _child(MODULES[self.kind], Launch(config, directory)) as stages:
+                with _child(MODULES[self.kind], LaunchConfig(config, directory)) as stages:
                     total = time.perf_counter() - began
         return {TOTAL: total, REST: total - sum(stages.values()), **stages}
 
 
 @contextmanager
-def _child(module: str, launch: Launch) -> Iterator[dict[str, float]]:
+def _child(module: str, launch: LaunchConfig) -> Iterator[dict[str, float]]:
     """The stages of a child process once it is ready; it is ended afterwards."""
     child = ChildProcess("engine", module, launch)
     try:
@@ -152,7 +153,7 @@ def _server(config: Config, directory: Path) -> Iterator[dict[str, float]]:
         server.communicate()
 
 
-def _wait(child: ChildProcess) -> Report:
+def _wait(child: ChildProcess) -> StatusReport:
     """Until the engine is ready.
 
     Raises:
@@ -166,7 +167,7 @@ def _wait(child: ChildProcess) -> Report:
             for report in child.reports():
                 if report.state == "ready":
                     return report
-                raise_failure(report)
+                raise_reported_failure(report)
             if child.exit_code() is not None:
                 raise QuireError(f"The engine did not start: {child.cause_of_death()}.")
 

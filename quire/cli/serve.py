@@ -9,7 +9,7 @@ from quire.config import environment
 from quire.errors import ConfigError
 from quire.planning.auto_config import resolve
 from quire.supervisor.announce import announce_settings
-from quire.supervisor.listen import listen
+from quire.supervisor.listener import listen
 from quire.supervisor.supervisor import Supervisor
 
 DESCRIPTION = "Serve a model over the OpenAI API: quire serve [MODEL] [flags]. Default model: the built-in Quill."

@@ -14,10 +14,11 @@ from quire.engine.core import BEAT_S, EngineCore
 from quire.engine.transport import ZmqPort
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
-from quire.processes import child
+from quire.processes.child_main import one_line_error, run_child
+from quire.processes.launch import LaunchConfig, StatusReport
 
 
-def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
+def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     """Load the model, then turn the loop until SIGTERM."""
     stopping = False
 
@@ -34,11 +35,11 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
         core = EngineCore(launch.config, device_limits, runtime_info, executor, port, clock)
         signal.signal(signal.SIGTERM, stop)
         gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
-        report(child.Report("ready", startup=device_limits.startup))
+        report(StatusReport("ready", startup=device_limits.startup))
         while not stopping:
             core.turn(wait=BEAT_S)
     except BaseException as error:
-        port.announce_death(child.one_line(error))
+        port.announce_death(one_line_error(error))
         raise
     finally:
         executor.close()
@@ -46,4 +47,4 @@ def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
 
 
 if __name__ == "__main__":
-    child.run(main)
+    run_child(main)

@@ -31,9 +31,9 @@ from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.auto_config import resolve
 from quire.sampling import SamplingParams
 from quire.text.bad_words import bad_word_tokens
-from quire.text.choice import Choice
-from quire.text.gathering import GatheredSequence
+from quire.text.choice_state import ChoiceState
 from quire.text.model_text import load_model_text
+from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Submit one after another, wait until each sequence has ended, and put the outputs together."""
-        requests: list[tuple[str | None, list[GatheredSequence]]] = []
+        requests: list[tuple[str | None, list[SequenceAccumulator]]] = []
         head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
         with ExitStack() as stack:
             total = sum(each.n for each in params)
@@ -247,10 +247,10 @@ class LLM:
                 param="beam_width",
             )
 
-    def _sequence(self, add: Add, index: int) -> GatheredSequence:
-        return GatheredSequence(add, index, Choice(add, self._text.tokenizer))
+    def _sequence(self, add: Add, index: int) -> SequenceAccumulator:
+        return SequenceAccumulator(add, index, ChoiceState(add, self._text.tokenizer))
 
-    def _output(self, text: str | None, sequences: Sequence[GatheredSequence]) -> RequestOutput:
+    def _output(self, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
         number, self._next_request = self._next_request, self._next_request + 1
         first, tokenizer = sequences[0], self._text.tokenizer
         return RequestOutput(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quire.engine.client import EngineClient
 from quire.errors import GenerationError
 from quire.messages import Abort, Deltas, FromEngine
-from quire.text.gathering import GatheredSequence, deliver
+from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 if TYPE_CHECKING:
     from quire.offline.progress_bar import ProgressBar
@@ -34,7 +34,7 @@ class OfflineRun:
         self._engine = engine
         self._head_start = head_start
         self._bar = bar
-        self._open: dict[int, GatheredSequence] = {}
+        self._open: dict[int, SequenceAccumulator] = {}
         self._unseen = 0  # prompt tokens submitted since the engine last ran
         self._errors: list[str] = []
 
@@ -47,7 +47,7 @@ class OfflineRun:
         if self._open:  # the next call must not receive their tokens
             self._engine.send(Abort(list(self._open)))
 
-    def submit(self, request: Sequence[GatheredSequence]) -> None:
+    def submit(self, request: Sequence[SequenceAccumulator]) -> None:
         """Submit the sequences of one prompt. Once a step's worth of prompts has gathered, the engine plans what it
         can, without waiting for the device."""
         for sequence in request:
@@ -72,7 +72,7 @@ class OfflineRun:
     def _take(self, message: FromEngine | None) -> None:
         if not isinstance(message, Deltas):
             return
-        for sequence in deliver(message, self._open):
+        for sequence in dispatch_deltas(message, self._open):
             if sequence.end is None:
                 self._engine.send(Abort([sequence.add.id]))
             elif sequence.end.reason == "error":

@@ -18,10 +18,10 @@ from pathlib import Path
 from quire.config import Config
 from quire.engine.transport import report_death
 from quire.errors import SETUP_ERRORS, SetupError
-from quire.processes.child import CRASHED, Launch, Report
+from quire.processes.child_process import ChildProcess
+from quire.processes.launch import EXIT_CRASHED, LaunchConfig, StatusReport
 from quire.supervisor.announce import announce_ready, say
-from quire.supervisor.events import Died, Event, Events, Reported, Signalled
-from quire.supervisor.process import ChildProcess
+from quire.supervisor.process_events import Died, Event, Events, Reported, Signalled
 
 LAST_WORDS_S = 5.0
 """What a process gets to end after it was told to, beyond the drain."""
@@ -61,10 +61,10 @@ class Supervisor:
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._directory = directory
         self._listener.set_inheritable(True)
-        launch = Launch(self._config, str(directory), developer_mode=self._developer_mode)
+        launch = LaunchConfig(self._config, str(directory), developer_mode=self._developer_mode)
         self._engine = ChildProcess("engine", "quire.engine.process", launch)
-        api = Launch(self._config, str(directory), 0, self._listener.fileno(), self._developer_mode)
-        self._api = ChildProcess("api", "quire.api.process", api)
+        api = LaunchConfig(self._config, str(directory), 0, self._listener.fileno(), self._developer_mode)
+        self._api = ChildProcess("api", "quire.api.api_server", api)
         try:
             for child in (self._engine, self._api):
                 self._events.watch(child)
@@ -89,7 +89,7 @@ class Supervisor:
             case Died(child):
                 self._exit_code = self._child_died(child)
 
-    def _child_is_ready(self, child: ChildProcess, report: Report) -> None:
+    def _child_is_ready(self, child: ChildProcess, report: StatusReport) -> None:
         self._ready.add(child.name)
         if child is self._engine:
             self._startup = report.startup
@@ -112,10 +112,10 @@ class Supervisor:
         error = SETUP_ERRORS.get(failure.error, SetupError) if failure is not None else None
         if self._state is State.STARTING and failure is not None and error is not None:
             self._last_line = failure.message
-            return error.exit_code if failure.error else CRASHED
+            return error.exit_code if failure.error else EXIT_CRASHED
         told = "Requests in flight got an error" if child is self._engine else "Open connections were cut"
         self._last_line = f"{child.name} process died: {child.cause_of_death()}. {told}; start the server again."
-        return CRASHED
+        return EXIT_CRASHED
 
     def _drain(self, number: int) -> int:
         """New requests are refused, open ones finish within the time they get; a second signal ends all at once."""
@@ -131,7 +131,7 @@ class Supervisor:
             stopped_early = child.name not in self._ready and child.exit_code() == -signal.SIGTERM
             if child.exit_code() != 0 and not stopped_early:
                 self._last_line = f"{child.name} process did not end cleanly: {self._how_it_ended(child)}"
-                return CRASHED
+                return EXIT_CRASHED
         say("stopped")
         return 0
 

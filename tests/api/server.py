@@ -13,7 +13,7 @@ import httpx
 import uvicorn
 
 from quire.api.app import create_app
-from quire.api.session import EngineSession
+from quire.api.engine_session import EngineSession
 from quire.config import Config
 from quire.engine.client import EngineClient
 from quire.engine.inprocess import InProcessClient

@@ -67,7 +67,7 @@ def test_a_failure_inside_is_not_told(server: Server, monkeypatch: pytest.Monkey
     def broken(*_: object) -> None:
         raise RuntimeError("the password is 1234, see /etc/shadow")
 
-    monkeypatch.setattr(server.session, "open", broken)
+    monkeypatch.setattr(server.session, "add_request", broken)
     answer = server.post("/v1/completions", {"prompt": "a"}, headers={"X-Request-Id": "r1", "Origin": "x"})
     assert answer.status_code == 500
     assert answer.json()["error"] == {
@@ -82,7 +82,7 @@ def test_a_failure_inside_a_stream_is_its_last_event(server: Server, monkeypatch
     def broken(*_: object) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("quire.text.choice.Choice.take", broken)
+    monkeypatch.setattr("quire.text.choice_state.ChoiceState.process", broken)
     answer = server.post("/v1/completions", {"prompt": "a", "stream": True})
     assert answer.status_code == 200
     assert answer.text.count("data: ") == 2

@@ -178,7 +178,7 @@ def test_health_follows_progress_not_mere_life(
     server, client = scripted
     client.say(READY)
     server.wait_ready()
-    monkeypatch.setattr("quire.api.liveness.STALLED_S", 0.3)
+    monkeypatch.setattr("quire.api.engine_health.STALLED_S", 0.3)
     client.beat()
     eventually(lambda: server.get("/health").status_code == 200)
     for _ in range(8):

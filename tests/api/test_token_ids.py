@@ -12,7 +12,7 @@ import pytest
 
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, running
-from tests.api.test_events import events
+from tests.api.test_sse import events
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 ASKED = {"return_token_ids": True}

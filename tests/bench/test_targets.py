@@ -125,7 +125,7 @@ def test_a_row_says_whether_its_target_is_reached(capsys: pytest.CaptureFixture[
 
 
 def test_the_made_up_tokenizer_has_text_for_every_id(tmp_path: Path) -> None:
-    from quire.text.detokenizer import Detokenizer
+    from quire.text.incremental_detokenizer import IncrementalDetokenizer
     from quire.text.tokenizer import load_tokenizer
 
     (tmp_path / "model").mkdir()
@@ -133,6 +133,6 @@ def test_the_made_up_tokenizer_has_text_for_every_id(tmp_path: Path) -> None:
     directory = serving.with_tokenizer(tmp_path / "model", tmp_path / "served")
     tokenizer = load_tokenizer(directory)
     assert tokenizer.vocab_size == 1_000
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer)
     assert "".join(detokenizer.push(token) for token in (0, 17, 999)) == " 0 11 3e7"
     assert (directory / "config.json").exists()

@@ -11,8 +11,8 @@ from quire.errors import GenerationError, RequestError
 from quire.executor.fake import FakeExecutor
 from quire.messages import Add, Plan, Ready, Result
 from quire.offline.run import OfflineRun
-from quire.text.choice import Choice
-from quire.text.gathering import GatheredSequence
+from quire.text.choice_state import ChoiceState
+from quire.text.sequence_accumulator import SequenceAccumulator
 from tests.engine.harness import add, alone, config
 
 STEP = 64
@@ -51,7 +51,7 @@ class Stage:
         sequences = []
         with OfflineRun(self.engine, head_start) as run:
             for each in adds:
-                sequences.append(GatheredSequence(each, 0, Choice(each, None)))
+                sequences.append(SequenceAccumulator(each, 0, ChoiceState(each, None)))
                 run.submit(sequences[-1:])
             self.begun = len(self.executor.plans)
             self.waited_before = self.executor.waits[:]

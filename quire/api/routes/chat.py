@@ -6,12 +6,12 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.body import openapi_body, read_body
-from quire.api.delivery import unless_gone
-from quire.api.prompt_report import PromptReport
+from quire.api.disconnect import cancel_on_disconnect
+from quire.api.request_body import openapi_body, read_body
 from quire.api.schemas.chat import ChatRequest
+from quire.api.serializers import ChatSerializer
 from quire.api.serving import Serving
-from quire.api.shapes import ChatShape
+from quire.api.token_names import TokenNames
 from quire.sampling import SamplingParams
 
 
@@ -22,7 +22,7 @@ def add_chat(app: FastAPI, serving: Serving) -> None:
     async def converse(request: Request) -> Response:
         """Answer a conversation."""
         fields = await read_body(request, ChatRequest)
-        return await unless_gone(request, _answer(serving, request, fields))
+        return await cancel_on_disconnect(request, _answer(serving, request, fields))
 
 
 async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Response:
@@ -31,22 +31,27 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
     longest = serving.session.submission.longest
     with fields.named_as_sent():
         params, options = _sampling(serving, fields), fields.options(serving.text.tokenizer)
-    text = await serving.prompts.render(
+    text = await serving.renderer.render(
         fields.messages,
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
         variables=fields.chat_template_kwargs,
     )
     limit = longest if params.truncate_prompt_tokens is None else None
-    tokens = await serving.prompts.encode(text, bool(fields.add_special_tokens), limit)
+    tokens = await serving.renderer.encode(text, bool(fields.add_special_tokens), limit)
     if fields.longest is None:
         params = serving.text.defaults.limit_chat(params, longest - len(tokens))
     with fields.named_as_sent():
-        stream = serving.session.open([tokens], params, **options)
+        collector = serving.session.add_request([tokens], params, **options)
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
-    report = PromptReport(stream.adds, tokenizer, fields.prompt_logprobs is not None)
-    shape = ChatShape(tokenizer, params.num_reported, role, report, token_ids=bool(fields.return_token_ids))
-    return await serving.respond(request, fields, stream, shape, "chatcmpl")
+    serializer = ChatSerializer(
+        TokenNames(tokenizer),
+        params.num_reported,
+        role,
+        fields.prompt_fields(collector.prompts, tokenizer),
+        token_ids=bool(fields.return_token_ids),
+    )
+    return await serving.respond(request, fields, collector, serializer)
 
 
 def _sampling(serving: Serving, fields: ChatRequest) -> SamplingParams:

@@ -8,13 +8,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.body import openapi_body, read_body
-from quire.api.delivery import unless_gone
-from quire.api.prompt_report import PromptReport
+from quire.api.disconnect import cancel_on_disconnect
+from quire.api.engine_session import MAX_SEQUENCES
+from quire.api.request_body import openapi_body, read_body
 from quire.api.schemas.completion import CompletionRequest
+from quire.api.serializers import CompletionSerializer
 from quire.api.serving import Serving
-from quire.api.session import MAX_SEQUENCES
-from quire.api.shapes import CompletionShape
+from quire.api.token_names import TokenNames
 from quire.errors import RequestError
 from quire.sampling import SamplingParams
 
@@ -28,7 +28,7 @@ def add_completions(app: FastAPI, serving: Serving) -> None:
     async def complete(request: Request) -> Response:
         """Go on with one or several prompts."""
         fields = await read_body(request, CompletionRequest)
-        return await unless_gone(request, _answer(serving, request, fields))
+        return await cancel_on_disconnect(request, _answer(serving, request, fields))
 
 
 async def _answer(serving: Serving, request: Request, fields: CompletionRequest) -> Response:
@@ -43,20 +43,19 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
     limit = longest if params.truncate_prompt_tokens is None else None
     special = fields.add_special_tokens is not False
     tokens = [
-        await serving.prompts.encode(prompt, special, limit) if isinstance(prompt, str) else prompt
+        await serving.renderer.encode(prompt, special, limit) if isinstance(prompt, str) else prompt
         for prompt in prompts
     ]
-    stream = serving.session.open(tokens, params, **options)
+    collector = serving.session.add_request(tokens, params, **options)
     tokenizer = serving.text.tokenizer
-    report = PromptReport(stream.adds, tokenizer, fields.prompt_logprobs is not None)
-    shape = CompletionShape(
-        tokenizer,
+    serializer = CompletionSerializer(
+        TokenNames(tokenizer),
         params.num_reported is not None,
-        report,
+        fields.prompt_fields(collector.prompts, tokenizer),
         echo=bool(fields.echo),
         token_ids=bool(fields.return_token_ids),
     )
-    return await serving.respond(request, fields, stream, shape, "cmpl", answers=not fields.only_echo)
+    return await serving.respond(request, fields, collector, serializer, show_output=not fields.only_echo)
 
 
 def _sampling(serving: Serving, fields: CompletionRequest) -> SamplingParams:

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.body import openapi_body, read_body
+from quire.api.request_body import openapi_body, read_body
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving, json_response
 from quire.errors import RequestError
@@ -26,10 +26,10 @@ def add_tokenize(app: FastAPI, serving: Serving) -> None:
         text = await _text(serving, fields)
         default = fields.messages is None
         special = default if fields.add_special_tokens is None else fields.add_special_tokens
-        tokens = await serving.prompts.encode(text, special, longest)
+        tokens = await serving.renderer.encode(text, special, longest)
         body: dict[str, Any] = {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": None}
         if fields.return_token_strs:
-            body["token_strs"] = [serving.prompts.tokenizer.token(token) for token in tokens]
+            body["token_strs"] = [serving.renderer.tokenizer.token(token) for token in tokens]
         return json_response(body)
 
     @app.post("/detokenize", openapi_extra=openapi_body(DetokenizeRequest), tags=["tokens"])
@@ -37,11 +37,11 @@ def add_tokenize(app: FastAPI, serving: Serving) -> None:
         """The text of token ids."""
         fields = await read_body(request, DetokenizeRequest)
         serving.model_name(fields.model)
-        size = serving.prompts.tokenizer.vocab_size
+        size = serving.renderer.tokenizer.vocab_size
         for token in fields.tokens:
             if not 0 <= token < size:
                 raise RequestError(f"Token id {token} is outside the vocabulary of {size} tokens.", param="tokens")
-        return json_response({"prompt": await serving.prompts.decode(fields.tokens)})
+        return json_response({"prompt": await serving.renderer.decode(fields.tokens)})
 
 
 async def _text(serving: Serving, fields: TokenizeRequest) -> str:
@@ -49,7 +49,7 @@ async def _text(serving: Serving, fields: TokenizeRequest) -> str:
         raise RequestError("Send either prompt or messages.", param="prompt")
     if fields.messages is None:
         return fields.prompt or ""
-    return await serving.prompts.render(
+    return await serving.renderer.render(
         fields.messages,
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from quire.api.prompt_fields import PromptFields
 from quire.errors import RequestError
 from quire.sampling import RepetitionDetectionParams, SamplingParams
 from quire.text.bad_words import bad_word_tokens
@@ -106,7 +108,7 @@ class SamplingFields(BaseModel):
         return SamplingParams(**params, **more, detokenize=text)
 
     def options(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
-        """What EngineSession.open takes beside prompts and parameters.
+        """What EngineSession.add_request takes beside prompts and parameters.
 
         Raises:
             RequestError: A value is out of its range.
@@ -118,6 +120,21 @@ class SamplingFields(BaseModel):
             "cache_salt": self.cache_salt or "",
             "bad_words": bad_word_tokens(tokenizer, self.bad_words),
         }
+
+    def prompt_fields(self, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer | None) -> PromptFields:
+        """What the response says about the prompts.
+
+        Args:
+            prompts: Token ids, as the engine got them.
+            tokenizer: For their texts.
+        """
+        return PromptFields(
+            prompts,
+            self.n or 1,
+            tokenizer,
+            show_logprobs=self.prompt_logprobs is not None,
+            show_token_ids=bool(self.return_token_ids),
+        )
 
     def _logit_bias(self) -> dict[int, float] | None:
         """By token id, and within OpenAI's limits."""

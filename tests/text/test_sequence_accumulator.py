@@ -9,8 +9,9 @@ import pytest
 
 from quire.messages import Add, Deltas, End, TokenLogprobs
 from quire.sampling import SamplingParams
-from quire.text.choice import Choice, deltas_by_sequence
-from quire.text.gathering import GatheredSequence, deliver
+from quire.text.choice_state import ChoiceState
+from quire.text.deltas import deltas_by_sequence
+from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 from quire.text.tokenizer import load_tokenizer
 from tests.checkpoints import write_tokenizer
 
@@ -18,7 +19,7 @@ TOKENS_A_STEP = 3
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_delivery_is_what_taking_each_delta_is(seed: int, tmp_path: Path) -> None:
+def test_dispatch_deltasy_is_what_taking_each_delta_is(seed: int, tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     tokenizer, draw = load_tokenizer(tmp_path), random.Random(seed)
     kinds = [
@@ -28,12 +29,12 @@ def test_delivery_is_what_taking_each_delta_is(seed: int, tmp_path: Path) -> Non
         SamplingParams(logprobs=0),
     ]
 
-    def sequences() -> dict[int, GatheredSequence]:
+    def sequences() -> dict[int, SequenceAccumulator]:
         adds = [Add(number, [5], 1, kinds[number % 4], [], 0, 0.0) for number in range(8)]
-        return {add.id: GatheredSequence(add, 0, Choice(add, tokenizer)) for add in adds}
+        return {add.id: SequenceAccumulator(add, 0, ChoiceState(add, tokenizer)) for add in adds}
 
-    delivered, taken = sequences(), sequences()
-    open_sequences = dict(delivered)
+    dispatch_deltased, taken = sequences(), sequences()
+    open_sequences = dict(dispatch_deltased)
     for step in range(20):
         ids = [number for number in open_sequences if draw.random() < 0.8]
         counts = [draw.randint(1, TOKENS_A_STEP) for _ in ids]
@@ -44,12 +45,12 @@ def test_delivery_is_what_taking_each_delta_is(seed: int, tmp_path: Path) -> Non
         cached = [(number, 7) for number in ids[1:2] if step == 0]
         message = Deltas([*ids, 99], [*counts, 1], [*tokens, 7], [*entries, *entries[:1]], ends, prompt_logprobs=scored,
                          cached_tokens=cached)  # fmt: skip
-        over = [s.add.id for s in deliver(message, open_sequences)]
+        over = [s.add.id for s in dispatch_deltas(message, open_sequences)]
         news = deltas_by_sequence(message)
-        assert sorted(over) == sorted(i for i in open_sequences if i in news and taken[i].take(news[i]))
+        assert sorted(over) == sorted(i for i in open_sequences if i in news and taken[i].add_delta(news[i]))
         for number in over:
             del open_sequences[number]
-        for number, sequence in delivered.items():
+        for number, sequence in dispatch_deltased.items():
             other = taken[number]
             assert (sequence.whole, sequence.end) == (other.whole, other.end)
             seen, same = sequence.choice, other.choice
@@ -58,4 +59,4 @@ def test_delivery_is_what_taking_each_delta_is(seed: int, tmp_path: Path) -> Non
                 same.cached_tokens,
                 same.finished,
             )
-    assert any(sequence.whole.tokens for sequence in delivered.values())
+    assert any(sequence.whole.tokens for sequence in dispatch_deltased.values())

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.processes.child import Report
-from quire.supervisor.process import ChildProcess
+from quire.processes.child_process import ChildProcess
+from quire.processes.launch import StatusReport
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -26,7 +26,7 @@ class Reported:
     """A child said something."""
 
     child: ChildProcess
-    report: Report
+    report: StatusReport
 
 
 @dataclass(frozen=True)

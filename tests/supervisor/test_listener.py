@@ -8,7 +8,7 @@ import pytest
 
 from quire.config import ServerConfig
 from quire.errors import AddressInUseError, ConfigError
-from quire.supervisor.listen import listen
+from quire.supervisor.listener import listen
 
 
 @pytest.mark.parametrize(

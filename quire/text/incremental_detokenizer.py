@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from quire.text.tokenizer import Tokenizer
 
 
-class Detokenizer:
+class IncrementalDetokenizer:
     """The text of one growing sequence.
 
     Bytes that are no UTF-8 become U+FFFD, one for each maximal part of a character (Unicode 15, section 3.9).

@@ -13,9 +13,9 @@ import random
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from quire.api.liveness import Liveness
-from quire.api.receiver import Receiver
-from quire.api.request_stream import RequestStream
+from quire.api.engine_health import EngineHealth
+from quire.api.engine_receiver import EngineReceiver
+from quire.api.output_collector import OutputCollector
 from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.client import EngineClient
@@ -37,7 +37,7 @@ from quire.messages import (
 )
 from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
-from quire.text.choice import deltas_by_sequence
+from quire.text.deltas import deltas_by_sequence
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +73,11 @@ class EngineSession:
         self._eos_ids = eos_ids
         self._clock = clock or SystemClock()
         self._submission: Submission | None = None
-        self._streams: dict[int, RequestStream] = {}  # by sequence id, until the engine is done with it
+        self._streams: dict[int, OutputCollector] = {}  # by sequence id, until the engine is done with it
         self._controls: dict[int, asyncio.Future[Done]] = {}
         self._control_ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
-        self._liveness = Liveness(self._clock)
-        self._receiver = Receiver(client, self._on_message)
+        self._health = EngineHealth(self._clock)
+        self._receiver = EngineReceiver(client, self._on_message)
         self._ready_event, self._idle, self._dead_event = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = False
@@ -148,7 +148,7 @@ class EngineSession:
             raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
         return self._submission
 
-    def open(
+    def add_request(
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
@@ -156,7 +156,7 @@ class EngineSession:
         priority: int = 0,
         cache_salt: str = "",
         bad_words: Sequence[Sequence[int]] = (),
-    ) -> RequestStream:
+    ) -> OutputCollector:
         """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
 
         Args:
@@ -171,33 +171,33 @@ class EngineSession:
             raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
-        stream = RequestStream(adds, [self.stats.began(add) for add in adds])
+        stream = OutputCollector(adds, [self.stats.began(add) for add in adds])
         self._idle.clear()
         for add in adds:
             self._streams[add.id] = stream
             self._client.send(add)
         return stream
 
-    def took(self, stream: RequestStream, index: int, tokens: int) -> None:
-        """The reader has had that many more tokens of one sequence."""
+    def count_delivered(self, stream: OutputCollector, index: int, tokens: int) -> None:
+        """The reader has got that many more tokens of one sequence."""
         self.stats.delivered(stream.progress[index], tokens)
 
-    def stop(self, stream: RequestStream, index: int, reason: EndReason) -> None:
+    def finish_sequence(self, stream: OutputCollector, index: int, reason: EndReason) -> None:
         """The reader has all of one sequence; if the engine has not ended it, it does now."""
-        self._let_go([stream.adds[index]])
+        self._abort([stream.adds[index]])
         self.stats.finished(stream.progress[index], reason, self._clock.now())
 
-    def close_stream(self, stream: RequestStream, reason: EndReason = "abort") -> None:
+    def close_request(self, stream: OutputCollector, reason: EndReason = "abort") -> None:
         """The reader is gone or has all it wanted; what still runs is aborted."""
-        self._let_go(stream.adds)
+        self._abort(stream.adds)
         now = self._clock.now()
         for progress in stream.progress:
             self.stats.finished(progress, progress.end.reason if progress.end else reason, now)
 
-    def _let_go(self, adds: Sequence[Add]) -> None:
+    def _abort(self, adds: Sequence[Add]) -> None:
         running = [add.id for add in adds if add.id in self._streams]
         for sequence in running:
-            self._forget(sequence)
+            self._release(sequence)
         if running and self.state != "dead":
             self._client.send(Abort(running))
 
@@ -223,7 +223,7 @@ class EngineSession:
     @property
     def healthy(self) -> bool:
         """Whether work is taken and the engine moves."""
-        return self.state == "ready" and self._liveness.moves
+        return self.state == "ready" and self._health.progressing
 
     @property
     def num_sequences(self) -> int:
@@ -246,7 +246,7 @@ class EngineSession:
             case Deltas():
                 self._on_deltas(message, self._clock.now())
             case Heartbeat():
-                self._liveness.moved(message.last_progress)
+                self._health.record_progress(message.last_progress)
                 self.stats.heard(message)
             case Ready():
                 self._on_ready(message)
@@ -273,13 +273,13 @@ class EngineSession:
             takes_extra_args=bool(model.logits_processors),
         )
         self.stats.size(ready.max_model_len)
-        self._liveness.moved(self._clock.now())
+        self._health.record_progress(self._clock.now())
         if self.state == "starting":
             self.state = "ready"
         self._ready_event.set()
 
     def _on_deltas(self, deltas: Deltas, now: float) -> None:
-        self._liveness.moved(now)
+        self._health.record_progress(now)
         self.stats.load = deltas.load
         for sequence, delta in deltas_by_sequence(deltas).items():
             if sequence not in self._streams:
@@ -289,7 +289,7 @@ class EngineSession:
             self.stats.gained(progress, len(delta.tokens), now, delta.cached_tokens)
             if delta.end is not None:  # before the reader has it, who may be done with all of the request then
                 progress.end = delta.end
-                self._forget(sequence)
+                self._release(sequence)
                 if delta.end.reason == "error":
                     message = delta.end.message or "The engine could not go on with this request."
                     stream.fail(GenerationError(message))
@@ -306,7 +306,7 @@ class EngineSession:
             if not answer.done():
                 answer.set_exception(EngineDeadError(_REFUSALS["dead"]))
 
-    def _forget(self, sequence: int) -> None:
+    def _release(self, sequence: int) -> None:
         """The engine is done with a sequence; the only place where one leaves."""
         del self._streams[sequence]
         if not self._streams:
@@ -314,10 +314,10 @@ class EngineSession:
 
     def _fail_all(self, error: QuireError, reason: EndReason) -> None:
         for stream in self._open_streams():
-            self.close_stream(stream, reason)
+            self.close_request(stream, reason)
             stream.fail(error)
 
-    def _open_streams(self) -> list[RequestStream]:
+    def _open_streams(self) -> list[OutputCollector]:
         return list({id(stream): stream for stream in self._streams.values()}.values())
 
     async def _beat(self) -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.sampling import SamplingParams
-from quire.text.detokenizer import Detokenizer
-from quire.text.stop import StopStrings
-from quire.text.stream import TextStream
+from quire.text.incremental_detokenizer import IncrementalDetokenizer
+from quire.text.stop_strings import StopStrings
+from quire.text.text_stream import TextStream
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import IM_END_ID, write_tokenizer
 from tests.text.test_tokenizer import LLAMA_2, train_spm
@@ -106,7 +106,7 @@ def test_a_sentencepiece_stream_is_what_follows_the_prompt(sentencepiece: Tokeni
     text = data.draw(st.text(alphabet="abc é你🙂 ", min_size=1, max_size=30))
     tokens = sentencepiece.encode(text)
     cut = data.draw(st.integers(0, len(tokens)))
-    detokenizer = Detokenizer(sentencepiece, before=tokens[:cut])
+    detokenizer = IncrementalDetokenizer(sentencepiece, before=tokens[:cut])
     shown = "".join(map(detokenizer.push, tokens[cut:])) + detokenizer.finish()
     if "�" not in shown:  # a prompt that ends within a character leaves the rest of it without a meaning
         assert shown == sentencepiece.decode(tokens).removeprefix(sentencepiece.decode(tokens[:cut]))
@@ -117,11 +117,11 @@ def test_a_sentencepiece_stream_is_what_follows_the_prompt(sentencepiece: Tokeni
 def test_half_a_character_is_never_shown(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("你🙂")
     assert len(tokens) > 2
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer)
     shown = [detokenizer.push(token) for token in tokens]
     assert "�" not in "".join(shown)
     assert "".join(shown) == "你🙂"
-    cut = Detokenizer(tokenizer)
+    cut = IncrementalDetokenizer(tokenizer)
     assert [cut.push(token) for token in tokens[:1]] == [""]
     assert cut.finish() == "�"
 

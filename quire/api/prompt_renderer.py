@@ -1,4 +1,4 @@
-"""Prompts and conversations to token ids, without stopping the event loop.
+"""PromptRenderer and conversations to token ids, without stopping the event loop.
 
 Owns where that work runs: short texts at once, long ones in a few threads. Knows nothing about sampling.
 """
@@ -23,7 +23,7 @@ SHORT = 4_000
 THREADS = 4
 
 
-class Prompts:
+class PromptRenderer:
     """One model's way from text to tokens."""
 
     def __init__(self, text: ModelText) -> None:

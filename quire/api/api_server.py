@@ -1,4 +1,4 @@
-"""The API process: `python -m quire.api.process`, started by the supervisor beside the engine.
+"""The API process: `python -m quire.api.api_server`, started by the supervisor beside the engine.
 
 Owns uvicorn's life: it serves an inherited socket and drains at SIGTERM. Never imports torch.
 """
@@ -19,11 +19,12 @@ import uvicorn
 import uvloop
 
 from quire.api.app import create_app
-from quire.api.session import EngineSession
+from quire.api.engine_session import EngineSession
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
 from quire.errors import EngineDeadError
-from quire.processes import child
+from quire.processes.child_main import run_child
+from quire.processes.launch import LaunchConfig, StatusReport
 from quire.text.model_text import load_model_text
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ UNLOGGED = ("/health", "/ping", "/metrics", "/load")
 KEEP_ALIVE_S = 75
 
 
-def main(launch: child.Launch, report: Callable[[child.Report], None]) -> None:
+def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     """Serve until SIGTERM, then until open requests have ended or their time is over."""
     server = launch.config.server
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -62,7 +63,7 @@ async def _serve(
     session: EngineSession,
     listener: socket.socket,
     shutdown_timeout: float,
-    report: Callable[[child.Report], None],
+    report: Callable[[StatusReport], None],
 ) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -82,11 +83,11 @@ async def _serve(
         await serving
 
 
-async def _report_ready(session: EngineSession, report: Callable[[child.Report], None]) -> None:
+async def _report_ready(session: EngineSession, report: Callable[[StatusReport], None]) -> None:
     """Say so when a request that comes now is served: HTTP answers already, and the engine has said what it can do."""
     with contextlib.suppress(EngineDeadError):
         ready = await session.wait_ready()
-        report(child.Report("ready", kv_tokens=ready.kv_tokens))
+        report(StatusReport("ready", kv_tokens=ready.kv_tokens))
 
 
 async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
@@ -118,4 +119,4 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
 
 
 if __name__ == "__main__":
-    child.run(main)
+    run_child(main)

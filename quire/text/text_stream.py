@@ -1,4 +1,4 @@
-"""From the tokens of one sequence to the text that its reader sees.
+"""From the tokens of one sequence to the text that its reader sees: incremental detokenization with stop strings.
 
 Owns joining detokenizer, stop tokens and stop strings; used by the server and by `LLM`, streaming or not. Knows
 nothing about HTTP, log probabilities or the engine.
@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from quire.sampling import SamplingParams
-from quire.text.detokenizer import Detokenizer
-from quire.text.stop import StopStrings
+from quire.text.incremental_detokenizer import IncrementalDetokenizer
+from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
 
 PROMPT_TAIL = 8
@@ -53,19 +53,19 @@ class TextStream:
         """
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
-            self._detokenizer = Detokenizer(
+            self._detokenizer = IncrementalDetokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
                 before=prompt_tail_tokens[-PROMPT_TAIL:],
             )
-        self._silent = frozenset() if params.include_stop_str_in_output else frozenset(stop_ids)
+        self._hidden = frozenset() if params.include_stop_str_in_output else frozenset(stop_ids)
         self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
-        self._unwatched = params.min_tokens
+        self._min_tokens_left = params.min_tokens
         self._stopped = False
 
     @property
-    def silent(self) -> bool:
-        """Whether there is never any text, so that nothing in it can end the sequence."""
+    def tokens_only(self) -> bool:
+        """Whether there is never any text, so that no stop string can end the sequence."""
         return self._detokenizer is None
 
     def push(self, tokens: Sequence[int], final: bool) -> TextDelta:
@@ -74,10 +74,10 @@ class TextStream:
             return TextDelta("", None, 0 if self._stopped else len(tokens))
         parts: list[str] = []
         for used, token in enumerate(tokens, start=1):
-            text = "" if token in self._silent else self._detokenizer.push(token)
+            text = "" if token in self._hidden else self._detokenizer.push(token)
             if stop := self._watch(text, parts):
                 return TextDelta("".join(parts), stop, used)
-            self._unwatched -= 1
+            self._min_tokens_left -= 1
         if final and (stop := self._watch(self._detokenizer.finish(), parts)):
             return TextDelta("".join(parts), stop, len(tokens))
         if final:
@@ -88,7 +88,7 @@ class TextStream:
         """Let text pass to `parts` as far as it is no stop string; returns the one that ended the sequence."""
         if not text:
             return None
-        if self._unwatched > 0:  # within min_tokens nothing stops
+        if self._min_tokens_left > 0:  # within min_tokens nothing stops
             parts.append(text)
             return None
         wanted, stop = self._stops.push(text)

@@ -1,6 +1,7 @@
-"""One child process: started by command line with its launch on an inherited descriptor, watched by descriptor too.
+"""The parent's side: start a child by command line, receive its reports, see its death.
 
-Knows nothing about what the child does or what its death means.
+Launch configuration, reports and death all come through file descriptors, so one selector watches everything. Knows
+nothing about what the child does or what its death means.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 
 import msgspec
 
-from quire.processes.child import Launch, Report
+from quire.processes.launch import LaunchConfig, StatusReport
 
 
 class ChildProcess:
@@ -20,11 +21,11 @@ class ChildProcess:
 
     Attributes:
         name: For messages: `engine`, `api`.
-        report_fd: Becomes readable when the child says something.
+        report_fd: Becomes readable when the child reports something.
         pid_fd: Becomes readable when the child is gone.
     """
 
-    def __init__(self, name: str, module: str, launch: Launch) -> None:
+    def __init__(self, name: str, module: str, launch: LaunchConfig) -> None:
         self.name = name
         launch_read, launch_write = os.pipe()
         self.report_fd, report_write = os.pipe()
@@ -44,29 +45,29 @@ class ChildProcess:
             pipe.write(msgspec.json.encode(launch))
         os.set_blocking(self.report_fd, False)
         self._unread = b""
-        self.failure: Report | None = None
+        self.failure: StatusReport | None = None
 
     @property
     def pid(self) -> int:
-        """Of the operating system."""
+        """The process id."""
         return self._process.pid
 
-    def reports(self) -> list[Report]:
-        """What it said since the last call."""
+    def reports(self) -> list[StatusReport]:
+        """Reports since the last call."""
         try:
             while chunk := os.read(self.report_fd, 65536):
                 self._unread += chunk
         except BlockingIOError:
             pass
         *lines, self._unread = self._unread.split(b"\n")
-        reports = [msgspec.json.decode(line, type=Report) for line in lines if line]
+        reports = [msgspec.json.decode(line, type=StatusReport) for line in lines if line]
         for report in reports:
             if report.state == "failed":
                 self.failure = report
         return reports
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it is still there."""
+        """Send a signal, if it still runs."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
@@ -75,7 +76,7 @@ class ChildProcess:
         return self._process.poll()
 
     def cause_of_death(self) -> str:
-        """Why it is gone, in one line: its own words if it had any."""
+        """Why it is gone, in one line: what it reported, else its signal or exit code."""
         self.reports()
         if self.failure is not None:
             return self.failure.message
@@ -86,6 +87,6 @@ class ChildProcess:
         return f"it exited with code {code}"
 
     def close(self) -> None:
-        """Let go of the descriptors; a child that still runs leaves by itself."""
+        """Close the descriptors; a child that still runs exits, because its lifeline is closed."""
         for fd in (self.report_fd, self.pid_fd, self._lifeline):
             os.close(fd)

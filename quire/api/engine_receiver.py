@@ -17,7 +17,7 @@ WAIT_S = 0.2
 """How long closing may have to wait for the thread."""
 
 
-class Receiver:
+class EngineReceiver:
     """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead."""
 
     def __init__(self, client: EngineClient, on_message: Callable[[FromEngine], None]) -> None:

@@ -1,4 +1,4 @@
-"""The way past the inbox: what comes while its reader waits is handed over at once, in order, and nothing is lost."""
+"""A reader that waits gets deltas by a direct call, in order, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ import asyncio
 
 import pytest
 
-from quire.api.delivery import _begin
-from quire.api.request_stream import RequestStream
+from quire.api.eager_start import start_eagerly
+from quire.api.output_collector import OutputCollector
 from quire.errors import GenerationError
 from quire.messages import Add
 from quire.sampling import SamplingParams
-from quire.text.choice import Delta
+from quire.text.deltas import SequenceDelta
 
 
-def stream() -> RequestStream:
-    return RequestStream([Add(7, [1], 1, SamplingParams(max_tokens=9), [], seed=0, arrival=0.0)], [])
+def stream() -> OutputCollector:
+    return OutputCollector([Add(7, [1], 1, SamplingParams(max_tokens=9), [], seed=0, arrival=0.0)], [])
 
 
 def test_a_reader_that_waits_gets_tokens_in_the_moment_they_come() -> None:
     async def run() -> None:
-        inbox, had = stream(), list[int]()
+        collector, had = stream(), list[int]()
 
-        def at_once(index: int, delta: Delta) -> bool:
+        def on_delta(index: int, delta: SequenceDelta) -> bool:
             had.extend(delta.tokens)
             return len(had) < 3
 
-        inbox.put(7, Delta([1]))
-        assert [delta.tokens for _, delta in await inbox.read(at_once)] == [[1]]
-        reading = asyncio.ensure_future(inbox.read(at_once))
+        collector.put(7, SequenceDelta([1]))
+        assert [delta.tokens for _, delta in await collector.read(on_delta)] == [[1]]
+        reading = asyncio.ensure_future(collector.read(on_delta))
         await asyncio.sleep(0)
         for token in (2, 3, 4):
-            inbox.put(7, Delta([token]))
+            collector.put(7, SequenceDelta([token]))
         assert had == [2, 3, 4]  # without a turn of the loop
-        inbox.put(7, Delta([5]))  # the reader can take no more: it is kept, and joined with what follows
-        inbox.put(7, Delta([6]))
+        collector.put(7, SequenceDelta([5]))  # the reader can take no more: it is kept, and joined with what follows
+        collector.put(7, SequenceDelta([6]))
         assert [delta.tokens for _, delta in await reading] == [[5, 6]]
         assert had == [2, 3, 4]
 
@@ -43,14 +43,14 @@ def test_a_reader_that_waits_gets_tokens_in_the_moment_they_come() -> None:
 
 def test_what_a_reader_raises_is_its_own() -> None:
     async def run() -> None:
-        inbox = stream()
+        collector = stream()
 
-        def at_once(index: int, delta: Delta) -> bool:
+        def on_delta(index: int, delta: SequenceDelta) -> bool:
             raise LookupError("broken reader")
 
-        reading = asyncio.ensure_future(inbox.read(at_once))
+        reading = asyncio.ensure_future(collector.read(on_delta))
         await asyncio.sleep(0)
-        inbox.put(7, Delta([1]))  # whoever puts does not see it
+        collector.put(7, SequenceDelta([1]))  # whoever puts does not see it
         with pytest.raises(LookupError):
             await reading
 
@@ -59,11 +59,11 @@ def test_what_a_reader_raises_is_its_own() -> None:
 
 def test_a_failed_request_hands_nothing_over() -> None:
     async def run() -> None:
-        inbox, had = stream(), list[int]()
-        reading = asyncio.ensure_future(inbox.read(lambda index, delta: bool(had.append(index)) or True))
+        collector, had = stream(), list[int]()
+        reading = asyncio.ensure_future(collector.read(lambda index, delta: bool(had.append(index)) or True))
         await asyncio.sleep(0)
-        inbox.fail(GenerationError("it failed"))
-        inbox.put(7, Delta([1]))
+        collector.fail(GenerationError("it failed"))
+        collector.put(7, SequenceDelta([1]))
         with pytest.raises(GenerationError):
             await reading
         assert had == []
@@ -83,7 +83,7 @@ def test_a_write_is_begun_at_once_and_finished_by_whoever_waits_for_it(waits: in
                 await gate.wait()
             done.append("ended")
 
-        rest = _begin(send())
+        rest = start_eagerly(send())
         assert done == (["begun"] if waits else ["begun", "ended"])
         assert (rest is None) == (waits == 0)
         if rest is not None:
@@ -105,7 +105,7 @@ def test_a_write_that_is_given_up_is_closed() -> None:
             finally:
                 closed.append(True)
 
-        rest = _begin(send())
+        rest = start_eagerly(send())
         assert rest is not None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):

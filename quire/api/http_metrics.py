@@ -12,7 +12,7 @@ CLIENT_GONE = 499
 """Counted where a client left before there was an answer."""
 
 
-class CountedAnswers:
+class HttpMetricsMiddleware:
     """ASGI layer."""
 
     def __init__(self, app: ASGIApp, *, counts: HttpCounts, clock: Clock) -> None:

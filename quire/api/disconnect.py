@@ -1,0 +1,41 @@
+"""Ending the work for a request when its client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+CLIENT_CLOSED_REQUEST = 499
+"""Status of a response that nobody reads (nginx's number)."""
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The response that `work` makes. When the client disconnects first, `work` is cancelled."""
+    response = await run_until_disconnect(work, request.receive)
+    return response or Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+async def run_until_disconnect(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The result of `work`, or None when the client disconnects first; `work` is cancelled then."""
+    working = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_listen_for_disconnect(receive))
+    tasks: tuple[asyncio.Future[Any], ...] = (working, disconnected)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _listen_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

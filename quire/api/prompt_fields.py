@@ -1,0 +1,73 @@
+"""What responses say about prompts: their tokens, their log probabilities, and for `echo` their text.
+
+Owns vLLM's `prompt_logprobs` and `prompt_token_ids`. Knows nothing about streams or the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from quire.api.sliced_json import encode_in_slices
+from quire.messages import TokenLogprobs
+from quire.text.deltas import ChoiceDelta
+from quire.text.logprobs import logprobs_dict
+from quire.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PromptFields:
+    """The prompts of one request.
+
+    Attributes:
+        prompts: Their token ids.
+        n: Choices for each prompt: those of the first prompt come first.
+        tokenizer: None on a server without one.
+        show_logprobs: Whether `prompt_logprobs` is in the response.
+        show_token_ids: Whether `prompt_token_ids` is in the response.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    n: int
+    tokenizer: Tokenizer | None
+    show_logprobs: bool = False
+    show_token_ids: bool = False
+
+    def tokens(self, index: int) -> Sequence[int]:
+        """The prompt of a choice."""
+        return self.prompts[index // self.n]
+
+    def text(self, index: int) -> str:
+        """The same as text, special tokens included."""
+        return self.tokenizer.decode(self.tokens(index), skip_special_tokens=False) if self.tokenizer else ""
+
+    def logprobs(self, index: int, choices: Sequence[ChoiceDelta]) -> list[TokenLogprobs]:
+        """The log probabilities of a choice's prompt, from the second token on. The engine sends them with the first of
+        the choices that share it."""
+        return choices[index - index % self.n].prompt_logprobs
+
+    def token_ids_field(self, index: int) -> dict[str, Any]:
+        """`prompt_token_ids` of a choice, if they were asked for."""
+        return {"prompt_token_ids": self.tokens(index)} if self.show_token_ids else {}
+
+    async def logprobs_fields(self, choices: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
+        """`prompt_logprobs` of each prompt, if they were asked for."""
+        if not self.show_logprobs:
+            return [{} for _ in self.prompts]
+        return [
+            {"prompt_logprobs": await self._encode(prompt, choices[i * self.n].prompt_logprobs)}
+            for i, prompt in enumerate(self.prompts)
+        ]
+
+    async def _encode(self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]) -> msgspec.Raw:
+        """vLLM's list: for each token of the prompt a dict by token id; None for the first."""
+
+        def rows(start: int, end: int) -> dict[str, list[Any]]:
+            dicts = [logprobs_dict(prompt[i], entries[i - 1], self.tokenizer) if i else None for i in range(start, end)]
+            return {"rows": msgspec.to_builtins(dicts, str_keys=True)}
+
+        entries_per_row = 1 + len(entries[0].top_ids) if entries else 1
+        return (await encode_in_slices(rows, len(prompt), entries_per_row))["rows"]

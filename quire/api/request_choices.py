@@ -1,0 +1,102 @@
+"""All choices of one HTTP request, read until the last one has ended. Knows no response format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.api.engine_session import EngineSession
+from quire.api.output_collector import OnDelta, OutputCollector
+from quire.text.choice_state import ChoiceState
+from quire.text.deltas import ChoiceDelta, SequenceDelta
+from quire.text.tokenizer import Tokenizer
+
+
+class RequestChoices:
+    """All choices of one request.
+
+    Args:
+        session: To the engine.
+        collector: What the engine sends about the request's sequences.
+        tokenizer: None for work on token ids only.
+        show_output: Whether the output is wanted; else only the prompts count.
+
+    Attributes:
+        states: By index.
+        prompt_tokens: Of all prompts together, each counted once.
+    """
+
+    def __init__(
+        self,
+        session: EngineSession,
+        collector: OutputCollector,
+        tokenizer: Tokenizer | None,
+        *,
+        show_output: bool = True,
+    ) -> None:
+        self._session = session
+        self._show_output = show_output
+        self._collector = collector
+        self.states = [ChoiceState(add, tokenizer) for add in collector.adds]
+        self._num_open = len(self.states)
+        self.prompt_tokens = sum(add.prompt_len for add in collector.adds[:: collector.adds[0].sampling.n])
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far; 0 where only the prompts are wanted."""
+        return self._show_output * sum(state.num_tokens for state in self.states)
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        self._session.close_request(self._collector)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
+
+    async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
+        """See OutputCollector.read."""
+        return await self._collector.read(on_delta)
+
+    def process(self, index: int, delta: SequenceDelta) -> ChoiceDelta | None:
+        """What a choice gained; None when it had ended before."""
+        state = self.states[index]
+        if state.finished:
+            return None
+        gained = state.process(delta)
+        if not self._show_output:
+            gained = ChoiceDelta(prompt_logprobs=gained.prompt_logprobs, finish_reason=gained.finish_reason)
+        self._session.count_delivered(self._collector, index, len(gained.tokens))
+        if gained.finish_reason is not None:
+            self._num_open -= 1
+            self._session.finish_sequence(self._collector, index, gained.finish_reason)
+        return gained
+
+    async def collect(self) -> list[ChoiceDelta]:
+        """Every choice as a whole.
+
+        Raises:
+            QuireError: The request failed.
+        """
+        whole = [ChoiceDelta() for _ in self.states]
+
+        def on_delta(index: int, delta: SequenceDelta) -> bool:
+            if (gained := self.process(index, delta)) is not None:
+                whole[index].add(gained)
+            return not self.finished
+
+        while not self.finished:
+            for index, delta in await self.read(on_delta):
+                on_delta(index, delta)
+        return whole
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's token counts. Of a prompt with several choices, the first one's cached tokens count."""
+        completion = self.completion_tokens
+        cached = sum(state.cached_tokens for state in self.states[:: self._collector.adds[0].sampling.n])
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + completion,
+            "completion_tokens": completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

@@ -1,0 +1,72 @@
+"""The child's side: read the launch configuration, run, report failures, exit with the matching code.
+
+The parent (`child_process.py`) hands over three descriptors. The configuration comes as JSON through a pipe
+(multiprocessing's spawn would pickle it), status reports go back as JSON lines through another. The third, the
+lifeline, is held open by the parent: when it closes, the parent is gone and the child exits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from quire.errors import SETUP_ERRORS, QuireError, SetupError
+from quire.processes.launch import EXIT_CRASHED, EXIT_ORPHANED, LaunchConfig, StatusReport
+
+Main = Callable[[LaunchConfig, Callable[[StatusReport], None]], None]
+"""What a child does, given its configuration and a function that sends a report."""
+
+
+def run_child(main: Main) -> None:
+    """Body of a child's `__main__`: run `main`; if it fails, report why and exit with the error's code."""
+    arguments = argparse.ArgumentParser()
+    for name in ("launch-fd", "report-fd", "lifeline-fd"):
+        arguments.add_argument(f"--{name}", type=int, required=True)
+    fds = arguments.parse_args()
+    with open(fds.launch_fd, "rb") as pipe:
+        launch = msgspec.json.decode(pipe.read(), type=LaunchConfig)
+    threading.Thread(target=_exit_with_parent, args=(fds.lifeline_fd,), daemon=True).start()
+
+    def report(status: StatusReport) -> None:
+        os.write(fds.report_fd, msgspec.json.encode(status) + b"\n")
+
+    try:
+        main(launch, report)
+    except SetupError as error:
+        report(StatusReport("failed", type(error).__name__, error.message))
+        sys.exit(error.exit_code)
+    except QuireError as error:
+        report(StatusReport("failed", "", error.message))
+        sys.exit(EXIT_CRASHED)
+    except Exception as error:
+        traceback.print_exc()
+        report(StatusReport("failed", "", one_line_error(error)))
+        sys.exit(EXIT_CRASHED)
+
+
+def one_line_error(error: BaseException) -> str:
+    """An unexpected error and where it was raised: `ValueError: … (file.py:12)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def raise_reported_failure(report: StatusReport) -> None:
+    """Raise a child's failure in its parent.
+
+    Raises:
+        SetupError: Of the class that the report names.
+    """
+    raise SETUP_ERRORS.get(report.error, SetupError)(report.message)
+
+
+def _exit_with_parent(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns when the parent's end is closed; nothing is ever written
+    os._exit(EXIT_ORPHANED)

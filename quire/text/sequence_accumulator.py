@@ -1,0 +1,91 @@
+"""One sequence from its Add to its finished output, for callers that want whole outputs.
+
+Knows nothing about the engine's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from quire.messages import Add, Deltas, End
+from quire.outputs import CompletionOutput, Logprob
+from quire.text.choice_state import ChoiceState
+from quire.text.deltas import ChoiceDelta, SequenceDelta, deltas_by_sequence
+from quire.text.logprobs import logprobs_dict, prompt_logprobs_dicts
+from quire.text.tokenizer import Tokenizer
+
+
+@dataclass
+class SequenceAccumulator:
+    """One sequence while it is generated: its output so far, and whether the engine has ended it."""
+
+    add: Add
+    index: int
+    choice: ChoiceState
+    whole: ChoiceDelta = field(default_factory=ChoiceDelta)
+    end: End | None = None
+
+    def add_tokens(self, tokens: list[int]) -> None:
+        """Add tokens of a choice without text, when nothing else came with them."""
+        self.whole.tokens += tokens
+        self.choice.num_tokens += len(tokens)
+
+    def add_delta(self, delta: SequenceDelta) -> bool:
+        """Add what a step brought; returns whether the sequence is over."""
+        self.whole.add(self.choice.process(delta))
+        self.end = delta.end
+        return self.choice.finished
+
+    def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
+        """The finished sequence."""
+        whole, sampling = self.whole, self.add.sampling
+        ranked = sampling.logprob_token_ids is None
+        asked = sampling.num_reported is not None
+        entries = zip(whole.tokens, whole.logprobs, strict=True) if asked else ()
+        return CompletionOutput(
+            index=self.index,
+            text=whole.text,
+            token_ids=whole.tokens,
+            cumulative_logprob=sum(entry.logprob for entry in whole.logprobs) if asked else None,
+            logprobs=[logprobs_dict(token, entry, tokenizer, ranked=ranked) for token, entry in entries]
+            if asked
+            else None,
+            finish_reason=whole.finish_reason,
+            stop_reason=whole.stop_reason,
+        )
+
+    def prompt_logprobs(self, tokenizer: Tokenizer | None) -> list[dict[int, Logprob] | None] | None:
+        """For each token of the prompt; None when they were not asked for."""
+        if self.add.sampling.prompt_logprobs is None:
+            return None
+        return prompt_logprobs_dicts(self.add.tokens[: self.add.prompt_len], self.whole.prompt_logprobs, tokenizer)
+
+
+def dispatch_deltas(message: Deltas, open_sequences: Mapping[int, SequenceAccumulator]) -> list[SequenceAccumulator]:
+    """Give each sequence what a step brought it; returns the sequences that are over now."""
+    deltas = deltas_by_sequence(_without_bare_tokens(message, open_sequences)).items()
+    return [s for number, delta in deltas if (s := open_sequences.get(number)) and s.add_delta(delta)]
+
+
+def _without_bare_tokens(message: Deltas, open_sequences: Mapping[int, SequenceAccumulator]) -> Deltas:
+    """Add the tokens of choices without text that came with nothing else, which is quick; returns the rest."""
+    if message.logprobs:
+        return message
+    with_more = {end.id for end in message.ends} | {
+        number for number, _ in message.prompt_logprobs + message.cached_tokens
+    }
+    ids, counts, tokens, at = [], [], [], 0
+    for number, count in zip(message.ids, message.counts, strict=True):
+        gained = message.tokens[at : at + count]
+        at += count
+        sequence = open_sequences.get(number)
+        if sequence is not None and number not in with_more and sequence.choice.tokens_only:
+            sequence.add_tokens(gained)
+        else:
+            ids.append(number)
+            counts.append(count)
+            tokens += gained
+    return structs.replace(message, ids=ids, counts=counts, tokens=tokens)

@@ -1,0 +1,46 @@
+"""How tokens and their log probabilities look in JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.api.prompt_fields import PromptFields
+from quire.api.serializers import ChatSerializer, CompletionSerializer
+from quire.api.token_names import LOWEST_LOGPROB, TokenNames
+from quire.messages import TokenLogprobs
+from quire.text.deltas import ChoiceDelta
+from quire.text.tokenizer import Tokenizer, load_tokenizer
+from tests.checkpoints import write_tokenizer
+
+
+def completion_serializer(tokenizer: Tokenizer | None, *, as_ids: bool = False) -> CompletionSerializer:
+    return CompletionSerializer(TokenNames(tokenizer, as_ids), True, PromptFields([], 1, tokenizer))
+
+
+def test_parts_of_a_character_are_told_apart(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    tokens = tokenizer.encode("é🦄é")
+    delta = ChoiceDelta("é🦄é", tokens, [TokenLogprobs(-0.5, 1, [], []) for _ in tokens], "length")
+    shown = completion_serializer(tokenizer).chunk(0, delta)["logprobs"]
+    partial = [token for token in shown["tokens"] if token.startswith("bytes:")]
+    assert partial[0] == "bytes:\\xf0"
+    assert len(set(partial)) == len(partial) == 4
+    assert shown["text_offset"][-1] == 2
+
+
+def test_impossible_tokens_have_a_number_that_json_can_hold(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    delta = ChoiceDelta("a", [70], [TokenLogprobs(float("-inf"), 2, [70], [-0.1])], finish_reason="length")
+    prompt = PromptFields([], 1, tokenizer)
+    chat = ChatSerializer(TokenNames(tokenizer), 1, "assistant", prompt).chunk(0, delta)["logprobs"]["content"][0]
+    assert chat["logprob"] == LOWEST_LOGPROB
+    assert chat["top_logprobs"][0]["logprob"] == -0.1
+    completion = completion_serializer(tokenizer).chunk(0, delta)["logprobs"]
+    assert completion["token_logprobs"] == [LOWEST_LOGPROB]
+
+
+def test_without_a_tokenizer_tokens_are_named_by_id() -> None:
+    delta = ChoiceDelta("", [70], [TokenLogprobs(-1.0, 2, [], [])], finish_reason="length")
+    assert completion_serializer(None).chunk(0, delta)["logprobs"]["tokens"] == ["token_id:70"]
