@@ -63,11 +63,11 @@ class Server:
         *,
         step_s: float = 0.0,
         num_blocks: int = 256,
-        choose: Callable[[Sequence[int], int, int], int] = count_up,
+        sample: Callable[[Sequence[int], int, int], int] = count_up,
         developer_mode: bool = True,
         slow_reader_s: float = 30.0,
     ) -> None:
-        executor = FakeExecutor(num_blocks=num_blocks, vocab_size=VOCAB_SIZE, step_s=step_s, choose=choose)
+        executor = FakeExecutor(num_blocks=num_blocks, vocab_size=VOCAB_SIZE, step_s=step_s, sample=sample)
         self.text: ModelText = load_model_text(config)
         self._make_client = client or (lambda: InProcessClient(config, executor))
         self._config = config
@@ -134,7 +134,7 @@ class Server:
 def running(directory: Path, *, client: Callable[[], EngineClient] | None = None, **options: Any) -> Iterator[Server]:
     """A ready server; options of Server by name, all others are settings."""
     of_server = {
-        name: options.pop(name) for name in ("step_s", "num_blocks", "choose", "developer_mode") if name in options
+        name: options.pop(name) for name in ("step_s", "num_blocks", "sample", "developer_mode") if name in options
     }
     with Server(resolved(directory, **options), client, **of_server) as server:
         yield server.wait_ready()

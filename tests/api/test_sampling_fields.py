@@ -151,7 +151,7 @@ def test_echo_in_a_stream_comes_first(server: Server) -> None:
 
 
 def test_an_answer_that_goes_in_circles_says_so(tmp_path: Path) -> None:
-    with running(tmp_path, choose=lambda history, drawn, vocab: 70 + drawn % 2) as server:
+    with running(tmp_path, sample=lambda history, drawn, vocab: 70 + drawn % 2) as server:
         body = {"prompt": "a", "max_tokens": 50, "repetition_detection": {"max_pattern_size": 3, "min_count": 3}}
         answer = server.post("/v1/completions", body).json()
         assert answer["choices"][0]["finish_reason"] == "repetition"
