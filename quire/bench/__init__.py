@@ -1,1 +1,1 @@
-"""`quire bench`: load generation and reports, one benchmark a file. Flag names and result names are vLLM's."""
+"""`quire bench`: the benchmarks that users run, one a file. Flag names and result names are vLLM's; see README.md."""

@@ -1,4 +1,4 @@
-"""The scripts that time the host alone run, and say what they promise."""
+"""The scripts that time the host alone run and print what they promise; the sweeps for a GPU can still be imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+SWEEPS = sorted((ROOT / "tuning").glob("*/tune_*.py"))
 
 
 @pytest.mark.parametrize(
@@ -20,9 +22,20 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         ("kv_waste.py", ["--requests", "40", "--blocks", "1024"], ["waste"]),
     ],
 )
-def test_they_run(script: str, arguments: list[str], said: list[str]) -> None:
+def test_scripts_run(script: str, arguments: list[str], said: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / script), *arguments], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert all(words in done.stdout for words in said), done.stdout
+
+
+def test_sweeps_find_what_they_tune() -> None:
+    """Their imports name kernels and constants that exist."""
+    assert len(SWEEPS) == 7
+    load = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [importlib.import_module(n) for n in sys.argv[2:]]"
+    names = [sweep.stem for sweep in SWEEPS]
+    done = subprocess.run(
+        [sys.executable, "-c", load, str(SWEEPS[0].parent), *names], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from quire.kernels.triton.launching.dependent_launch import can_overlap, release
 from quire.kernels.triton.launching.launch import cdiv, launched
 
 BLOCK, WARPS = 1_024, 4
-"""Elements of a program, and its threads by 32. See benchmarks/h200/tune_small.py."""
+"""Elements of a program, and its threads by 32. See tuning/h200/tune_small.py."""
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:

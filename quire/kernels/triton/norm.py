@@ -22,7 +22,7 @@ WIDEST = 32_768
 TILE = 1_024
 """Elements of a program of narrow rows."""
 PER_THREAD = 8
-"""Elements, 16 bytes of bf16; more in rows too wide for 1,024 threads of so many. See benchmarks/h200/tune_small.py."""
+"""Elements, 16 bytes of bf16; more in rows too wide for 1,024 threads of so many. See tuning/h200/tune_small.py."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:

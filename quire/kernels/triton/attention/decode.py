@@ -31,7 +31,7 @@ from quire.kernels.triton.launching.launch import launched, next_power_of_2
 _MERGED = 8
 """Pieces that the last program reads at a time."""
 _PROGRAMS = 4
-"""Of a multiprocessor at once; see benchmarks/h200/tune_attention.py."""
+"""Of a multiprocessor at once; see tuning/h200/tune_attention.py."""
 FEWEST = 2
 """Tiles of a piece where a context has more: shorter ones take longer to merge than they save."""
 _LONGEST = 2**31 - 1

@@ -1,6 +1,6 @@
 """How the products of a mixture of experts are cut, by its shape and the number of tokens.
 
-Written by benchmarks/h200/tune_experts.py on an NVIDIA H200.
+Written by tuning/h200/tune_experts.py on an NVIDIA H200.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Cut = Rows | Tiles | None
 MANY_ROWS = 1024
 """From here on a gated product of a large weight is one kernel, 5 to 9 % faster than cuBLAS and a kernel for the gate;
 with fewer rows it is not, and launching it, with three descriptors for the copy engine, takes the host 70 µs. Measured
-by benchmarks/h200/tune_gated.py.
+by tuning/h200/tune_gated.py.
 """
 LARGE_WEIGHT = (28_672, 4_096)
 """Outputs and columns of the smallest weight of which that was measured."""

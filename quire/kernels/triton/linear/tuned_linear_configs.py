@@ -1,6 +1,6 @@
 """Which kernel multiplies few rows fastest, by the shape of the weight.
 
-Written on an NVIDIA H200 by benchmarks/h200/tune_linear.py, which times each product by itself; for 2 to 64 rows of
+Written on an NVIDIA H200 by tuning/h200/tune_linear.py, which times each product by itself; for 2 to 64 rows of
 Llama-3.1-8B's and Qwen3-0.6B's layers, by tune_layers.py beside it, which times all that a layer launches.
 """
 

@@ -1,6 +1,6 @@
 """How attention over the paged cache is best cut: keys of a tile, warps, tiles on their way, pieces of a context.
 
-    python benchmarks/h200/tune_attention.py [decode] [prefill] [prefill_dense] [--heads 32/8x128]
+    python tuning/h200/tune_attention.py [decode] [prefill] [prefill_dense] [--heads 32/8x128]
 
 Every candidate is compared with the reference on a small step, then timed in graphs. Single tokens are timed as a
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
@@ -22,8 +22,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from sweep import CACHES_BYTES, compile_all, graph_seconds
 from torch import Tensor
-from tuning import CACHES_BYTES, compile_all, graph_seconds
 
 from quire.bench.kernel_cases import KernelCase, attention
 from quire.kernels.reference import paged_attention as reference

@@ -1,8 +1,8 @@
 """How many threads and elements a program of norms and activations should have.
 
-    python benchmarks/h200/tune_small.py
+    python tuning/h200/tune_small.py
 
-Times every candidate in graphs, on tensors that outgrow the card's cache together where they are large, and prints
+Times every candidate in graphs, on tensors that outgrow the GPU's cache together where they are large, and prints
 microseconds by rows and width; the best of each column is marked. What is best over all goes to the constants at the
 top of quire/kernels/triton/norm.py and activation.py: one choice for all numbers of rows, so that none is compiled in
 the middle of serving.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from tuning import CACHES_BYTES, graph_seconds
+from sweep import CACHES_BYTES, graph_seconds
 
 from quire.kernels.triton import activation, norm
 

@@ -1,6 +1,6 @@
-"""How a draw is best cut up: each size of it varied on its own, in graphs, over logits that outgrow the card's cache.
+"""How a draw is best cut up: each size of it varied on its own, in graphs, over logits that outgrow the GPU's cache.
 
-    python benchmarks/h200/tune_sampling.py [--vocab 128256] [--json FILE]
+    python tuning/h200/tune_sampling.py [--vocab 128256] [--json FILE]
 
 Prints microseconds of a draw by case: as it is, and the dozen best variants. The sizes stand in `Sizes` in
 quire/kernels/triton/sampling/sample.py; those that decide where rounding decides must not depend on the number of
@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tuning import compile_all, copies, graph_seconds
+from sweep import compile_all, copies, graph_seconds
 
 from quire.kernels.reference.sample import SamplingColumns
 from quire.kernels.triton.sampling.logit_keys import Shape

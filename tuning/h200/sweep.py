@@ -1,4 +1,4 @@
-"""What the tuning scripts share: compiling candidates in many processes, and timing calls in a graph."""
+"""What the sweeps share: compiling candidates in parallel, timing calls in a CUDA graph, choosing few of many."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Product = TypeVar("Product", bound=Hashable)
 Kernels = TypeVar("Kernels", bound=Hashable)
 
 GRAPH_S = 3e-4
-"""A graph holds about this much work."""
+"""Seconds of work in a graph."""
 REPLAYS = 5
 CACHES_BYTES = 256 * 2**20
-"""Weights of one measurement together: several times the card's cache."""
+"""Weights of one measurement together: several times the GPU's cache."""
 
 
 def compile_all(run: Callable[[Job], None], jobs: Sequence[Job], processes: int) -> dict[Job, str]:
     """Call `run` on every job in processes of their own, which leaves the compiled kernels in Triton's cache.
 
-    To be called before this process has touched the card, because processes are forked.
+    To be called before this process uses the GPU, because the processes are forked.
 
     Returns:
         The jobs that failed, with what they said.
@@ -36,7 +36,7 @@ def compile_all(run: Callable[[Job], None], jobs: Sequence[Job], processes: int)
 
 
 class _Attempt:
-    """A job's failure as text; a failed launch may leave the process unable to use the card, so all is said at once."""
+    """A job's failure as text. A failed launch may leave the GPU unusable for the process, so only text is kept."""
 
     def __init__(self, run: Callable[[Job], None]) -> None:
         self._run = run
@@ -75,11 +75,11 @@ def graph_seconds(calls: Sequence[Callable[[], object]], guess: float) -> float:
 
 
 def few_enough(good: Mapping[Product, Iterable[Kernels]], free: Iterable[Kernels] = ()) -> set[Kernels]:
-    """A small set that has one of the good ones for every product: always add what serves most of the rest.
+    """A small set with a good choice for every product, built greedily: add what serves most of the products left.
 
     Args:
-        good: What is good enough for each product.
-        free: What costs nothing to have.
+        good: The good choices of each product.
+        free: Choices that cost nothing to have.
     """
     kept = set(free)
     left = {product: set(kernels) for product, kernels in good.items()}
@@ -89,5 +89,5 @@ def few_enough(good: Mapping[Product, Iterable[Kernels]], free: Iterable[Kernels
 
 
 def copies(one_bytes: int) -> int:
-    """How many tensors of this size outgrow the card's cache together."""
+    """How many tensors of this many bytes are larger than the GPU's cache together."""
     return max(1, -(-CACHES_BYTES // one_bytes))

@@ -1,6 +1,6 @@
 """How the products of a mixture of experts are best cut, by number of tokens.
 
-    python benchmarks/h200/tune_experts.py --out DIR [--tolerance 0.02] [--seconds 110]
+    python tuning/h200/tune_experts.py --out DIR [--tolerance 0.02] [--seconds 110]
 
 For each mixture and number of tokens: with one cut of the second product every cut of the first is timed, then the
 other way round, and the times of all pairs follow by adding. In graphs, over different, uniform choices of experts.
@@ -25,8 +25,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from sweep import compile_all, few_enough, graph_seconds
 from torch import Tensor
-from tuning import compile_all, few_enough, graph_seconds
 
 from quire.kernels.triton.experts.experts import Cuts, multiply
 from quire.kernels.triton.experts.routing import group, route
@@ -303,7 +303,7 @@ def as_module(chosen: dict[tuple[Mixture, int], Cuts]) -> str:
     kind = "dict[tuple[int, int, int, int], tuple[tuple[float, tuple[Rows, Rows] | tuple[Tiles, Tiles]], ...]]"
     return f'''"""How the products of a mixture of experts are cut, by its shape and the number of tokens.
 
-Written by benchmarks/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
+Written by tuning/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which kernel multiplies few rows fastest, for each shape of weight and number of rows.
 
-    python benchmarks/h200/tune_linear.py --out DIR [--tolerance 0.015] [--seconds 140]
+    python tuning/h200/tune_linear.py --out DIR [--tolerance 0.015] [--seconds 140]
 
-Times cuBLAS and every candidate in graphs, over weights that outgrow the card's cache together, and checks each result
+Times cuBLAS and every candidate in graphs, over weights that outgrow the GPU's cache together, and checks each result
 against a product in fp64. Prints the best of each shape and number of rows, and writes
 
     DIR/linear_table.json   all figures
@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from sweep import compile_all, copies, few_enough, graph_seconds
 from torch import Tensor
-from tuning import compile_all, copies, few_enough, graph_seconds
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.triton.linear.linear import Cut, multiply
@@ -336,7 +336,7 @@ def as_module(chosen: dict[tuple[Weight, int], Cut], overlap: bool) -> str:
     kind = "dict[tuple[int, int], tuple[Rows | Tiles | None, ...]]"
     return f'''"""Which kernel multiplies few rows fastest, by the shape of the weight.
 
-Written by benchmarks/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
+Written by tuning/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From how many rows, and for which weights, a gated product is fastest as one kernel.
 
-    python benchmarks/h200/tune_gated.py --out DIR
+    python tuning/h200/tune_gated.py --out DIR
 
-Times cuBLAS with a kernel for the gate, and the kernel for many rows, in graphs over weights that outgrow the card's
+Times cuBLAS with a kernel for the gate, and the kernel for many rows, in graphs over weights that outgrow the GPU's
 cache together: a few calls at a time, as when a single prompt arrives, and so many that the card lowers its clock.
 Checks the results against a product in fp64. Prints a line for each weight and number of rows, and writes
 
@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from sweep import GRAPH_S, copies, graph_seconds
 from torch import Tensor
 from tune_linear import Weight, arguments, cublas, error, gated
-from tuning import GRAPH_S, copies, graph_seconds
 
 from quire.kernels.triton.linear.gated import gated_product
 from quire.kernels.triton.linear.linear import gates_many

@@ -1,6 +1,6 @@
 """Which cut of each product is fastest amid a layer, where kernels begin while others end.
 
-    python benchmarks/h200/tune_layers.py [--model llama-3.1-8b qwen3-0.6b qwen3-30b-a3b] [--rows 8 16 32 64 128]
+    python tuning/h200/tune_layers.py [--model llama-3.1-8b qwen3-0.6b qwen3-30b-a3b] [--rows 8 16 32 64 128]
 
 `tune_linear.py` times a product that follows itself. A layer has a norm, a rotation or attention before each product
 and behind it: these fill what a product leaves of the card at its end, and a product of few programs leaves more; with
@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from sweep import compile_all, graph_seconds
 from torch import Tensor
 from tune_linear import Weight, candidates, compile_one, compiled, least, source
-from tuning import compile_all, graph_seconds
 
 from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
 from quire.kernels.triton.attention import decode, qk_norm_rope
