@@ -28,12 +28,26 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 # --- API process → engine -------------------------------------------------------------------------------------------
 
 
-class Add(_Message, frozen=True):
-    """A new sequence, or one that is replayed after an engine's death.
+class Fork(msgspec.Struct, frozen=True, array_like=True):
+    """Another sequence of an Add's prompt, with parameters of its own for what differs.
 
     Attributes:
-        id: Unique; `id >> CLIENT_SHIFT` is the API process its Deltas go to.
-        tokens: The prompt, followed on a replay by the tokens already generated.
+        id: See Add.
+        seed: See Add.
+        generated: On a replay: its tokens after the prompt.
+    """
+
+    id: int
+    seed: int
+    generated: list[int] = []
+
+
+class Add(_Message, frozen=True):
+    """The sequences of one prompt, new or replayed after an engine's death. Each of them gets exactly one End.
+
+    Attributes:
+        id: Of the first sequence. Unique; `id >> CLIENT_SHIFT` is the API process its Deltas go to.
+        tokens: The prompt, followed on a replay by the tokens that the first sequence has generated.
         prompt_len: How many of `tokens` are the prompt; the rest counts against `max_tokens`.
         sampling: As the user asked; `max_tokens` is resolved to a number.
         stop_ids: Tokens that end the sequence: the model's end-of-sequence tokens and `sampling.stop_token_ids`.
@@ -41,8 +55,9 @@ class Add(_Message, frozen=True):
         arrival: Seconds on the machine-wide monotonic clock.
         priority: Lower goes first, under `--scheduling-policy priority`.
         cache_salt: Cached prefixes are shared only between requests of the same salt.
-        fork_of: The sequence that has the same prompt and was added before: its blocks are shared.
+        forks: The other sequences, which share the first one's prompt blocks.
         bad_words: `sampling.bad_words` as tokens: after all but the last token of one, its last token is not sampled.
+        fork_of: In what `sequences` returns: the first sequence of the prompt, for all others. Never sent.
     """
 
     id: int
@@ -54,8 +69,27 @@ class Add(_Message, frozen=True):
     arrival: float
     priority: int = 0
     cache_salt: str = ""
-    fork_of: int | None = None
+    forks: list[Fork] = []
     bad_words: list[list[int]] = []
+    fork_of: int | None = None
+
+    def sequences(self) -> list[Add]:
+        """One Add for each sequence, the first is this one. Forks share its lists, so nobody may change those."""
+        if not self.forks:
+            return [self]
+        prompt = self.tokens if len(self.tokens) == self.prompt_len else self.tokens[: self.prompt_len]
+        forks = [
+            msgspec.structs.replace(
+                self,
+                id=fork.id,
+                tokens=prompt + fork.generated if fork.generated else prompt,
+                seed=fork.seed,
+                forks=[],
+                fork_of=self.id,
+            )
+            for fork in self.forks
+        ]
+        return [self, *forks]
 
 
 class Abort(_Message, frozen=True):

@@ -173,9 +173,10 @@ class EngineSession:
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
         stream = OutputCollector(adds, [self.stats.began(add) for add in adds])
         self._idle.clear()
+        self._streams.update(dict.fromkeys((add.id for add in adds), stream))
         for add in adds:
-            self._streams[add.id] = stream
-            self._client.send(add)
+            if add.fork_of is None:  # forks travel with the first
+                self._client.send(add)
         return stream
 
     def count_delivered(self, stream: OutputCollector, index: int, tokens: int) -> None:

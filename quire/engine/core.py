@@ -115,23 +115,34 @@ class EngineCore:
                     self._port.send(client, self.ready)
 
     def _add(self, message: Add) -> None:
-        """Queue a request if it cannot harm the device; the client has checked the rest."""
-        error, ids = "", None
+        """Queue a prompt's sequences if they cannot harm the device; the client has checked the rest."""
+        error = self._refusal(message)
+        tokens: Sequence[int] = ()
+        ids: bytes | None = b""
+        for sequence in message.sequences():
+            if not error and sequence.tokens is not tokens:  # most share the prompt
+                tokens, ids = sequence.tokens, _to_int64(sequence.tokens, self.ready.vocab_size)
+            if error or ids is None:
+                why = error or f"Token ids must be in [0, {self.ready.vocab_size})."
+                self._outbox.end(End(sequence.id, "error", why))
+            elif len(tokens) - sequence.prompt_len >= (sequence.sampling.max_tokens or 0):
+                self._outbox.end(End(sequence.id, "length"))  # a replay that has all its tokens
+            else:
+                self._scheduler.add(sequence, ids)
+
+    def _refusal(self, message: Add) -> str:
+        """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
         if self._drains:
-            error = "The server is shutting down. Send the request again."
-        elif not 0 < message.prompt_len <= len(message.tokens):
-            error = "The prompt is empty."
-        elif message.prompt_len + (message.sampling.max_tokens or 0) > self._longest:
-            error = f"Prompt and output exceed the {self._longest} tokens that a sequence can hold here."
-        elif (ids := _to_int64(message.tokens, self.ready.vocab_size)) is None:
-            error = f"Token ids must be in [0, {self.ready.vocab_size})."
-        elif any(not 0 <= token < self.ready.vocab_size for token in _sampling_tokens(message)):
-            error = f"Token ids of sampling must be in [0, {self.ready.vocab_size})."
-        if error or not message.sampling.max_tokens:
-            self._outbox.end(End(message.id, "error", error or "max_tokens is missing."))
-        else:
-            assert ids is not None
-            self._scheduler.add(message, ids)
+            return "The server is shutting down. Send the request again."
+        if not 0 < message.prompt_len <= len(message.tokens):
+            return "The prompt is empty."
+        if not message.sampling.max_tokens:
+            return "max_tokens is missing."
+        if message.prompt_len + message.sampling.max_tokens > self.ready.capacity:
+            return f"Prompt and output exceed the {self.ready.capacity} tokens that a sequence can hold here."
+        if any(not 0 <= token < self.ready.vocab_size for token in _sampling_tokens(message)):
+            return f"Token ids of sampling must be in [0, {self.ready.vocab_size})."
+        return ""
 
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
@@ -234,10 +245,6 @@ class EngineCore:
             unwritten_tokens=scheduler.unwritten_tokens,
             block_size=scheduler.pool.block_size,
         )
-
-    @property
-    def _longest(self) -> int:
-        return self.ready.capacity
 
 
 def _to_int64(tokens: Sequence[int], vocab_size: int) -> bytes | None:

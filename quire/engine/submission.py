@@ -13,7 +13,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config.scheduler import Policy
 from quire.errors import ContextLengthError, RequestError
-from quire.messages import CLIENT_SHIFT, Add, Ready
+from quire.messages import CLIENT_SHIFT, Add, Fork, Ready
 from quire.sampling import WHOLE_VOCABULARY, SamplingParams
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -80,7 +80,8 @@ class Submission:
         cache_salt: str = "",
         bad_words: Sequence[Sequence[int]] = (),
     ) -> list[Add]:
-        """One Add for each of the `params.n` sequences of a prompt; all but the first fork from it.
+        """One Add for each of the `params.n` sequences of a prompt. Only the first is sent: it carries the others as
+        its forks.
 
         Args:
             tokens: The prompt, of which `params.truncate_prompt_tokens` may keep the end only.
@@ -109,23 +110,20 @@ class Submission:
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
         seed = self._new_seed() if params.seed is None else params.seed
         arrival = self._clock.now()
-        ids = [next(self._ids) for _ in range(params.n)]
-        return [
-            Add(
-                id=number,
-                tokens=list(tokens),
-                prompt_len=len(tokens),
-                sampling=params,
-                stop_ids=stop_ids,
-                seed=choice_seed(seed, index),
-                arrival=arrival,
-                priority=priority,
-                cache_salt=cache_salt,
-                fork_of=ids[0] if index else None,
-                bad_words=[list(word) for word in bad_words],
-            )
-            for index, number in enumerate(ids)
-        ]
+        first, *others = (next(self._ids) for _ in range(params.n))
+        return Add(
+            id=first,
+            tokens=list(tokens),
+            prompt_len=len(tokens),
+            sampling=params,
+            stop_ids=stop_ids,
+            seed=choice_seed(seed, 0),
+            arrival=arrival,
+            priority=priority,
+            cache_salt=cache_salt,
+            forks=[Fork(number, choice_seed(seed, index)) for index, number in enumerate(others, 1)],
+            bad_words=[list(word) for word in bad_words],
+        ).sequences()
 
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:
         if not tokens:

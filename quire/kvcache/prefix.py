@@ -28,16 +28,18 @@ class PrefixHashes:
         self._head = head
         self._hashes: list[bytes] = []
         self._root = sha256(b"quire prefix\0" + salt.encode()).digest()
+        self._trunk: PrefixHashes | None = None
+        self._shared = 0  # blocks that are taken from the trunk
 
     def salted(self, salt: str) -> PrefixHashes:
         """The chain of the same sequence under another salt, from the beginning."""
         return PrefixHashes(self._block_size, salt, self._head)
 
     def branch(self, length: int) -> PrefixHashes:
-        """The chain of another sequence that begins with the same `length` tokens."""
-        other = PrefixHashes(self._block_size)
+        """The chain of another sequence that begins with the same `length` tokens; these are hashed once for both."""
+        other = PrefixHashes(self._block_size, head=self._head[: length * _ID_BYTES])
         other._root = self._root
-        other._hashes = self._hashes[: length // self._block_size]
+        other._trunk, other._shared = self, length // self._block_size
         return other
 
     def upto(self, tokens: Sequence[int], length: int) -> list[bytes]:
@@ -63,6 +65,11 @@ class PrefixHashes:
     def _hash(self, tokens: Sequence[int], count: int) -> None:
         """The chain's links that are missing among its first `count`."""
         hashes, step = self._hashes, self._block_size * _ID_BYTES
+        if self._trunk is not None:
+            shared = min(count, self._shared)
+            hashes += self._trunk.upto(tokens, shared * self._block_size)[len(hashes) : shared]
+            if len(hashes) >= self._shared:
+                self._trunk = None
         contents, first = self._head, len(hashes) * step
         if count * step > len(contents):
             contents, first = array("q", tokens[len(hashes) * self._block_size : count * self._block_size]).tobytes(), 0

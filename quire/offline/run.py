@@ -52,7 +52,7 @@ class OfflineRun:
         can, without waiting for the device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
-            self._engine.send(sequence.add)
+        self._engine.send(request[0].add)  # with its forks
         self._unseen += request[0].add.prompt_len
         if self._head_start is not None and self._unseen >= self._head_start:
             self._unseen = 0

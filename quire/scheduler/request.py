@@ -51,7 +51,7 @@ class Request:
         """
         self.add = add
         self.id = add.id
-        self.tokens = list(add.tokens)
+        self.tokens = add.tokens  # with its siblings, until it is admitted
         self.stop_ids = frozenset(add.stop_ids)
         self.table = table
         self.hashes = hashes
@@ -151,7 +151,9 @@ class Request:
         return length - self.planned if length < self._lengths.limit[self.row] else 0
 
     def start_at(self, length: int) -> None:
-        """The first `length` tokens stand in its blocks already."""
+        """It is admitted, and the first `length` tokens are in its blocks already."""
+        if self.tokens is self.add.tokens:
+            self.tokens = list(self.tokens)
         self._lengths.computed[self.row] = self._lengths.planned[self.row] = length
         if self.cached is None:
             self.cached = min(length, self.add.prompt_len)

@@ -166,10 +166,14 @@ class Scheduler:
 
     def add(self, message: Add, ids: bytes = b"") -> None:
         """A new request joins the queue; `ids` are its tokens as int64, if somebody has them so."""
+        parent = None if message.fork_of is None else self._roster.get(message.fork_of)
         table = BlockTable(self.pool, self._groups)
-        hashes = PrefixHashes(self.pool.block_size, message.cache_salt, ids if self._publisher.enabled else b"")
+        if parent is None:
+            hashes = PrefixHashes(self.pool.block_size, message.cache_salt, ids if self._publisher.enabled else b"")
+        else:
+            hashes = parent.hashes.branch(message.prompt_len)
         request = Request(message, table, hashes, rank_of(message, self._policy), self._lengths)
-        request.parent = None if message.fork_of is None else self._roster.get(message.fork_of)
+        request.parent = parent
         if self._host_bound is not None:
             request.host_bound = self._host_bound(message.sampling)
         request.masked = self._masked is not None and self._masked(message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quire.messages import Add, End
 from quire.text.deltas import ChoiceDelta, SequenceDelta
-from quire.text.text_stream import TextStream
+from quire.text.text_stream import PROMPT_TAIL, TextStream
 from quire.text.tokenizer import Tokenizer
 
 
@@ -26,7 +26,8 @@ class ChoiceState:
         self.cached_tokens = 0
         self.finished = False
         self._stop_token_ids = frozenset(add.sampling.stop_token_ids or ())
-        self._text = TextStream(tokenizer, add.sampling, add.tokens[: add.prompt_len], add.stop_ids)
+        prompt_tail = add.tokens[max(0, add.prompt_len - PROMPT_TAIL) : add.prompt_len]
+        self._text = TextStream(tokenizer, add.sampling, prompt_tail, add.stop_ids)
 
     @property
     def tokens_only(self) -> bool:

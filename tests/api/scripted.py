@@ -32,7 +32,7 @@ class ScriptedClient:
         """See EngineClient."""
         match message:
             case Add():
-                self.adds.append(message)
+                self.adds += message.sequences()
             case Abort(ids):
                 self.aborted += ids
             case ClientHeartbeat(client):

@@ -13,7 +13,7 @@ from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.groups import FULL, GroupReach
-from quire.messages import Add, Deltas, End, Ready, TokenLogprobs
+from quire.messages import Add, Deltas, End, Fork, Ready, TokenLogprobs
 from quire.sampling import SamplingParams
 from quire.scheduler.request import Request
 
@@ -39,12 +39,16 @@ def add(
     arrival: float = 0.0,
     priority: int = 0,
     cache_salt: str = "",
+    forks: Sequence[int] = (),
     fork_of: int | None = None,
     **sampling: object,
 ) -> Add:
     params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
     prompt_len = prompt_len or len(prompt)
-    return Add(number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt, fork_of)
+    return Add(
+        number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt,
+        [Fork(fork, fork) for fork in forks], fork_of=fork_of,
+    )  # fmt: skip
 
 
 def drafts_of(sampling: SamplingParams) -> int:
@@ -129,13 +133,14 @@ class Engine:
                 self.outcome.ends[end.id] = end
 
     def run(self, adds: Sequence[Add], steps: int = 5_000) -> Outcome:
+        sequences = {sequence.id for message in adds for sequence in message.sequences()}
         for message in adds:
             self.client.send(message)
         for _ in range(steps):
-            if all(a.id in self.outcome.ends for a in adds):
+            if sequences <= set(self.outcome.ends):
                 break
             self.step()
-        assert {a.id for a in adds} <= set(self.outcome.ends), "not every request ended"
+        assert sequences <= set(self.outcome.ends), "not every request ended"
         self.settle()
         return self.outcome
 

@@ -50,9 +50,8 @@ def test_each_kv_group_has_its_own_blocks() -> None:
 def test_forks_are_deferred_until_their_prompt_is_there() -> None:
     engine = Engine(max_num_seqs=8, max_num_batched_tokens=16)
     prompt = list(range(40))
-    engine.client.send(add(0, [1], 30))  # draws in every step, so every step is told of
-    for number, parent in ((1, None), (2, 1), (3, 1)):
-        engine.client.send(add(number, prompt, 4, fork_of=parent))
+    engine.client.send(add(0, [1], 30))  # samples in every step, so every step is reported
+    engine.client.send(add(1, prompt, 4, forks=[2, 3]))
     seen = [(load.waiting, load.deferred) for load in loads(engine, 8)]
     assert (2, 2) in seen
     assert seen[-1] == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from quire.clock import SystemClock
@@ -30,6 +31,17 @@ def test_seeds_are_drawn_or_spread_from_the_requests_own() -> None:
     assert given == [choice_seed(-1, 0), choice_seed(-1, 1), choice_seed(-1, 2)]
     assert given[0] == 2**64 - 1
     assert len({choice_seed(5, i) for i in range(10_000)}) == 10_000
+
+
+def test_only_the_first_choice_carries_the_prompt() -> None:
+    params = SamplingParams(n=3, seed=5, max_tokens=4)
+    first, *others = submission().adds([1, 2, 3], params)
+    assert [(fork.id, fork.seed, fork.generated) for fork in first.forks] == [(a.id, a.seed, []) for a in others]
+    assert all(other.tokens is first.tokens and other.fork_of == first.id and not other.forks for other in others)
+    one, many = (
+        len(msgspec.msgpack.encode(submission().adds([1] * 90, SamplingParams(n=n, max_tokens=4))[0])) for n in (1, 8)
+    )
+    assert many - one < 7 * 32
 
 
 def test_max_tokens_is_what_is_left() -> None:
