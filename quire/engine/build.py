@@ -12,18 +12,18 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.costmodel.hardware import cpu, gpu
 from quire.costmodel.roofline import Roofline
-from quire.kvcache.groups import FULL, GroupReach, capacity, tokens_held
-from quire.kvcache.host import HostPool
-from quire.kvcache.keys import KeysByLength
-from quire.kvcache.pool import BlockPool
+from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.groups import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
+from quire.kvcache.host_pool import HostPool
+from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.logits_processors import load_processors, takes
 from quire.messages import Add, DeviceLimits, Ready
 from quire.models.spec import ModelSpec
-from quire.planning.kv_demand import group_reaches
+from quire.planning.kv_demand import group_windows
 from quire.planning.machine import this_machine
 from quire.sampling import SamplingParams
 from quire.scheduler.budget import Budget
-from quire.scheduler.preempt import Preemption
+from quire.scheduler.preemption import Preemption
 from quire.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ class ModelRuntimeInfo:
     Attributes:
         groups: How far back each KV group looks.
         cost: What steps and preemptions cost; None: only tokens count.
-        keys: How keys depend on their sequence's length, if they do.
+        rope_length_mode: How the rotation of keys depends on the sequence's length, if it does.
         drafts: Most draft tokens of a request per step; None: no speculation.
     """
 
-    groups: Sequence[GroupReach] = FULL
+    groups: Sequence[GroupWindow] = FULL_ATTENTION
     cost: Roofline | None = None
-    keys: KeysByLength | None = None
+    rope_length_mode: RopeLengthMode | None = None
     drafts: Callable[[SamplingParams], int] | None = None
 
 
@@ -52,7 +52,9 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
     hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
     hardware = hardware.at(config.model.dtype)
     return ModelRuntimeInfo(
-        group_reaches(spec), Roofline(spec, config.model.dtype, hardware, config.cache.block_size), spec.keys
+        group_windows(spec),
+        Roofline(spec, config.model.dtype, hardware, config.cache.block_size),
+        spec.rope_length_mode,
     )
 
 
@@ -74,7 +76,7 @@ def build_ready(config: Config, device_limits: DeviceLimits, info: ModelRuntimeI
         num_blocks=device_limits.num_blocks,
         block_size=block_size,
         capacity=held,
-        kv_tokens=tokens_held(info.groups, device_limits.num_blocks, block_size, tokens, longest),
+        kv_tokens=max_cached_tokens(info.groups, device_limits.num_blocks, block_size, tokens, longest),
         startup=device_limits.startup,
     )
 
@@ -105,8 +107,8 @@ def build_scheduler(
         groups=info.groups,
         policy=limits.scheduling_policy,
         prefix_caching=cache.enable_prefix_caching,
-        keys=info.keys,
+        rope_length_mode=info.rope_length_mode,
         host_bound=partial(takes, processors) if processors else None,
-        drafts=info.drafts,
+        max_drafts=info.drafts,
         masked=masked,
     )

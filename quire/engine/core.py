@@ -88,7 +88,7 @@ class EngineCore:
         while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
             self._steps.planned(plan.counts)
-        self._scheduler.publish()
+        self._scheduler.cache_blocks()
         self._send_masks()
         if self._scheduler.in_flight:
             self._settle_oldest(BEAT_S if wait is None else min(wait, BEAT_S))
@@ -157,7 +157,7 @@ class EngineCore:
             case "counts":
                 self._port.send(client, Done(message.id, self.counts()))
             case "reset_prefix_cache":
-                self._scheduler.pool.forget_all()
+                self._scheduler.pool.reset_prefix_cache()
                 self._port.send(client, Done(message.id))
             case unknown:
                 self._port.send(client, Done(message.id, error=f"unknown action '{unknown}'"))
@@ -182,7 +182,7 @@ class EngineCore:
             return
         settled = self._scheduler.settle(result)
         self._outbox.prompt_logprobs(settled.prompt_logprobs)
-        self._outbox.cached(settled.cached)
+        self._outbox.cached(settled.cached_tokens)
         self._outbox.tokens(settled.ids, settled.counts, settled.tokens, settled.logprobs)
         self._finish(settled.ended)
         self._steps.finished(result, self._clock.now())
@@ -214,29 +214,29 @@ class EngineCore:
         scheduler = self._scheduler
         return {
             "requests": len(list(scheduler.requests())),
-            "running": scheduler.running,
-            "waiting": scheduler.waiting,
+            "running": scheduler.num_running,
+            "waiting": scheduler.num_waiting,
             "in_flight": scheduler.in_flight,
-            "free_slots": scheduler.free_slots,
+            "free_slots": scheduler.num_free_slots,
             "slots": scheduler.num_slots,
             "free_blocks": scheduler.pool.num_free,
             "blocks": scheduler.pool.num_blocks,
             "free_host_blocks": scheduler.host.num_free,
             "host_blocks": scheduler.host.num_blocks,
-            "preemptions": scheduler.tally.preemptions,
+            "preemptions": scheduler.stats.preemptions,
         }
 
     def _load(self) -> Load:
         scheduler = self._scheduler
         return Load(
-            running=scheduler.running,
-            waiting=scheduler.waiting,
-            waiting_tokens=scheduler.waiting_tokens(),
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            waiting_tokens=scheduler.waiting_tokens,
             free_blocks=scheduler.pool.num_free,
             num_blocks=scheduler.pool.num_blocks,
-            preemptions=scheduler.tally.preemptions,
-            prefix_queries=scheduler.tally.prefix_queries,
-            prefix_hits=scheduler.tally.prefix_hits,
+            preemptions=scheduler.stats.preemptions,
+            prefix_queries=scheduler.stats.prefix_queries,
+            prefix_hits=scheduler.stats.prefix_hits,
             free_host_blocks=scheduler.host.num_free,
             num_host_blocks=scheduler.host.num_blocks,
             step=self._steps.last_step,

@@ -19,7 +19,7 @@ from itertools import chain
 import msgspec
 
 from quire.executor.executor import FaultHook, no_faults
-from quire.kvcache.groups import FULL, GroupReach
+from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
 from quire.messages import Admitted, DeviceLimits, Masks, Plan, Result, TokenLogprobs
 
 
@@ -62,7 +62,7 @@ class FakeExecutor:
         num_blocks: int = 64,
         block_size: int = 16,
         vocab_size: int = 512,
-        groups: Sequence[GroupReach] = FULL,
+        groups: Sequence[GroupWindow] = FULL_ATTENTION,
         num_host_blocks: int = 0,
         sample: Callable[[Sequence[int], int, int], int] = hash_token,
         accept: Callable[[int], int] | None = None,
@@ -172,7 +172,7 @@ class FakeExecutor:
         """The tokens that the layers see: those of the group that looks back farthest; the others must agree."""
         views = []
         for group, reach in enumerate(self._groups):
-            start = reach.first_needed(slot.length - 1)
+            start = reach.first_visible(slot.length - 1)
             places = (divmod(position, self._block_size) for position in range(start, slot.length))
             views.append([self._blocks[slot.tables[group, index]][offset] for index, offset in places])
         longest = max(views, key=len)

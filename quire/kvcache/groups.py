@@ -1,6 +1,6 @@
 """KV groups as the host sees them: how far back a group's layers look, and how many blocks that takes.
 
-Every block of the pool can serve every group, since groups have the same number of layers.
+Groups have the same number of layers, so every block of the pool can serve every group.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class GroupReach:
-    """How far back the layers of a KV group look.
+class GroupWindow:
+    """The attention window of a KV group's layers.
 
     Attributes:
         window: A token sees itself and the `window - 1` tokens before it; None sees all.
@@ -19,40 +19,42 @@ class GroupReach:
 
     window: int | None = None
 
-    def first_needed(self, position: int) -> int:
+    def first_visible(self, position: int) -> int:
         """The first position that tokens from `position` on still see."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
-    def most_blocks(self, length: int, chunk: int, block_size: int) -> int:
-        """Blocks held at once by a sequence of `length` tokens that moves by at most `chunk`."""
+    def max_blocks(self, length: int, chunk: int, block_size: int) -> int:
+        """Most blocks held at once by a sequence of `length` tokens that computes at most `chunk` tokens a step."""
         blocks = -(-length // block_size)
         if self.window is None:
             return blocks
         return min(blocks, -(-(self.window + chunk) // block_size) + 1)
 
 
-FULL = (GroupReach(),)
+FULL_ATTENTION = (GroupWindow(),)
+"""The groups of a model whose layers all see everything."""
 
 
-def blocks_of(groups: Sequence[GroupReach], length: int, chunk: int, block_size: int) -> int:
-    """Blocks of all groups that a sequence of `length` tokens holds at once, if it moves by at most `chunk`."""
-    return sum(group.most_blocks(length, chunk, block_size) for group in groups)
+def blocks_per_sequence(groups: Sequence[GroupWindow], length: int, chunk: int, block_size: int) -> int:
+    """Most blocks of all groups held at once by a sequence of `length` tokens that computes at most `chunk` a step."""
+    return sum(group.max_blocks(length, chunk, block_size) for group in groups)
 
 
-def capacity(groups: Sequence[GroupReach], num_blocks: int, block_size: int, chunk: int, longest: int) -> int:
-    """The longest sequence, up to `longest`, that fits into the pool with all of it to itself."""
+def capacity(groups: Sequence[GroupWindow], num_blocks: int, block_size: int, chunk: int, longest: int) -> int:
+    """The longest sequence, up to `longest`, that fits into an otherwise empty pool."""
     low, high = 0, longest
     while low < high:
         length = (low + high + 1) // 2
-        if blocks_of(groups, length, chunk, block_size) <= num_blocks:
+        if blocks_per_sequence(groups, length, chunk, block_size) <= num_blocks:
             low = length
         else:
             high = length - 1
     return low
 
 
-def tokens_held(groups: Sequence[GroupReach], num_blocks: int, block_size: int, chunk: int, length: int) -> int:
-    """Tokens that the pool holds in sequences of `length`, which move by at most `chunk`; a token stands in a block of
-    each group, but a group that does not look back so far has given back what it left behind.
+def max_cached_tokens(groups: Sequence[GroupWindow], num_blocks: int, block_size: int, chunk: int, length: int) -> int:
+    """Tokens that the pool holds in sequences of `length` tokens that compute at most `chunk` a step. Groups with a
+    window free the blocks they no longer see, so there it holds more than `num_blocks * block_size / len(groups)`.
     """
-    return num_blocks * -(-length // block_size) * block_size // blocks_of(groups, length, chunk, block_size)
+    blocks = blocks_per_sequence(groups, length, chunk, block_size)
+    return num_blocks * -(-length // block_size) * block_size // blocks

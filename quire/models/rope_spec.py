@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from quire.kvcache.keys import KeysByLength
+from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import Family
 
@@ -81,13 +81,13 @@ class RopeSpec:
         return int(head_dim * self.share)
 
     @property
-    def keys(self) -> KeysByLength | None:
-        """How keys depend on their sequence's length, if they do."""
+    def length_mode(self) -> RopeLengthMode | None:
+        """How the rotation depends on the sequence's length, if it does."""
         match self.scaling:
             case LongScaling():
-                return KeysByLength(self.scaling.original_max_len, "turn")
+                return RopeLengthMode(self.scaling.original_max_len, "longrope")
             case DynamicScaling():
-                return KeysByLength(self.scaling.original_max_len, "grow")
+                return RopeLengthMode(self.scaling.original_max_len, "dynamic")
             case _:
                 return None
 
@@ -122,7 +122,7 @@ def read_local_rope(fields: ConfigFile, family: Family, head_dim: int) -> RopeSp
     key = "rope_parameters"
     values = _object(fields, key, _object(fields, key, fields.get(key, {})).get("sliding_attention") or {})
     local = _read(fields, family, key, values, fields.get("rope_local_base_freq", 10000.0), head_dim)
-    if local.keys is not None:
+    if local.length_mode is not None:
         raise fields.wrong(key, "has sliding_attention scaled by length, which is not supported")
     return local
 

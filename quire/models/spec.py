@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.kvcache.keys import KeysByLength
+from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, Family
 from quire.models.registry import ARCHITECTURES
@@ -88,9 +88,9 @@ class ModelSpec:
     experts: ExpertsSpec | None
 
     @property
-    def keys(self) -> KeysByLength | None:
-        """How keys depend on their sequence's length, if they do."""
-        return self.rope.keys if self.rope else None
+    def rope_length_mode(self) -> RopeLengthMode | None:
+        """How the rotation of keys depends on the sequence's length, if it does."""
+        return self.rope.length_mode if self.rope else None
 
     @property
     def num_parameters(self) -> int:

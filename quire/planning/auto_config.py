@@ -11,11 +11,11 @@ from typing import Literal
 
 from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.errors import ConfigError
-from quire.kvcache.groups import tokens_held
+from quire.kvcache.groups import max_cached_tokens
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import check_length, length_reason
-from quire.planning.kv_demand import group_reaches
+from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
 from quire.planning.memory_plan import MemoryPlan, plan_memory
 from quire.weights import hub
@@ -165,7 +165,7 @@ def _cache_line(config: Config, plan: MemoryPlan, spec: ModelSpec) -> str:
     """How much the KV cache holds: of sequences at full length, where layers look back unequally far."""
     size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
     assert chunk, "the batch is resolved first"
-    tokens = tokens_held(group_reaches(spec), plan.num_blocks, size, chunk, plan.max_model_len)
+    tokens = max_cached_tokens(group_windows(spec), plan.num_blocks, size, chunk, plan.max_model_len)
     about = "about " if plan.is_estimate else ""
     return f"kv cache    {about}{plan.num_blocks:,} blocks of {size} = {tokens:,} tokens: {plan.reason}"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.config import CacheConfig, Config
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.kvcache.groups import GroupReach, blocks_of
+from quire.kvcache.groups import GroupWindow, blocks_per_sequence
 from quire.models.spec import ModelSpec
 
 
@@ -22,7 +22,7 @@ class KVDemand:
         block_bytes: Bytes of a block.
     """
 
-    groups: tuple[GroupReach, ...]
+    groups: tuple[GroupWindow, ...]
     rows: int
     chunk: int
     block_size: int
@@ -34,20 +34,20 @@ class KVDemand:
         rows, chunk = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         assert rows and chunk, "the batch is resolved first"
         block_size = config.cache.block_size
-        return cls(group_reaches(spec), rows, chunk, block_size, spec.kv_block_bytes(config.model.dtype, block_size))
+        return cls(group_windows(spec), rows, chunk, block_size, spec.kv_block_bytes(config.model.dtype, block_size))
 
     def of_one(self, length: int) -> int:
         """Blocks of a sequence of `length` tokens."""
-        return blocks_of(self.groups, length, self.chunk, self.block_size)
+        return blocks_per_sequence(self.groups, length, self.chunk, self.block_size)
 
     def of_all(self, length: int) -> int:
         """Blocks of as many sequences of `length` tokens as may run at once."""
         return self.rows * self.of_one(length)
 
 
-def group_reaches(spec: ModelSpec) -> tuple[GroupReach, ...]:
+def group_windows(spec: ModelSpec) -> tuple[GroupWindow, ...]:
     """How far back each of a model's KV groups looks."""
-    return tuple(GroupReach(group.window) for group in spec.kv_groups())
+    return tuple(GroupWindow(group.window) for group in spec.kv_groups())
 
 
 def requested_blocks(cache: CacheConfig, block_bytes: int) -> int | None:

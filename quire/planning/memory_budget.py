@@ -30,7 +30,7 @@ SWAP_SHARE = 0.5
 class MemoryBudget(Protocol):
     """The memory that an engine may take on one device; `length` is that of the longest sequence."""
 
-    def most_blocks(self, length: int) -> int:
+    def max_blocks(self, length: int) -> int:
         """KV blocks that fit, the dummy not counted."""
 
     def default_blocks(self, length: int) -> int:
@@ -61,13 +61,13 @@ class CpuBudget:
         self._share = memory_share(config.cache)
         self._bytes = self._share * available
 
-    def most_blocks(self, length: int) -> int:
+    def max_blocks(self, length: int) -> int:
         return self._blocks_in(self._bytes, length)
 
     def default_blocks(self, length: int) -> int:
         """All that fit in a utilization that was given, or else in half of what is left beside the rest."""
         if self._config.cache.gpu_memory_utilization is not None:
-            return self.most_blocks(length)
+            return self.max_blocks(length)
         rest = self.footprint(length, 0).total
         return self._blocks_in(rest + DEFAULT_CACHE_SHARE * (self._bytes - rest), length)
 
@@ -128,17 +128,17 @@ class GpuBudget:
         self._others = gpu.memory_bytes - gpu.free_bytes
         self._left = int(self._share * gpu.memory_bytes) - self._others - self._weights - self._activations
 
-    def most_blocks(self, length: int) -> int:
+    def max_blocks(self, length: int) -> int:
         """The same for every length."""
         return usable_blocks(self._left, self._demand.block_bytes)
 
     def default_blocks(self, length: int) -> int:
         """All that fit."""
-        return self.most_blocks(length)
+        return self.max_blocks(length)
 
     def kv_blocks(self, length: int) -> tuple[int, str]:
         """All that fit."""
-        return self.most_blocks(length), f"what {self._share:.0%} of the GPU leaves, measured at the start"
+        return self.max_blocks(length), f"what {self._share:.0%} of the GPU leaves, measured at the start"
 
     def footprint(self, length: int, blocks: int) -> Footprint:
         return Footprint(self._weights, self._activations, (blocks + 1) * self._demand.block_bytes)

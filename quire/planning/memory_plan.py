@@ -99,7 +99,7 @@ def _max_model_len(
     """
 
     def fits(length: int) -> bool:
-        return demand.of_one(length) <= (requested or budget.most_blocks(length))
+        return demand.of_one(length) <= (requested or budget.max_blocks(length))
 
     def fits_by_default(length: int) -> bool:
         return demand.of_one(length) <= (requested or budget.default_blocks(length))

@@ -1,33 +1,30 @@
-"""Which waiting requests get a slot in a step, and what of their tokens is there already.
+"""Which waiting requests get a slot in a step, and which of their tokens are computed already.
 
-Chooses; seating them and moving them forward is the scheduler's.
+Decides; the scheduler assigns slots and moves requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from quire.config.scheduler import Policy
-from quire.kvcache.pool import BlockPool
+from quire.kvcache.block_pool import BlockPool
 from quire.scheduler.budget import Budget
-from quire.scheduler.key_lengths import KeyLengths
 from quire.scheduler.lengths import Lengths
-from quire.scheduler.preempt import Preemption
-from quire.scheduler.publishing import Publisher
+from quire.scheduler.preemption import Preemption
+from quire.scheduler.prefix_caching import PrefixCacher
 from quire.scheduler.request import Request
-from quire.scheduler.roster import Roster
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.rope_lengths import RopeLengths
 from quire.scheduler.step import Step
 
 
 class Admission:
-    """Looks at the queue in the order of rank.
+    """Decides about one request at a time.
 
     Args:
         pool, num_groups: The KV blocks, and how many groups of layers hold some.
-        lengths, roster: Of all requests.
+        lengths, request_table: Of all requests.
         budget, preemption, policy: See Scheduler.
-        publisher: Of what others have computed.
-        key_lengths: Of all requests.
+        prefix_cacher, rope_lengths: Of all requests.
     """
 
     def __init__(
@@ -35,110 +32,95 @@ class Admission:
         pool: BlockPool,
         num_groups: int,
         lengths: Lengths,
-        roster: Roster,
+        request_table: RequestTable,
         budget: Budget,
         preemption: Preemption,
         policy: Policy,
-        publisher: Publisher,
-        key_lengths: KeyLengths,
+        prefix_cacher: PrefixCacher,
+        rope_lengths: RopeLengths,
     ) -> None:
         self._pool = pool
         self._num_groups = num_groups
         self._lengths = lengths
-        self._roster = roster
+        self._request_table = request_table
         self._budget = budget
         self._preemption = preemption
         self._policy = policy
-        self._publisher = publisher
-        self._key_lengths = key_lengths
+        self._prefix_cacher = prefix_cacher
+        self._rope_lengths = rope_lengths
 
-    def outranked(self, step: Step) -> Iterator[Request]:
-        """Under `priority`, running requests of a higher number whose place the first in the queue takes. Each must be
-        put back before the next is asked for."""
-        waiting, running = self._roster.waiting, self._roster.running
-        if self._policy != "priority" or not waiting:
-            return
-        urgent = waiting[0]
-        if not self._is_ready(urgent, step):
-            return
-        needed = self._missing(urgent)
-        while running and (not self._roster.free_slots or needed > self._pool.num_free):
-            victim = running[-1]
-            if victim.add.priority <= urgent.add.priority or victim.rank <= urgent.rank:
-                return
-            yield victim
+    def priority_victim(self, step: Step) -> Request | None:
+        """Under `priority`, the running request to preempt for the first in the queue: the last one, if it has a higher
+        priority number and the first lacks a slot or blocks. Asked again after each preemption."""
+        waiting, running = self._request_table.waiting, self._request_table.running
+        if self._policy != "priority" or not waiting or not running:
+            return None
+        urgent, last = waiting[0], running[-1]
+        if last.add.priority <= urgent.add.priority or last.queue_key <= urgent.queue_key:
+            return None
+        if not self.is_ready(urgent, step):
+            return None
+        has_room = self._request_table.num_free_slots and self.num_blocks_to_allocate(urgent) <= self._pool.num_free
+        return None if has_room else last
 
-    def admitted(self, step: Step) -> Iterator[Request]:
-        """Waiting requests that get slots, while rows, tokens, time and blocks last; the first that does not fit waits
-        with all. Each must be seated and moved before the next is asked for."""
-        roster = self._roster
-        if not roster.waiting or not roster.free_slots:
-            return
-        promised = self._promised()
-        for request in list(roster.waiting):
-            if not roster.free_slots or not self._budget.has_room(step.tokens):
-                return
-            if not self._is_ready(request, step):
-                continue
-            if not self._fits(request, promised, step):
-                return
-            yield request
-            promised += self._missing(request)
-
-    def _missing(self, request: Request) -> int:
+    def num_blocks_to_allocate(self, request: Request) -> int:
         """Blocks that it still needs for the tokens it has."""
-        return request.table.missing(len(request.tokens), self._budget.max_tokens)
+        return request.table.num_blocks_to_allocate(len(request.tokens), self._budget.max_tokens)
 
-    def _promised(self) -> int:
-        """Blocks that running requests still need for tokens they already have."""
-        lengths, running = self._lengths, self._roster.running
+    def num_promised_blocks(self) -> int:
+        """Blocks that running requests still need for the tokens they have."""
+        lengths, running = self._lengths, self._request_table.running
         if not running:
             return 0
-        behind = (lengths.planned[running.rows] < lengths.known[running.rows]).nonzero()[0].tolist()
-        return sum(self._missing(running[index]) for index in behind)
+        behind = (lengths.planned[running.indices] < lengths.known[running.indices]).nonzero()[0].tolist()
+        return sum(self.num_blocks_to_allocate(running[place]) for place in behind)
 
-    def _is_ready(self, request: Request, step: Step) -> bool:
-        """Whether what it awaits is there: its own next token (it was put back while a plan in flight draws it), or the
-        prompt of the request it forks from."""
+    def is_ready(self, request: Request, step: Step) -> bool:
+        """Whether it waits for room only: not for a token in flight (it was preempted meanwhile), nor for the prompt of
+        the request it forks from."""
         parent = request.parent
         if parent is not None and (parent.ended is not None or parent.preemptions):
-            request.parent = parent = None  # it goes its own way, by the prefix cache
-        forkable = parent is None or 0 < parent.prompt_step < step.number
-        return not request.drawing and forkable
+            request.parent = parent = None  # it computes its own prompt, or finds it in the prefix cache
+        can_fork = parent is None or 0 < parent.prompt_step < step.number
+        return not request.in_flight_tokens and can_fork
 
-    def _fits(self, request: Request, promised: int, step: Step) -> bool:
-        """Give a waiting request what is there of its tokens, if the rest of them has blocks and time as well."""
-        if not self._budget.has_time(self._least_ahead(request)):
+    def try_admit(self, request: Request, promised: int, step: Step) -> bool:
+        """Swap a waiting request in or let it share computed blocks, if there are blocks and time for its other tokens.
+
+        Args:
+            promised: Blocks that others need for the tokens they have.
+        """
+        if not self._budget.has_time(self._min_uncomputed(request)):
             return False
         if request.swapped:
-            room = self._missing(request) + promised <= self._pool.num_free
-            return room and self._preemption.bring_back(request, step)
-        self._key_lengths.count(request)
-        start, to_copy = self._find_computed(request)
-        has_room = self._missing(request) + to_copy + promised <= self._pool.num_free
+            room = self.num_blocks_to_allocate(request) + promised <= self._pool.num_free
+            return room and self._preemption.swap_in(request, step)
+        self._rope_lengths.assign(request)
+        start, to_copy = self._share_computed(request)
+        has_room = self.num_blocks_to_allocate(request) + to_copy + promised <= self._pool.num_free
         if not has_room or not self._budget.has_time(len(request.tokens) - start):
-            request.table.release()
+            request.table.free()
             return False
-        request.start_at(start)
+        request.set_computed(start)
         return True
 
-    def _least_ahead(self, request: Request) -> int:
-        """Tokens that it is behind, whatever may be found of it: of others, no more than whole blocks."""
+    def _min_uncomputed(self, request: Request) -> int:
+        """Tokens that it has to compute at least: the prefix cache holds whole blocks only."""
         if request.swapped:
-            return request.ahead
+            return request.num_new_tokens
         return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1
 
-    def _find_computed(self, request: Request) -> tuple[int, int]:
-        """Let its table hold what others have computed: how many tokens, at most all but one; and how many blocks of
-        these must be copied before it can write."""
+    def _share_computed(self, request: Request) -> tuple[int, int]:
+        """Share blocks that others have computed. How many tokens they hold, at most all but the last; and how many of
+        the blocks must be copied before the request can write."""
         parent, prompt_len = request.parent, request.add.prompt_len
         if parent is not None and parent.table.covers(prompt_len - 1):
             request.table.fork(parent.table, prompt_len)
-            request.hashes = parent.hashes.branch(prompt_len)
-            self._lengths.room[parent.row] = 0  # its last block is shared now: it asks before it writes
+            request.block_hashes = parent.block_hashes.branch(prompt_len)
+            self._lengths.allocated[parent.index] = 0  # its last block is shared now, so it must reserve before writing
             return prompt_len - 1, self._num_groups
-        if not self._publisher.enabled or not request.reads_cache:
+        if not self._prefix_cacher.enabled or not request.reads_cache:
             return 0, 0
-        self._publisher.catch_up()
+        self._prefix_cacher.cache_deferred()
         most = len(request.tokens) - 1
-        return request.table.adopt(request.hashes.each(request.tokens, most), most), 0
+        return request.table.match_prefix(request.block_hashes.each(request.tokens, most), most), 0

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from quire.config.scheduler import PerformanceMode
-from quire.scheduler.lengths import Column
+from quire.scheduler.lengths import IntArray
 from quire.scheduler.request import Request
-from quire.scheduler.step import Step
+from quire.scheduler.step import ScheduledStep
 
 STREAMS_SHARE = 1 / 2
 """Chunks in a step may take this share of the time that its streaming rows take alone; or, if that is more, as long as
@@ -93,7 +93,7 @@ class Budget:
         self._backlog = 0  # tokens of all known prompts
         self._is_cut = False  # whether time has cut a chunk of this step, so that there is none for others
 
-    def open(self, planned: Column, ahead: Column, requests: Sequence[Request], waiting: int = 0) -> Column:
+    def open(self, planned: IntArray, ahead: IntArray, requests: Sequence[Request], waiting: int = 0) -> IntArray:
         """A new step begins: how many tokens each running request may move forward by.
 
         Args:
@@ -110,7 +110,7 @@ class Budget:
         if counts.sum() <= self.max_tokens:
             return counts
         left = np.maximum(0, self.max_tokens - (np.cumsum(counts) - counts))
-        granted: Column = np.minimum(counts, left)
+        granted: IntArray = np.minimum(counts, left)
         return granted
 
     def open_idle(self) -> None:
@@ -118,7 +118,7 @@ class Budget:
         self._limit_ms, self._chunk_ms, self._is_cut = None, 0.0, False
         self._step_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
 
-    def guess(self, planned: Column, counts: Column, wanted: Column) -> Column:
+    def guess(self, planned: IntArray, counts: IntArray, wanted: IntArray) -> IntArray:
         """How many guesses each request gets of what `counts` leave of the step's tokens, in the order of rank.
 
         Args:
@@ -126,7 +126,7 @@ class Budget:
             wanted: Of the same; 0 for those that do not stream.
         """
         left = self.max_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)
-        granted: Column = np.minimum(wanted, np.maximum(0, left))
+        granted: IntArray = np.minimum(wanted, np.maximum(0, left))
         if self._cost is not None and granted.any():
             streaming = counts == 1
             self._step_ms = self._cost.step_ms(int(streaming.sum() + granted.sum()), int(planned[streaming].sum()))
@@ -142,13 +142,14 @@ class Budget:
 
     def grant(self, request: Request, used: int) -> int:
         """How many tokens a newly admitted request may move forward by: at least 1 while there is room."""
-        return self._chunk(request, min(request.ahead, self.max_tokens - used), used)
+        return self._chunk(request, min(request.num_new_tokens, self.max_tokens - used), used)
 
-    def close(self, step: Step) -> None:
-        """Everything is in the step."""
-        step.predicted_ms = self._step_ms, self._chunk_ms
+    @property
+    def predicted_ms(self) -> tuple[float, float]:
+        """How long the step should take without its chunks, and its chunks beyond that."""
+        return self._step_ms, self._chunk_ms
 
-    def learn(self, step: Step, measured_ms: float) -> None:
+    def learn(self, step: ScheduledStep, measured_ms: float) -> None:
         """A step has run."""
         if self._cost is not None and step.requests and measured_ms > 0:
             self._cost.learn(*step.predicted_ms, measured_ms)
@@ -164,7 +165,7 @@ class Budget:
         """Whether chunks have taken the time that rows beside them leave. The first always gets its smallest."""
         return self._limit_ms is not None and self._chunk_ms > 0 and (self._is_cut or self._left_ms < self._smallest_ms)
 
-    def _start_clock(self, planned: Column, ahead: Column, waiting: int) -> None:
+    def _start_clock(self, planned: IntArray, ahead: IntArray, waiting: int) -> None:
         self._limit_ms, self._step_ms, self._chunk_ms, self._is_cut = None, 0.0, 0.0, False
         if self._cost is None:
             return

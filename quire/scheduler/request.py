@@ -1,12 +1,12 @@
-"""One sequence inside the engine: its tokens and three lengths, everything else derived.
+"""One sequence inside the engine: its tokens and three lengths, from which the rest is derived.
 
 Knows nothing about other requests (but the one it forks from), blocks being scarce, or how a plan is encoded.
 """
 
 from __future__ import annotations
 
-from quire.kvcache.prefix import PrefixHashes
-from quire.kvcache.table import BlockTable
+from quire.kvcache.block_hashes import BlockHashes
+from quire.kvcache.block_table import BlockTable
 from quire.messages import Add, End, EndReason
 from quire.scheduler.lengths import Lengths
 
@@ -14,56 +14,56 @@ from quire.scheduler.lengths import Lengths
 class Request:
     """A sequence that is waiting, running or finished.
 
-    The lengths, in tokens: `computed` (settled on the device) ≤ `planned` (also by plans in flight) ≤ `length` (known
-    tokens and those that plans in flight will draw). A request moves forward whenever `planned < length`: prompts,
-    chunks and single tokens are only different values of the difference. What plans in flight will draw is counted by
-    its upper bound; when one settles with less, `planned` and `length` fall together. They stand in its row of
-    `Lengths`, where `Step` moves all requests of a step at once.
+    It has three lengths in tokens: `computed` ≤ `planned` ≤ `len(tokens) + in_flight_tokens`. A request moves forward
+    whenever the second is less than the third; prompts, chunks and single tokens are only different values of the
+    difference. Tokens that plans in flight will sample are counted by their upper bound; when a step brings fewer,
+    `planned` and `in_flight_tokens` fall together. The lengths are entries of `Lengths`, where `Step` moves all
+    requests of a step at once.
 
     Attributes:
         tokens: Prompt and output, as far as the host knows them.
-        row: Its row of lengths.
-        hashes: Of its full blocks.
-        slot: Its place in the device's slot table while running.
+        block_hashes: Of its full blocks.
+        queue_key: See RequestQueue.
+        index: Its index into Lengths.
+        slot: Its slot in the device's slot table while running.
         prompt_step: The step that reached its prompt's end; 0 before.
         swapped: Whether its blocks are on the host.
-        cached: Prompt tokens that it found computed when it first ran.
-        scored: How far plans have looked at its prompt's log probabilities: the token at each position before this one
-            is compared with the one behind it. The last has none behind it, so the prompt's length less 1 is all.
-        counts_as: The length that its keys go by, in models whose keys depend on it; see KeysByLength.
-        preemptions: How often it was put back, in either way.
+        num_cached_tokens: Prompt tokens that were in the prefix cache when it was first admitted.
+        scored: Prompt tokens whose next token's log probability has been planned; at most the prompt's length less 1.
+        rope_length: The length that its keys are rotated for, at least; 0 for models without RopeLengthMode.
+        preemptions: How often it was preempted, in either way.
         ended: Why it is over, or None.
     """
 
     __slots__ = (
-        "_lengths", "_parent", "add", "admitted_at", "cached", "counts_as", "ended", "error", "first_token_at",
-        "hashes", "id", "preemptions", "prompt_step", "rank", "row", "scored", "slot", "stop_ids", "swapped", "table",
-        "tokens",
+        "_lengths", "_parent", "add", "admitted_at", "block_hashes", "ended", "error", "first_token_at", "id", "index",
+        "num_cached_tokens", "preemptions", "prompt_step", "queue_key", "rope_length", "scored", "slot", "stop_ids",
+        "swapped", "table", "tokens",
     )  # fmt: skip
 
     def __init__(
-        self, add: Add, table: BlockTable, hashes: PrefixHashes, rank: tuple[float, int], lengths: Lengths
+        self, add: Add, table: BlockTable, block_hashes: BlockHashes, queue_key: tuple[float, int], lengths: Lengths
     ) -> None:
         """
         Args:
-            rank: Its place among all requests; the lowest goes first.
-            lengths: Where it takes a row.
+            queue_key: Its place among all requests; the lowest goes first.
+            lengths: Where its lengths are kept.
         """
         self.add = add
         self.id = add.id
-        self.tokens = add.tokens  # with its siblings, until it is admitted
+        self.tokens = add.tokens  # shared with its forks until it is admitted
         self.stop_ids = frozenset(add.stop_ids)
         self.table = table
-        self.hashes = hashes
-        self.rank = rank
+        self.block_hashes = block_hashes
+        self.queue_key = queue_key
         self._lengths = lengths
-        self.row = lengths.take(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
+        self.index = lengths.allocate(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
         self.slot: int | None = None
         self._parent: Request | None = None
         self.prompt_step = 0
         self.swapped = False
-        self.cached: int | None = None
-        self.counts_as = 0
+        self.num_cached_tokens: int | None = None
+        self.rope_length = 0
         wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
         self.scored = 0 if wanted else add.prompt_len - 1
         self.preemptions = 0
@@ -74,23 +74,23 @@ class Request:
 
     @property
     def planned(self) -> int:
-        """Tokens that plans, settled or in flight, have moved it forward by, at most."""
-        return int(self._lengths.planned[self.row])
+        """Tokens computed by all plans, settled or in flight, at most."""
+        return int(self._lengths.planned[self.index])
 
     @property
     def computed(self) -> int:
-        """Tokens of these whose plans have settled."""
-        return int(self._lengths.computed[self.row])
+        """Tokens computed by plans that have settled."""
+        return int(self._lengths.computed[self.index])
 
     @property
-    def drawing(self) -> int:
-        """Tokens that plans in flight will draw, at most."""
-        return int(self._lengths.drawing[self.row])
+    def in_flight_tokens(self) -> int:
+        """Tokens that plans in flight will sample, at most."""
+        return int(self._lengths.in_flight[self.index])
 
     @property
     def limit(self) -> int:
         """The length at which it ends by count."""
-        return int(self._lengths.limit[self.row])
+        return int(self._lengths.limit[self.index])
 
     @property
     def output_len(self) -> int:
@@ -99,79 +99,80 @@ class Request:
 
     @property
     def parent(self) -> Request | None:
-        """The request whose prompt blocks it waits to share: all of its prompt but the last token."""
+        """The request it forks from: it waits to share all of the parent's prompt but the last token."""
         return self._parent
 
     @parent.setter
     def parent(self, value: Request | None) -> None:
         self._parent = value
-        self._lengths.shared[self.row] = 0 if value is None else self.add.prompt_len - 1
+        self._lengths.shared[self.index] = 0 if value is None else self.add.prompt_len - 1
 
     @property
     def host_bound(self) -> bool:
         """Whether it moves only when the host knows all its tokens."""
-        return bool(self._lengths.held[self.row])
+        return bool(self._lengths.host_bound[self.index])
 
     @host_bound.setter
     def host_bound(self, value: bool) -> None:
-        self._lengths.held[self.row] = value
+        self._lengths.host_bound[self.index] = value
 
     @property
-    def drafts(self) -> int:
-        """Most tokens that a read of it may gain beside the one it draws."""
-        return int(self._lengths.drafts[self.row])
+    def max_drafts(self) -> int:
+        """Most draft tokens in one read of it."""
+        return int(self._lengths.max_drafts[self.index])
 
-    @drafts.setter
-    def drafts(self, value: int) -> None:
-        self._lengths.drafts[self.row] = value
+    @max_drafts.setter
+    def max_drafts(self, value: int) -> None:
+        self._lengths.max_drafts[self.index] = value
 
     @property
     def masked(self) -> bool:
         """Whether every read of it waits for a mask."""
-        return bool(self._lengths.masked[self.row])
+        return bool(self._lengths.masked[self.index])
 
     @masked.setter
     def masked(self, value: bool) -> None:
-        self._lengths.masked[self.row] = value
+        self._lengths.masked[self.index] = value
 
     @property
     def needs_history(self) -> bool:
-        """Whether what it draws depends on its tokens in other ways than through the model."""
+        """Whether sampling it needs its earlier tokens besides its logits."""
         return self.add.sampling.penalizes or bool(self.add.bad_words) or self.host_bound
 
     @property
     def reads_cache(self) -> bool:
-        """Whether what others have computed serves it; logits of its prompt must be its own."""
+        """Whether it may use the prefix cache. Not while its prompt's log probabilities are wanted: cached tokens have
+        no logits."""
         return not self.add.sampling.skip_reading_prefix_cache and self.scored >= self.add.prompt_len - 1
 
     @property
-    def ahead(self) -> int:
-        """Tokens it could move forward by now; 0 when its end by count is already planned."""
-        length = len(self.tokens) + self.drawing
-        return length - self.planned if length < self._lengths.limit[self.row] else 0
+    def num_new_tokens(self) -> int:
+        """Tokens that the next plan could compute; 0 when its end by count is already planned."""
+        length = len(self.tokens) + self.in_flight_tokens
+        return length - self.planned if length < self._lengths.limit[self.index] else 0
 
-    def start_at(self, length: int) -> None:
+    def set_computed(self, length: int) -> None:
         """It is admitted, and the first `length` tokens are in its blocks already."""
         if self.tokens is self.add.tokens:
             self.tokens = list(self.tokens)
-        self._lengths.computed[self.row] = self._lengths.planned[self.row] = length
-        if self.cached is None:
-            self.cached = min(length, self.add.prompt_len)
+        self._lengths.computed[self.index] = self._lengths.planned[self.index] = length
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = min(length, self.add.prompt_len)
 
-    def restart(self) -> None:
-        """Forget what is computed: it will be computed again, from its known tokens."""
-        lengths, row = self._lengths, self.row
-        lengths.computed[row] = lengths.planned[row] = lengths.room[row] = 0
-        lengths.epoch[row] += 1
+    def reset_computed(self) -> None:
+        """Nothing of it is computed: all its known tokens will be computed again."""
+        lengths, index = self._lengths, self.index
+        lengths.computed[index] = lengths.planned[index] = lengths.allocated[index] = 0
+        lengths.epoch[index] += 1
         self.prompt_step = 0
 
     def end(self, reason: EndReason, error: str = "") -> None:
-        """It is over; the caller takes its slot, blocks and row back."""
+        """It is over; the caller frees its slot, blocks and index."""
         assert self.ended is None, f"request {self.id} ended twice"
         self.ended, self.error = reason, error
 
     def last_message(self, now: float) -> End:
-        """Its one End, with how long each part of its life took."""
+        """Its one End, with how long it waited, computed its prompt and decoded."""
         assert self.ended is not None
         admitted = now if self.admitted_at is None else self.admitted_at
         first = now if self.first_token_at is None else self.first_token_at
@@ -183,11 +184,11 @@ class Request:
             prefill_s=max(0.0, first - admitted),
             decode_s=max(0.0, now - first),
             preemptions=self.preemptions,
-            cached_tokens=self.cached or 0,
+            cached_tokens=self.num_cached_tokens or 0,
         )
 
     def __repr__(self) -> str:
         return (
             f"Request({self.id}, slot={self.slot}, computed={self.computed}, planned={self.planned}, "
-            f"known={len(self.tokens)}, drawing={self.drawing}, swapped={self.swapped}, ended={self.ended})"
+            f"known={len(self.tokens)}, in_flight={self.in_flight_tokens}, swapped={self.swapped}, ended={self.ended})"
         )

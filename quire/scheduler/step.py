@@ -1,4 +1,4 @@
-"""A step in the making, and what the host remembers of it while it runs.
+"""A step while it is scheduled, and what the host remembers of it while it runs.
 
 Owns moving requests forward, all at once, and the translation to the columns of a Plan; decides nothing.
 """
@@ -6,71 +6,87 @@ Owns moving requests forward, all at once, and the translation to the columns of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from quire.kvcache.table import Reservation, TableEntries
+from quire.kvcache.block_table import Reservation, TableEntries
 from quire.messages import Admitted, Plan, PromptLogprobsRow
-from quire.scheduler.lengths import Column, Lengths
+from quire.scheduler.lengths import IntArray, Lengths
 from quire.scheduler.request import Request
 
+_EMPTY = np.zeros(0, dtype=np.int64)
 
-class Step:
-    """Rows in batch order, with the differences that come before them.
+
+@dataclass(frozen=True)
+class ScheduledStep:
+    """A step in flight: what it needs to know when its result comes.
 
     Attributes:
         number: Counts from 1.
         requests: By row of the batch.
-        tokens: In sum over the rows.
-        crowded: Somebody was put back because blocks ran out: nobody new is admitted.
-        predicted_ms: How long it should take, and how long its chunks beyond that; 0 when nobody knows.
-        swap_out, swap_in: See Plan.
-        scorers: Requests whose prompts' log probabilities it brings, in the order of `Plan.prompt_logprobs_rows`.
-        rows, counts, bounds: By row of the batch, when it is planned: its request's row of lengths, how many tokens it
-            moves forward by, and how many it may gain (0: it has no read), both at most.
-        epochs, serials: The same rows' then.
-        most: What it may gain in sum.
-        masked: Rows of the batch that wait for a mask.
+        index: By row, the request's index into Lengths.
+        counts: By row, tokens that it computes, drafts included.
+        max_new_tokens: By row, most tokens that it brings: 0 if it samples none, else 1 and its drafts.
+        total_max_new_tokens: Their sum.
+        epochs, serials: By row, of the request when the step was planned.
+        masked: Rows that wait for a mask.
+        scored_requests: By `Plan.prompt_logprobs_rows`, whose prompt's log probabilities it brings.
+        predicted_ms: How long it should take without its chunks, and its chunks beyond that; 0 when nobody knows.
     """
 
-    rows: Column
-    counts: Column
-    bounds: Column
-    epochs: Column
-    serials: Column
+    number: int
+    requests: list[Request]
+    index: IntArray
+    counts: IntArray
+    max_new_tokens: IntArray
+    total_max_new_tokens: int
+    epochs: IntArray
+    serials: IntArray
+    masked: list[int]
+    scored_requests: list[Request]
+    predicted_ms: tuple[float, float]
+
+
+class Step:
+    """A step in the making: rows in batch order, and the changes to slots and blocks that come before them.
+
+    Args:
+        number: Counts from 1.
+        lengths: Of all requests.
+        masks: Whether any request's reads wait for masks.
+
+    Attributes:
+        requests: By row of the batch.
+        tokens: In sum over the rows.
+        out_of_blocks: A request was preempted because blocks ran out, so no new one is admitted.
+        swap_out, swap_in: See Plan.
+    """
 
     def __init__(self, number: int, lengths: Lengths, *, masks: bool = False) -> None:
-        """
-        Args:
-            lengths: Of all requests.
-            masks: Whether any request's reads wait for masks.
-        """
         self.number = number
         self.requests: list[Request] = []
         self.tokens = 0
-        self.crowded = False
-        self.predicted_ms = (0.0, 0.0)
+        self.out_of_blocks = False
         self.swap_out: list[tuple[int, int]] = []
         self.swap_in: list[tuple[int, int]] = []
-        self.scorers: list[Request] = []
-        self.masked: list[int] = []
-        self.most = 0
         self._lengths = lengths
         self._masks = masks
-        self._guesses = False
-        self._scored: list[PromptLogprobsRow] = []
-        self._rows: list[Column] = []
-        self._counts: list[Column] = []
-        self._bounds: list[Column] = []
+        self._has_drafts = False
+        self._prompt_logprobs_rows: list[PromptLogprobsRow] = []
+        self._scored_requests: list[Request] = []
+        self._index: list[IntArray] = []
+        self._counts: list[IntArray] = []
+        self._max_new_tokens: list[IntArray] = []
         self._admitted: list[Admitted] = []
         self._block_slots: list[int] = []
         self._entries = TableEntries([], [], [])
         self._copies: list[tuple[int, int]] = []
-        self._given: list[int] = []
-        self._given_tokens: list[int] = []
+        self._token_rows: list[int] = []
+        self._tokens: list[int] = []
 
     def admit(self, request: Request) -> None:
-        """Its slot is new in this step; what its table already holds is new to the slot."""
+        """The request has a new slot in this step, with the blocks that its table already holds."""
         assert request.slot is not None
         sampling = request.add.sampling
         self._admitted.append(
@@ -84,68 +100,69 @@ class Step:
                 bad_words=request.add.bad_words,
                 history=list(request.tokens) if request.needs_history else [],
                 prompt_len=request.add.prompt_len,
-                rope_length=request.counts_as,
+                rope_length=request.rope_length,
             )
         )
-        self._enter(request.slot, request.table.entries())
+        self._add_entries(request.slot, request.table.entries())
 
     def reserve(self, request: Request, reservation: Reservation) -> None:
-        """Blocks that a request is about to write were taken for it."""
+        """Blocks were allocated for tokens that the request is about to write."""
         assert request.slot is not None
-        self._enter(request.slot, reservation.entries)
+        self._add_entries(request.slot, reservation.entries)
         self._copies += reservation.copies
 
     def move(
-        self, requests: Sequence[Request], rows: Column, counts: Column, drafts: Column | None = None
+        self, requests: Sequence[Request], index: IntArray, counts: IntArray, drafts: IntArray | None = None
     ) -> list[Request]:
-        """Requests move forward by so many tokens each; those that reach their end draw one, and may gain their drafts.
+        """Move requests forward by so many tokens each; those that reach their last token sample the next one.
+
+        Example: A has a prompt of 10 tokens, none computed. B decodes: 12 tokens are known, all of them planned, and a
+        plan in flight samples the 13th. `move([A, B], …, counts=[8, 1])` changes
+
+            A: planned 0 → 8. Its end is 10, so nothing is sampled. Its input goes with the plan: it is a token row.
+            B: planned 12 → 13 = known 12 + in_flight 1, its end. It samples one token: in_flight 1 → 2. Its input is
+               the 13th token, which only the device knows.
+
+        With 3 drafts B computes 4 tokens (planned 12 → 16) and brings at most 4 (in_flight 1 → 5).
 
         Args:
-            requests: In batch order, with room for their tokens and drafts.
-            rows: Their rows of lengths.
-            counts: At least 1 each.
-            drafts: How many guesses come on top of the counts, of those that reach their end; None for none at all.
+            requests: In batch order, with blocks for their tokens and drafts.
+            index: Their indices into Lengths.
+            counts: Tokens without drafts, at least 1 each.
+            drafts: Draft tokens of each, 0 for those that do not reach their end; None for none at all.
 
         Returns:
-            Those whose input tokens the host knows: prompts and chunks, and single tokens that were settled before.
+            Those whose input the host knows: prompts, chunks, and single tokens of steps that have settled.
         """
-        lengths, base = self._lengths, len(self.requests)
-        starts, known = lengths.planned[rows], lengths.known[rows]
-        given = (starts < known).nonzero()[0].tolist()
-        for index in given:
-            # Rows whose input the host does not know begin with a token just drawn: the device has it in the slot.
-            start, count = int(starts[index]), int(counts[index])
-            self._given.append(base + index)
-            self._given_tokens += requests[index].tokens[start : start + count]
-            self._score(requests[index], base + index, start, start + count)
-        lengths.planned[rows] = ends = starts + counts
-        length = known + lengths.drawing[rows]
+        lengths, first_row = self._lengths, len(self.requests)
+        starts, known = lengths.planned[index], lengths.known[index]
+        ends, length = starts + counts, known + lengths.in_flight[index]
         assert (ends <= length).all(), "a request moves beyond its tokens"
-        bounds = (ends == length).astype(np.int64)
+        token_rows = (starts < known).nonzero()[0].tolist()
+        for place in token_rows:
+            self._add_input(requests[place], first_row + place, int(starts[place]), int(ends[place]))
+        max_new_tokens = (ends == length).astype(np.int64)
         if drafts is not None:
-            assert not drafts[bounds == 0].any(), "drafts of a request that does not reach its end"
-            lengths.planned[rows] += drafts
-            bounds, counts, self._guesses = bounds + drafts, counts + drafts, True
-        lengths.drawing[rows] += bounds
+            assert not drafts[max_new_tokens == 0].any(), "drafts of a request that does not reach its end"
+            ends, counts, max_new_tokens = ends + drafts, counts + drafts, max_new_tokens + drafts
+            self._has_drafts = True
+        lengths.planned[index] = ends
+        lengths.in_flight[index] += max_new_tokens
         self.requests += requests
         self.tokens += int(counts.sum())
-        self._rows.append(rows)
+        self._index.append(index)
         self._counts.append(counts)
-        self._bounds.append(bounds)
-        return [requests[index] for index in given]
+        self._max_new_tokens.append(max_new_tokens)
+        return [requests[place] for place in token_rows]
 
-    def plan(self) -> Plan:
-        """The step as the workers get it; nothing moves any more."""
-        empty = np.zeros(0, dtype=np.int64)
-        self.rows = np.concatenate([empty, *self._rows])
-        self.counts = np.concatenate([empty, *self._counts])
-        self.bounds = np.concatenate([empty, *self._bounds])
-        self.most = int(self.bounds.sum())
-        self.epochs, self.serials = self._lengths.epoch[self.rows], self._lengths.serial[self.rows]
-        reads, entries = self.bounds.nonzero()[0], self._entries
-        if self._masks:
-            self.masked = reads[self._lengths.masked[self.rows[reads]] > 0].tolist()
-        return Plan(
+    def finish(self, predicted_ms: tuple[float, float]) -> tuple[Plan, ScheduledStep]:
+        """The step as the workers get it, and as the host remembers it; nothing moves any more."""
+        index = np.concatenate([_EMPTY, *self._index])
+        counts = np.concatenate([_EMPTY, *self._counts])
+        max_new_tokens = np.concatenate([_EMPTY, *self._max_new_tokens])
+        sampled, entries, lengths = max_new_tokens.nonzero()[0], self._entries, self._lengths
+        masked = sampled[lengths.masked[index[sampled]] > 0].tolist() if self._masks else []
+        plan = Plan(
             step=self.number,
             admitted=self._admitted,
             block_slots=self._block_slots,
@@ -153,30 +170,44 @@ class Step:
             block_indices=entries.indices,
             block_ids=entries.blocks,
             slots=[request.slot for request in self.requests],  # type: ignore[misc]  # rows have slots
-            counts=self.counts.tolist(),
-            token_rows=self._given,
-            tokens=self._given_tokens,
-            sampled_rows=reads.tolist(),
+            counts=counts.tolist(),
+            token_rows=self._token_rows,
+            tokens=self._tokens,
+            sampled_rows=sampled.tolist(),
             swap_out=self.swap_out,
             copies=self._copies,
             swap_in=self.swap_in,
-            prompt_logprobs_rows=self._scored,
-            drafts=(self.bounds[reads] - 1).tolist() if self._guesses else [],
-            masked=self.masked,
+            prompt_logprobs_rows=self._prompt_logprobs_rows,
+            drafts=(max_new_tokens[sampled] - 1).tolist() if self._has_drafts else [],
+            masked=masked,
+        )
+        return plan, ScheduledStep(
+            number=self.number,
+            requests=self.requests,
+            index=index,
+            counts=counts,
+            max_new_tokens=max_new_tokens,
+            total_max_new_tokens=int(max_new_tokens.sum()),
+            epochs=lengths.epoch[index],
+            serials=lengths.serial[index],
+            masked=masked,
+            scored_requests=self._scored_requests,
+            predicted_ms=predicted_ms,
         )
 
-    def _score(self, request: Request, row: int, start: int, end: int) -> None:
-        """Of tokens `start` to `end`, look at the prompt's log probabilities, if they are wanted; each once, also when
-        the request is computed again."""
-        last = min(end, request.add.prompt_len - 1)
+    def _add_input(self, request: Request, row: int, start: int, end: int) -> None:
+        """Send the row's input tokens `start` to `end`."""
+        self._token_rows.append(row)
+        self._tokens += request.tokens[start:end]
+        last = min(end, request.add.prompt_len - 1)  # the prompt's last token has no next prompt token to score
         if request.scored < last:
-            assert start <= request.scored, "part of the prompt was passed over"
+            assert start <= request.scored, "a part of the prompt was not scored"
             skip = request.scored - start
-            self._scored.append(PromptLogprobsRow(row, skip, last - request.scored, request.tokens[last]))
-            self.scorers.append(request)
+            self._prompt_logprobs_rows.append(PromptLogprobsRow(row, skip, last - request.scored, request.tokens[last]))
+            self._scored_requests.append(request)
             request.scored = last
 
-    def _enter(self, slot: int, entries: TableEntries) -> None:
+    def _add_entries(self, slot: int, entries: TableEntries) -> None:
         self._block_slots += [slot] * len(entries.blocks)
         own = self._entries
         own.groups.extend(entries.groups)

@@ -183,7 +183,7 @@ class BatchBuffers:
         )
         lengths = None
         if self._by_length:  # at least its own length up to the token
-            lengths = torch.maximum(table.counts_as.index_select(0, slot_of_token), positions + 1)
+            lengths = torch.maximum(table.rope_length.index_select(0, slot_of_token), positions + 1)
         return Batch(
             Rows(
                 counts=host.counts,

@@ -65,7 +65,7 @@ class SlotTable:
         processors: Logits processors.
 
     Attributes:
-        length, counts_as, last, seed, drawn, top_k: [slots] int64.
+        length, rope_length, last, seed, drawn, top_k: [slots] int64.
         temperature, top_p, min_p: [slots] float32.
         tables: By KV group, [slots, blocks] int64.
     """
@@ -86,7 +86,7 @@ class SlotTable:
         self._ints = torch.zeros((_INTS, slots), dtype=torch.int64, device=device)
         self._floats = torch.zeros((_FLOATS, slots), device=device)
         self._tables = torch.zeros((groups, slots, blocks), dtype=torch.int64, device=device)
-        self.length, self.counts_as, self.last, self.seed, self.drawn, self.top_k = self._ints.unbind()
+        self.length, self.rope_length, self.last, self.seed, self.drawn, self.top_k = self._ints.unbind()
         self.temperature, self.top_p, self.min_p = self._floats.unbind()
         self.tables = self._tables.unbind()
         self._init_slots = kernel("init_slots", device.type)

@@ -235,7 +235,7 @@ class Worker:
             transfer or block_transfer(storage, 0),
             slots,
             largest,
-            spec.keys is not None,
+            spec.rope_length_mode is not None,
             self._config.model.logprobs_mode,
             self._config.model.max_logprobs,
         )

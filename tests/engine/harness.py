@@ -12,7 +12,7 @@ from quire.engine.build import ModelRuntimeInfo
 from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor, allowed, hash_token
-from quire.kvcache.groups import FULL, GroupReach
+from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
 from quire.messages import Add, Deltas, End, Fork, Ready, TokenLogprobs
 from quire.sampling import SamplingParams
 from quire.scheduler.request import Request
@@ -109,7 +109,7 @@ class Engine:
     def __init__(
         self,
         executor: FakeExecutor | None = None,
-        groups: Sequence[GroupReach] = FULL,
+        groups: Sequence[GroupWindow] = FULL_ATTENTION,
         masker: HashMasker | None = None,
         **settings: object,
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.executor.fake import FakeExecutor
-from quire.kvcache.groups import GroupReach
+from quire.kvcache.groups import GroupWindow
 from quire.messages import Abort, Control, Done
 from tests.engine.harness import Engine, add, alone
 
@@ -20,7 +20,7 @@ def test_each_request_gets_what_it_gets_alone(
     max_in_flight: int, block_size: int, windows: tuple[int | None, ...]
 ) -> None:
     rng = random.Random(1)
-    groups = [GroupReach(window) for window in windows]
+    groups = [GroupWindow(window) for window in windows]
     executor = FakeExecutor(
         num_blocks=200 * 16 // block_size,
         block_size=block_size,

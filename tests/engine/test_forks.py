@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import quire.kvcache.prefix
+import quire.kvcache.block_hashes
 from quire.executor.fake import FakeExecutor
 from quire.messages import Abort, Add, Control, Fork
 from tests.engine.harness import Engine, add, alone
@@ -92,8 +92,8 @@ def test_the_prompt_is_hashed_once_even_if_the_first_sequence_has_ended(monkeypa
         hashed += 1
         return sha256(data)
 
-    sha256 = quire.kvcache.prefix.sha256
-    monkeypatch.setattr(quire.kvcache.prefix, "sha256", counting)
+    sha256 = quire.kvcache.block_hashes.sha256
+    monkeypatch.setattr(quire.kvcache.block_hashes, "sha256", counting)
     prompt = PROMPT * 3
     engine = Engine(FakeExecutor(num_blocks=60), max_num_seqs=1)
     outcome = engine.run([add(1, prompt, 1, forks=range(2, 9))])

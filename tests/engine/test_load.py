@@ -7,7 +7,7 @@ import pytest
 from benchmarks.kv_waste import measure
 from quire.engine.step_stats import StepStats
 from quire.executor.fake import FakeExecutor
-from quire.kvcache.groups import FULL, GroupReach
+from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
 from quire.messages import STEP_TOKEN_BOUNDS, ClientHeartbeat, Deltas, Heartbeat, Load
 from tests.engine.harness import Engine, add
 
@@ -40,7 +40,7 @@ def test_unwritten_tokens_are_counted_to_the_token() -> None:
 
 
 def test_each_kv_group_has_its_own_blocks() -> None:
-    groups = (*FULL, GroupReach(window=64))
+    groups = (*FULL_ATTENTION, GroupWindow(window=64))
     engine = Engine(FakeExecutor(groups=groups), groups, max_num_seqs=1)
     engine.client.send(add(1, range(20), 30))
     (load,) = loads(engine, 1)

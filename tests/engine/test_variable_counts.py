@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quire.executor.fake import FakeExecutor
-from quire.kvcache.groups import GroupReach
+from quire.kvcache.groups import GroupWindow
 from quire.messages import Abort
 from quire.sampling import RepetitionDetectionParams
 from tests.engine.harness import Engine, add, alone
@@ -27,7 +27,7 @@ def test_whatever_is_gained_each_request_gets_what_it_gets_alone(
 ) -> None:
     """Random gains of 0 to 6, forks, stops, aborts, shared prefixes, and too few blocks for all."""
     rng = random.Random(max_in_flight)
-    groups = [GroupReach(window) for window in windows]
+    groups = [GroupWindow(window) for window in windows]
     num_blocks = 100 * len(groups) // block_size
     executor = FakeExecutor(
         num_blocks, block_size, groups=groups, num_host_blocks=num_blocks if mode == "swap" else 0,

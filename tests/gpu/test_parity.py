@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.kvcache.groups import GroupReach
+from quire.kvcache.groups import GroupWindow
 from quire.models.spec import read_spec
 from quire.outputs import RequestOutput
 from quire.worker.cuda_graphs import CudaGraphs
@@ -81,8 +81,8 @@ def test_float32_text_is_transformers(case: str, tmp_path: Path) -> None:
 
 def preempted(directory: Path, reference: Oracle, batch: list[list[int]]) -> None:
     """On so few blocks that sequences are put back, in both modes."""
-    reaches = [GroupReach(group.window) for group in read_spec(directory).kv_groups()]
-    for_one = sum(reach.most_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
+    reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
+    for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
         few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 1, "preemption_mode": mode, "swap_space": 0.01}
         with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:

@@ -47,5 +47,5 @@ def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
             tables=tuple((1 + g * blocks + torch.arange(blocks)).unsqueeze(0) for g in range(groups)),
         )
     )
-    lengths = positions.clamp(min=length) if spec.keys else None
+    lengths = positions.clamp(min=length) if spec.rope_length_mode else None
     return model.logits(model.hidden(tokens, Positions(positions, lengths), backend))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire.errors import CheckpointError
-from quire.kvcache.keys import KeysByLength
+from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.families import FAMILIES
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope import angle_scale, frequencies_by_length, rotary_frequencies
@@ -54,7 +54,7 @@ def test_frequencies_equal_transformers(case: str, tmp_path: Path) -> None:
         torch.testing.assert_close(rotary_frequencies(rope, head_dim, length), theirs, rtol=1e-5, atol=0)
         assert angle_scale(rope) == pytest.approx(scale)
         by_length = frequencies_by_length(rope, head_dim, torch.device("cpu"))
-        assert (by_length is None) == (rope.keys is None)
+        assert (by_length is None) == (rope.length_mode is None)
         if by_length is not None:
             torch.testing.assert_close(by_length(torch.tensor([7, length]))[1], theirs, rtol=1e-5, atol=0)
 
@@ -91,12 +91,12 @@ def test_longest_sequences(tmp_path: Path) -> None:
 
 
 def test_keys_that_depend_on_the_length_are_told_apart() -> None:
-    turn, grow = KeysByLength(100, "turn"), KeysByLength(100, "grow")
-    assert turn.counts_as(40, 120) == 120
-    assert grow.counts_as(40, 120) == 40
-    assert turn.salt(100) == grow.salt(100) == ""
-    assert turn.salt(101) == turn.salt(500) != ""
-    assert len({grow.salt(n) for n in (100, 101, 102)}) == 3
+    longrope, dynamic = RopeLengthMode(100, "longrope"), RopeLengthMode(100, "dynamic")
+    assert longrope.rope_length(40, 120) == 120
+    assert dynamic.rope_length(40, 120) == 40
+    assert longrope.salt(100) == dynamic.salt(100) == ""
+    assert longrope.salt(101) == longrope.salt(500) != ""
+    assert len({dynamic.salt(n) for n in (100, 101, 102)}) == 3
 
 
 @pytest.mark.parametrize(

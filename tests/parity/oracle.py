@@ -1,4 +1,4 @@
-"""What transformers would say next after every token of an answer, also where its keys depend on the length."""
+"""What transformers would say next after every token of an answer, also where RoPE depends on the length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quire.kvcache.keys import KeysByLength
+from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.spec import read_spec
 
 
@@ -21,7 +21,7 @@ class Oracle:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager")
         self._model = model.eval().to(device)
         self._device = device
-        self._keys: KeysByLength | None = read_spec(directory).keys
+        self._length_mode: RopeLengthMode | None = read_spec(directory).rope_length_mode
 
     @torch.inference_mode()
     def greedy(self, prompt: list[int], count: int) -> tuple[list[int], Tensor]:
@@ -42,15 +42,15 @@ class Oracle:
     def logits_after(self, prompt: list[int], answer: list[int]) -> Tensor:
         """[answer, vocab] float64: what it draws each token of the answer from.
 
-        One pass over all of it says so. Where keys turn at a length, what comes before is asked in a pass of its own;
-        where they grow with it, tokens are asked one by one.
+        One pass over all of it says so. With longrope, tokens up to the original length are asked in a pass of
+        their own; with dynamic NTK, tokens are asked one by one.
         """
         tokens = prompt + answer
-        if self._keys is not None and self._keys.change == "grow":
+        if self._length_mode is not None and self._length_mode.kind == "dynamic":
             return self._one_by_one(prompt, answer)
         rows = self._rows(tokens)
-        if self._keys is not None and self._keys.original < len(tokens):
-            rows[: self._keys.original] = self._rows(tokens[: self._keys.original])
+        if self._length_mode is not None and self._length_mode.original_max_len < len(tokens):
+            rows[: self._length_mode.original_max_len] = self._rows(tokens[: self._length_mode.original_max_len])
         return rows[len(prompt) - 1 : -1]
 
     def _rows(self, tokens: list[int]) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.kvcache.groups import GroupReach
+from quire.kvcache.groups import GroupWindow
 from quire.models.spec import read_spec
 from tests.checkpoints import VOCAB_SIZE, make_tiny
 from tests.parity.cases import CASES
@@ -91,8 +91,8 @@ def again(llm: LLM, reference: Oracle, batch: list[list[int]], greedy: list[list
 
 def preempted(directory: Path, batch: list[list[int]], greedy: list[list[int]]) -> None:
     """The same tokens on so few blocks that sequences are put back, in both modes."""
-    reaches = [GroupReach(group.window) for group in read_spec(directory).kv_groups()]
-    for_one = sum(reach.most_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
+    reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
+    for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
         few: dict[str, Any] = {"num_gpu_blocks_override": for_one + 3, "preemption_mode": mode, "swap_space": 0.01}
         with LLM(str(directory), max_num_batched_tokens=CHUNK, **few, **SETTINGS) as llm:

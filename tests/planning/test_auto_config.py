@@ -124,14 +124,14 @@ def test_a_utilization_is_filled_to_the_last_block(checkpoint: Path) -> None:
         left = share * machine.memory_bytes - resolved.memory.footprint.total
         assert 0 <= left < 16 * PER_TOKEN * (1 + 1 / 3)  # a block, and its share of what attention gathers
         assert "less weights and activations" in resolved.reasons[5]
-    assert blocks_of(whole) > 2 * blocks_of(half)
+    assert blocks_per_sequence(whole) > 2 * blocks_per_sequence(half)
 
 
 def test_a_memory_that_nobody_asked_for_is_left_by_half(checkpoint: Path) -> None:
     machine = Machine(80 * 2**20, native_bfloat16=True)
     asked = resolve_for(checkpoint, machine, gpu_memory_utilization=0.9)
     default = resolve_for(checkpoint, machine)
-    assert blocks_of(default) == pytest.approx(blocks_of(asked) / 2, rel=0.01)
+    assert blocks_per_sequence(default) == pytest.approx(blocks_per_sequence(asked) / 2, rel=0.01)
     assert "nothing swaps; --gpu-memory-utilization 0.9" in default.reasons[5]
 
 
@@ -139,7 +139,7 @@ def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
     fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).memory.footprint.total
     machine = Machine(int((fixed + 1.5 * SEQUENCE) / 0.9), native_bfloat16=True)
     resolved = resolve_for(checkpoint, machine, max_num_seqs=4)
-    assert blocks_of(resolved) == 512 // 16
+    assert blocks_per_sequence(resolved) == 512 // 16
     assert "one sequence at full length" in resolved.reasons[5]
 
 
@@ -153,7 +153,7 @@ def test_a_length_that_does_not_fit_is_refused_and_auto_finds_the_longest(checkp
     assert by_word.config == by_number.config
     length = by_word.config.model.max_model_len
     assert isinstance(length, int)
-    assert 16 < length <= blocks_of(by_word) * 16 < 512
+    assert 16 < length <= blocks_per_sequence(by_word) * 16 < 512
     assert resolve_for(checkpoint, tight, max_num_seqs=4, max_model_len=length).config == by_word.config
     assert "the longest that fits, of the model's 512" in by_word.reasons[3]
     assert resolve_for(checkpoint, max_model_len="auto").config.model.max_model_len == 512
@@ -192,7 +192,7 @@ def test_the_report_adds_up(checkpoint: Path) -> None:
         assert part in resolved.reasons[6], resolved.reasons[6]
 
 
-def blocks_of(resolved: ResolvedConfig) -> int:
+def blocks_per_sequence(resolved: ResolvedConfig) -> int:
     blocks = resolved.config.cache.num_gpu_blocks_override
     assert blocks is not None
     return blocks

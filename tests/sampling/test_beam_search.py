@@ -123,9 +123,9 @@ def test_the_end_is_kept_if_asked_for(llm: LLM, reference: Reference, monkeypatc
 def test_beams_share_what_is_computed(llm: LLM) -> None:
     """Each step computes little more than one token a beam: what the steps before did is found."""
     prompt = [(7 * i) % 300 + 3 for i in range(200)]
-    before = llm._engine._core._scheduler.tally.prefix_hits
+    before = llm._engine._core._scheduler.stats.prefix_hits
     llm.beam_search([prompt], BeamSearchParams(beam_width=4, max_tokens=10, ignore_eos=True))
-    assert llm._engine._core._scheduler.tally.prefix_hits - before >= 36 * 196
+    assert llm._engine._core._scheduler.stats.prefix_hits - before >= 36 * 196
 
 
 def test_few_prompts_at_once_find_the_same(llm: LLM) -> None:

@@ -80,7 +80,7 @@ def test_the_engines_did_what_they_are_for(engines: dict[str, LLM]) -> None:
     numbers = list(range(24))
     for name, llm in engines.items():
         llm.generate([request(n)[0] for n in numbers], [request(n)[1] for n in numbers])
-        counts, tally = llm._engine.counts(), llm._engine._core._scheduler.tally
+        counts, tally = llm._engine.counts(), llm._engine._core._scheduler.stats
         assert (counts["preemptions"] > 0) == (name in ("recomputing", "swapping")), name
         assert tally.prefix_hits > 0, name  # forks are hits, too
         assert counts["free_blocks"] == counts["blocks"]

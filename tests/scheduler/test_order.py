@@ -10,8 +10,8 @@ import pytest
 
 from quire.config.scheduler import Policy
 from quire.executor.fake import FakeExecutor
-from quire.kvcache.host import HostPool
-from quire.kvcache.pool import BlockPool
+from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.host_pool import HostPool
 from quire.scheduler.budget import (
     BACKLOG_SHARE,
     LONGEST_STALL_MS,
@@ -21,9 +21,9 @@ from quire.scheduler.budget import (
     STREAMS_SHARE,
     Budget,
 )
-from quire.scheduler.preempt import Preemption
+from quire.scheduler.preemption import Preemption
+from quire.scheduler.request_queue import PRIORITY_S
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.waiting import PRIORITY_S
 from tests.engine.harness import add
 from tests.engine.test_client_liveness import ManualClock
 
@@ -76,7 +76,7 @@ def test_an_urgent_arrival_takes_the_place_of_a_running_request_that_then_finish
     for _ in stage.steps(until=0):
         pass
     assert stage.ended == [1, 0]
-    assert stage.scheduler.tally.preemptions == 1
+    assert stage.scheduler.stats.preemptions == 1
 
 
 def test_by_arrival_a_priority_means_nothing() -> None:
@@ -87,7 +87,7 @@ def test_by_arrival_a_priority_means_nothing() -> None:
     for _ in stage.steps(until=1):
         pass
     assert stage.ended == [0, 1]
-    assert stage.scheduler.tally.preemptions == 0
+    assert stage.scheduler.stats.preemptions == 0
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -357,15 +357,15 @@ def test_prompts_of_one_step_find_what_those_before_them_fill() -> None:
     stage.scheduler.add(add(1, [1] * 20, 2, arrival=1.0))
     stage.step()
     assert stage.counts == [{0: 20, 1: 4}]
-    assert stage.scheduler.tally.prefix_hits == 16
+    assert stage.scheduler.stats.prefix_hits == 16
 
 
 def test_a_prompt_finds_what_a_step_under_way_fills() -> None:
     stage = Stage(tokens=16)
     stage.scheduler.add(add(0, [1] * 40, 2))
     assert stage.scheduler.plan() is not None
-    stage.scheduler.publish()
-    stage.scheduler.publish()  # nothing is left to do
+    stage.scheduler.cache_blocks()
+    stage.scheduler.cache_blocks()  # nothing is left to do
     assert stage.scheduler.abort(0) is not None
     stage.scheduler.add(add(1, [1] * 40, 2, arrival=1.0))
     plan = stage.scheduler.plan()

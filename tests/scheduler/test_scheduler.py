@@ -1,7 +1,7 @@
 """Random lives of requests against the invariants: nothing leaks, nothing is lost, every token is right.
 
 The fake executor stores tokens in the blocks, so sharing, copying, swapping or freeing a block wrongly shows as a wrong
-token. It gains fewer tokens than a plan allows for, and waits for masks that depend on every token before them, so a
+token. It brings fewer tokens than a plan allows for, and waits for masks that depend on every token before them, so a
 mask made from stale tokens shows as well.
 """
 
@@ -19,12 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.clock import SystemClock
 from quire.engine.masks import MaskSender
 from quire.executor.fake import FakeExecutor, allowed, hash_token
-from quire.kvcache.groups import GroupReach, capacity
-from quire.kvcache.host import HostPool
-from quire.kvcache.pool import BlockPool
+from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.groups import GroupWindow, capacity
+from quire.kvcache.host_pool import HostPool
 from quire.messages import Add
 from quire.scheduler.budget import Budget
-from quire.scheduler.preempt import Preemption
+from quire.scheduler.preemption import Preemption
 from quire.scheduler.scheduler import Scheduler
 from tests.engine.harness import HashMasker, add, drafts_of
 from tests.scheduler.test_order import LinearCost
@@ -73,7 +73,7 @@ class Lives(RuleBasedStateMachine):
         timed: bool,
         seed: int,
     ) -> None:
-        groups, luck = [GroupReach(window) for window in windows], random.Random(seed)
+        groups, luck = [GroupWindow(window) for window in windows], random.Random(seed)
         self.reach = None if None in windows else max(filter(None, windows))
         self.pool = BlockPool(num_blocks, block_size)
         self.host = HostPool(host_blocks)
@@ -96,7 +96,7 @@ class Lives(RuleBasedStateMachine):
             groups=groups,
             policy=policy,
             prefix_caching=prefix_caching,
-            drafts=drafts_of,
+            max_drafts=drafts_of,
             masked=self.masker.wants,
         )
         self.masks = MaskSender(self.masker, self.scheduler, self.executor, 512)
@@ -168,7 +168,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def reset_prefix_cache(self) -> None:
-        self.pool.forget_all()
+        self.pool.reset_prefix_cache()
 
     @rule(times=st.integers(1, 4))
     def plan(self, times: int = 1) -> None:
@@ -211,23 +211,23 @@ class Lives(RuleBasedStateMachine):
         held: Counter[int] = Counter()
         swapped = 0
         for request in self.scheduler.requests():
-            blocks = [block for row in request.table._rows for block in row]
+            blocks = [block for row in request.table._blocks for block in row]
             held.update(block for block in blocks if block > 0)
             swapped += sum(block < 0 for block in blocks)
             assert request.slot is not None or not any(block > 0 for block in blocks), "a waiting request holds blocks"
-        assert {block: count for block, count in enumerate(self.pool._references) if count} == held
+        assert {block: count for block, count in enumerate(self.pool._ref_counts) if count} == held
         assert len(held) + self.pool.num_free == self.pool.num_blocks
         assert swapped + self.host.num_free == self.host.num_blocks
-        assert self.scheduler.running + self.scheduler.free_slots == self.seqs
+        assert self.scheduler.num_running + self.scheduler.num_free_slots == self.seqs
 
     @invariant()
     def lengths_are_in_order(self) -> None:
         for request in self.scheduler.requests() if hasattr(self, "scheduler") else ():
-            assert 0 <= request.computed <= request.planned <= len(request.tokens) + request.drawing, request
-            assert len(request.tokens) + request.drawing <= request.limit, "more than it may have is planned"
+            assert 0 <= request.computed <= request.planned <= len(request.tokens) + request.in_flight_tokens, request
+            assert len(request.tokens) + request.in_flight_tokens <= request.limit, "more than it may have is planned"
             assert self.scheduler.in_flight or request.planned == request.computed, request
             if request.slot is not None:
-                blocks, planned = len(request.table._rows[0]), request.planned
+                blocks, planned = len(request.table._blocks[0]), request.planned
                 assert blocks >= self.pool.blocks_for(planned), "planned beyond its blocks"
                 unused = blocks > self.pool.blocks_for(planned + 1)
                 assert not unused or request.preemptions or self.scheduler.in_flight, "blocks that nothing will fill"

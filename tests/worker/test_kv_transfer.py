@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.kvcache.host import HostPool
+from quire.kvcache.host_pool import HostPool
 from quire.messages import Plan
 from quire.worker import kv_transfer
 from quire.worker.kv_transfer import GpuBlockTransfer
@@ -96,7 +96,7 @@ def apply(transfer: GpuBlockTransfer, plan: Plan) -> None:
 def test_a_swap_takes_a_copy_for_each_staging_buffer_and_not_for_each_block(host: HostCopies) -> None:
     blocks, pool = torch.zeros((STORAGES, BLOCKS, 2, 3)), HostPool(80)
     transfer = GpuBlockTransfer(blocks, 80)
-    out = list(zip(range(1, 65), pool.take(64), strict=True))
+    out = list(zip(range(1, 65), pool.allocate(64), strict=True))
     apply(transfer, plan_of(swap_out=out))
     assert host.copies == 64 // STAGED
     apply(transfer, plan_of(swap_in=[(to, block) for block, to in out]))

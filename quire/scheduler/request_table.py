@@ -1,6 +1,6 @@
-"""All requests that are not over: who waits, who has a slot, and which tokens could end any of them.
+"""All requests that are not over: which wait, which have a slot, and which tokens could end any of them.
 
-Owns moving a request between the two and handing out slots. Decides nothing; knows nothing about blocks.
+Owns moving a request between waiting and running, and the free slots. Decides nothing; knows nothing about blocks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from quire.scheduler.request import Request
-from quire.scheduler.waiting import RankedRequests
+from quire.scheduler.request_queue import RequestQueue
 
 
-class Roster:
-    """Requests by id, in two orders.
+class RequestTable:
+    """Requests by id, in two queues.
 
     Args:
         num_slots: Most requests that run at once.
@@ -25,12 +25,12 @@ class Roster:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.waiting = RankedRequests()
-        self.running = RankedRequests()
+        self.waiting = RequestQueue()
+        self.running = RequestQueue()
         self._by_id: dict[int, Request] = {}
         self._free_slots = list(range(num_slots))  # a heap: low slots first keeps the device's reads dense
-        self._stops: dict[int, int] = {}  # how many requests each token ends
-        self._watched = 0
+        self._stop_counts: dict[int, int] = {}  # by token: how many requests it stops
+        self._num_detecting = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -43,37 +43,37 @@ class Roster:
         return self._by_id.get(request_id)
 
     @property
-    def free_slots(self) -> int:
-        """Slots that nobody holds."""
+    def num_free_slots(self) -> int:
+        """Slots that no request has."""
         return len(self._free_slots)
 
     @property
-    def watches_repetition(self) -> bool:
-        """Whether anybody ends when it repeats itself."""
-        return self._watched > 0
+    def detects_repetition(self) -> bool:
+        """Whether any request ends when it repeats itself."""
+        return self._num_detecting > 0
 
-    def may_stop(self, tokens: Sequence[int]) -> bool:
-        """Whether one of the tokens ends somebody; a glance that spares looking at each request."""
-        return not self._stops.keys().isdisjoint(tokens)
+    def any_stop_token(self, tokens: Sequence[int]) -> bool:
+        """Whether one of the tokens stops some request; if not, no request has to be checked by itself."""
+        return not self._stop_counts.keys().isdisjoint(tokens)
 
-    def join(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """A new request waits."""
         self._by_id[request.id] = request
         self._count(request, 1)
         self.waiting.add(request)
 
-    def seat(self, request: Request) -> None:
-        """A waiting request takes a slot."""
+    def assign_slot(self, request: Request) -> None:
+        """A waiting request runs."""
         self.waiting.remove(request)
         request.slot = heapq.heappop(self._free_slots)
         self.running.add(request)
 
-    def unseat(self, request: Request) -> None:
+    def free_slot(self, request: Request) -> None:
         """A running request waits again."""
         self._free(request)
         self.waiting.add(request)
 
-    def leave(self, request: Request) -> None:
+    def remove(self, request: Request) -> None:
         """A request is over."""
         del self._by_id[request.id]
         self._count(request, -1)
@@ -89,9 +89,9 @@ class Roster:
         request.slot = None
 
     def _count(self, request: Request, by: int) -> None:
-        """Keep the tokens that end anybody."""
-        self._watched += by * (request.add.sampling.repetition_detection is not None)
+        """Count what could end the request before its token limit."""
+        self._num_detecting += by * (request.add.sampling.repetition_detection is not None)
         for token in request.stop_ids:
-            self._stops[token] = self._stops.get(token, 0) + by
-            if not self._stops[token]:
-                del self._stops[token]
+            self._stop_counts[token] = self._stop_counts.get(token, 0) + by
+            if not self._stop_counts[token]:
+                del self._stop_counts[token]

@@ -1,6 +1,6 @@
-"""Taking a running request's slot and blocks back: recompute them later, or keep their contents on the host.
+"""Preemption of a running request: its blocks are swapped to the host, or its tokens are computed again later.
 
-Decides which of the two, by what was asked or by what each would cost. Knows nothing about who is taken.
+Decides between the two, as configured or by estimated cost. Knows nothing about which request is preempted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from quire.config.scheduler import PreemptionMode
-from quire.kvcache.host import HostPool
+from quire.kvcache.host_pool import HostPool
 from quire.scheduler.request import Request
 from quire.scheduler.step import Step
 
@@ -26,12 +26,12 @@ class PreemptionCost(Protocol):
 
 
 class Preemption:
-    """Puts requests back.
+    """Frees the blocks of preempted requests, and brings swapped ones back.
 
     Args:
-        host: Host blocks; none of them means that everything is recomputed.
+        host: Host blocks; without any, everything is recomputed.
         mode: Always this one, as far as host blocks last; None for the cheaper one each time.
-        cost: What it is decided by when `mode` is None; without it, by recomputing.
+        cost: Estimates for mode None; without it, everything is recomputed.
     """
 
     def __init__(self, host: HostPool, mode: PreemptionMode | None = None, cost: PreemptionCost | None = None) -> None:
@@ -39,34 +39,33 @@ class Preemption:
         self._mode = mode
         self._cost = cost
 
-    def put_back(self, request: Request, step: Step, start_over: bool = False) -> None:
-        """Give its blocks back, within the step in the making; to `start_over` is to be recomputed whatever the mode.
-        The caller takes its slot."""
+    def preempt(self, request: Request, step: Step, recompute: bool = False) -> None:
+        """Free its blocks within `step`, whatever the mode by recomputing if `recompute`. The caller frees its slot."""
         request.preemptions += 1
-        if not start_over and self._swaps(request):
-            pairs = request.table.swap_out(self.host.take(request.table.num_blocks))
+        if not recompute and self._should_swap(request):
+            pairs = request.table.swap_out(self.host.allocate(request.table.num_blocks))
             step.swap_out += pairs
             request.swapped = True
         else:
-            request.table.release()
-            request.restart()
+            request.table.free()
+            request.reset_computed()
 
-    def bring_back(self, request: Request, step: Step) -> bool:
-        """Move a swapped request's blocks to the device again; False (and nothing taken) when there is no room."""
+    def swap_in(self, request: Request, step: Step) -> bool:
+        """Move a swapped request's blocks to the device again; False (and nothing allocated) when there is no room."""
         pairs = request.table.swap_in()
         if pairs is None:
             return False
         step.swap_in += pairs
-        self.host.give_back(host for host, _ in pairs)
+        self.host.free(host for host, _ in pairs)
         request.swapped = False
         return True
 
-    def drop(self, request: Request) -> None:
-        """A swapped request is over."""
-        self.host.give_back(request.table.drop_swapped())
+    def drop_swapped(self, request: Request) -> None:
+        """Free the host blocks of a swapped request that is over."""
+        self.host.free(request.table.drop_swapped())
         request.swapped = False
 
-    def _swaps(self, request: Request) -> bool:
+    def _should_swap(self, request: Request) -> bool:
         blocks = request.table.num_blocks
         if self._mode == "recompute" or not 0 < blocks <= self.host.num_free:
             return False

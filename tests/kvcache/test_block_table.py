@@ -1,40 +1,40 @@
-"""Tables take, share, copy before writing, leave behind, swap, and give everything back."""
+"""Tables allocate, share, copy before writing, free what is out of a window, swap, and free everything."""
 
 from __future__ import annotations
 
-from quire.kvcache.groups import FULL, GroupReach, capacity, tokens_held
-from quire.kvcache.pool import BlockPool
-from quire.kvcache.prefix import PrefixHashes
-from quire.kvcache.table import BlockTable
+from quire.kvcache.block_hashes import BlockHashes
+from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.block_table import BlockTable
+from quire.kvcache.groups import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
 
 SIZE = 4
 
 
 def hashes_of(tokens: list[int], salt: str = "") -> list[bytes]:
-    return PrefixHashes(SIZE, salt).upto(tokens, len(tokens))
+    return BlockHashes(SIZE, salt).upto(tokens, len(tokens))
 
 
 def test_a_table_grows_by_what_is_missing_or_not_at_all() -> None:
     pool = BlockPool(5, SIZE)
-    table, other = BlockTable(pool, FULL), BlockTable(pool, FULL)
+    table, other = BlockTable(pool, FULL_ATTENTION), BlockTable(pool, FULL_ATTENTION)
     first = table.reserve(0, 5)
     assert first is not None
     assert first.entries.indices == [0, 1]
     again = table.reserve(5, 8)
     assert again is not None
     assert not again.entries.blocks
-    assert table.missing(9, 64) == 1
+    assert table.num_blocks_to_allocate(9, 64) == 1
     assert other.reserve(0, 12) is not None
     assert table.reserve(8, 9) is None
     assert table.num_blocks == 2
-    other.release()
+    other.free()
     assert table.reserve(8, 9) is not None
-    table.release()
+    table.free()
     assert pool.num_free == 5
 
 
 def test_every_group_has_blocks_of_its_own() -> None:
-    reservation = BlockTable(BlockPool(4, SIZE), FULL * 2).reserve(0, 8)
+    reservation = BlockTable(BlockPool(4, SIZE), FULL_ATTENTION * 2).reserve(0, 8)
     assert reservation is not None
     assert sorted(zip(reservation.entries.groups, reservation.entries.indices, strict=True)) == [
         (0, 0),
@@ -47,7 +47,7 @@ def test_every_group_has_blocks_of_its_own() -> None:
 
 def test_a_shared_partial_block_is_copied_by_whoever_writes_first_and_the_last_writes_in_place() -> None:
     pool = BlockPool(6, SIZE)
-    parent, child = BlockTable(pool, FULL), BlockTable(pool, FULL)
+    parent, child = BlockTable(pool, FULL_ATTENTION), BlockTable(pool, FULL_ATTENTION)
     parent.reserve(0, 6)
     child.fork(parent, 6)
     assert pool.num_free == 4
@@ -60,14 +60,14 @@ def test_a_shared_partial_block_is_copied_by_whoever_writes_first_and_the_last_w
     in_place = parent.reserve(6, 7)
     assert in_place is not None
     assert not in_place.copies
-    parent.release()
-    child.release()
+    parent.free()
+    child.free()
     assert pool.num_free == 6
 
 
 def test_a_copy_needs_a_free_block() -> None:
     pool = BlockPool(2, SIZE)
-    parent, child = BlockTable(pool, FULL), BlockTable(pool, FULL)
+    parent, child = BlockTable(pool, FULL_ATTENTION), BlockTable(pool, FULL_ATTENTION)
     parent.reserve(0, 6)
     child.fork(parent, 6)
     assert child.reserve(6, 7) is None
@@ -77,33 +77,33 @@ def test_a_copy_needs_a_free_block() -> None:
 def test_a_prefix_is_found_by_tokens_and_salt() -> None:
     pool = BlockPool(8, SIZE)
     tokens = list(range(11))
-    first = BlockTable(pool, FULL)
+    first = BlockTable(pool, FULL_ATTENTION)
     first.reserve(0, 11)
-    first.publish(hashes_of(tokens), 11)
-    first.release()
-    assert BlockTable(pool, FULL).adopt(hashes_of(tokens, "other"), 11) == 0
-    assert BlockTable(pool, FULL).adopt(hashes_of([99, *tokens[1:]]), 11) == 0
-    again = BlockTable(pool, FULL)
-    assert again.adopt(hashes_of([*tokens[:8], 77, 78, 79, 80]), 11) == 8
+    first.cache_blocks(hashes_of(tokens), 11)
+    first.free()
+    assert BlockTable(pool, FULL_ATTENTION).match_prefix(hashes_of(tokens, "other"), 11) == 0
+    assert BlockTable(pool, FULL_ATTENTION).match_prefix(hashes_of([99, *tokens[1:]]), 11) == 0
+    again = BlockTable(pool, FULL_ATTENTION)
+    assert again.match_prefix(hashes_of([*tokens[:8], 77, 78, 79, 80]), 11) == 8
     assert pool.num_free == 6
-    again.release()
+    again.free()
     assert pool.num_free == 8
 
 
-def test_what_a_window_left_behind_is_free_and_a_hit_needs_only_what_is_seen() -> None:
+def test_what_a_window_no_longer_sees_is_free_and_a_hit_needs_only_what_is_seen() -> None:
     pool = BlockPool(20, SIZE)
-    groups = (GroupReach(None), GroupReach(5))
+    groups = (GroupWindow(None), GroupWindow(5))
     tokens = list(range(16))
     table = BlockTable(pool, groups)
     table.reserve(0, 16)
-    table.publish(hashes_of(tokens), 16)
-    table.leave_behind(16)
+    table.cache_blocks(hashes_of(tokens), 16)
+    table.free_out_of_window(16)
     assert table.num_blocks == 4 + 1  # the next token sees 12 to 15 and itself
-    table.leave_behind(17)
+    table.free_out_of_window(17)
     assert table.num_blocks == 5
-    table.release()
+    table.free()
     again = BlockTable(pool, groups)
-    assert again.adopt(hashes_of(tokens), 16) == 16
+    assert again.match_prefix(hashes_of(tokens), 16) == 16
     assert again.num_blocks == 5
     assert again.covers(16)
     assert not again.covers(14)
@@ -112,27 +112,27 @@ def test_what_a_window_left_behind_is_free_and_a_hit_needs_only_what_is_seen() -
 def test_a_hit_ends_where_a_group_has_lost_its_blocks() -> None:
     pool = BlockPool(8, SIZE)
     tokens = list(range(16))
-    table = BlockTable(pool, (GroupReach(4),))
+    table = BlockTable(pool, (GroupWindow(4),))
     table.reserve(0, 16)
-    table.publish(hashes_of(tokens), 16)
+    table.cache_blocks(hashes_of(tokens), 16)
     lost = table.entries().blocks[3]
-    table.release()
-    pool.forget(lost)
-    assert BlockTable(pool, (GroupReach(4),)).adopt(hashes_of(tokens), 16) == 12
+    table.free()
+    pool.evict(lost)
+    assert BlockTable(pool, (GroupWindow(4),)).match_prefix(hashes_of(tokens), 16) == 12
 
 
 def test_swapping_keeps_the_order_of_blocks() -> None:
     pool = BlockPool(4, SIZE)
-    table = BlockTable(pool, FULL)
+    table = BlockTable(pool, FULL_ATTENTION)
     table.reserve(0, 10)
     device = table.entries().blocks
     out = table.swap_out([5, 6, 7])
     assert out == list(zip(device, [5, 6, 7], strict=True))
     assert pool.num_free == 4
-    other = BlockTable(pool, FULL)
+    other = BlockTable(pool, FULL_ATTENTION)
     other.reserve(0, 8)
     assert table.swap_in() is None
-    other.release()
+    other.free()
     pairs = table.swap_in()
     assert pairs is not None
     assert [host for host, _ in pairs] == [5, 6, 7]
@@ -140,23 +140,23 @@ def test_swapping_keeps_the_order_of_blocks() -> None:
 
 
 def test_capacity_counts_what_all_groups_hold_at_once() -> None:
-    assert capacity(FULL, 10, 16, 64, 1_000) == 160
-    assert capacity(FULL, 10, 16, 64, 100) == 100
-    assert capacity(FULL * 2, 10, 16, 64, 1_000) == 80
+    assert capacity(FULL_ATTENTION, 10, 16, 64, 1_000) == 160
+    assert capacity(FULL_ATTENTION, 10, 16, 64, 100) == 100
+    assert capacity(FULL_ATTENTION * 2, 10, 16, 64, 1_000) == 80
     # a window of 20 moving by 12 holds at most (20 + 12) / 4 + 1 = 9 blocks
-    assert capacity((GroupReach(20),), 9, 4, 12, 1_000) == 1_000
-    assert capacity((GroupReach(20),), 8, 4, 12, 1_000) == 32
+    assert capacity((GroupWindow(20),), 9, 4, 12, 1_000) == 1_000
+    assert capacity((GroupWindow(20),), 8, 4, 12, 1_000) == 32
 
 
 def test_what_the_pool_holds_counts_every_group() -> None:
-    assert tokens_held(FULL, 10, 16, 64, 1_000) == 160
-    assert tokens_held(FULL * 2, 10, 16, 64, 1_000) == 80
+    assert max_cached_tokens(FULL_ATTENTION, 10, 16, 64, 1_000) == 160
+    assert max_cached_tokens(FULL_ATTENTION * 2, 10, 16, 64, 1_000) == 80
     # A sequence of 40 tokens takes 10 blocks of one group, and 9 of the other: 20 + 12 tokens, and one block more.
-    assert tokens_held((GroupReach(), GroupReach(20)), 38, 4, 12, 40) == 80
+    assert max_cached_tokens((GroupWindow(), GroupWindow(20)), 38, 4, 12, 40) == 80
 
 
 def test_hashes_are_a_chain_over_all_tokens_before() -> None:
-    chain = PrefixHashes(SIZE)
+    chain = BlockHashes(SIZE)
     tokens = list(range(12))
     assert chain.upto(tokens, 7)[:1] == hashes_of(tokens)[:1]
     assert chain.upto(tokens, 12) == hashes_of(tokens)
@@ -168,10 +168,10 @@ def test_hashes_are_a_chain_over_all_tokens_before() -> None:
 
 def test_a_hit_is_looked_for_no_further_than_where_all_is_seen() -> None:
     pool, tokens = BlockPool(20, SIZE), list(range(40))
-    first = BlockTable(pool, (GroupReach(None), GroupReach(5)))
+    first = BlockTable(pool, (GroupWindow(None), GroupWindow(5)))
     first.reserve(0, 40)
-    first.publish(hashes_of(tokens), 12)
+    first.cache_blocks(hashes_of(tokens), 12)
     asked: list[bytes] = []
     chain = (asked.append(digest) or digest for digest in hashes_of(tokens))  # type: ignore[func-returns-value]
-    assert BlockTable(pool, (GroupReach(None), GroupReach(5))).adopt(chain, 40) == 12
+    assert BlockTable(pool, (GroupWindow(None), GroupWindow(5))).match_prefix(chain, 40) == 12
     assert len(asked) == 4

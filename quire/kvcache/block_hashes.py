@@ -1,6 +1,6 @@
 """Hash chains over blocks of tokens: equal hashes mean equal tokens from the very beginning, and equal salts.
 
-sha256, so that nobody can make two prompts meet by choosing tokens. Knows nothing about blocks being held or free.
+sha256, so that nobody can make two prompts meet by choosing tokens. Knows nothing about the pool.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 _ID_BYTES = 8
-"""Of a token as it is hashed."""
+"""Bytes of a token id as it is hashed."""
 
 
-class PrefixHashes:
-    """The chain of one sequence; each block is hashed once, however often it is asked for.
+class BlockHashes:
+    """The block hashes of one sequence; each block is hashed once.
 
     Args:
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         salt: Sequences of different salts share nothing.
-        head: The first tokens as int64, as many as somebody has them so: turning numbers into bytes takes half as long
-            as hashing them. Kept until more is hashed.
+        head: The first tokens as int64 bytes, as far as the caller has them: converting ids to bytes takes half as long
+            as hashing them. Kept until more tokens are hashed.
     """
 
     def __init__(self, block_size: int, salt: str = "", head: bytes = b"") -> None:
@@ -28,16 +28,16 @@ class PrefixHashes:
         self._head = head
         self._hashes: list[bytes] = []
         self._root = sha256(b"quire prefix\0" + salt.encode()).digest()
-        self._trunk: PrefixHashes | None = None
-        self._shared = 0  # blocks that are taken from the trunk
+        self._trunk: BlockHashes | None = None
+        self._shared = 0  # blocks that are hashed by the trunk
 
-    def salted(self, salt: str) -> PrefixHashes:
+    def salted(self, salt: str) -> BlockHashes:
         """The chain of the same sequence under another salt, from the beginning."""
-        return PrefixHashes(self._block_size, salt, self._head)
+        return BlockHashes(self._block_size, salt, self._head)
 
-    def branch(self, length: int) -> PrefixHashes:
-        """The chain of another sequence that begins with the same `length` tokens; these are hashed once for both."""
-        other = PrefixHashes(self._block_size, head=self._head[: length * _ID_BYTES])
+    def branch(self, length: int) -> BlockHashes:
+        """The hashes of another sequence that begins with the same `length` tokens, which are hashed once for both."""
+        other = BlockHashes(self._block_size, head=self._head[: length * _ID_BYTES])
         other._root = self._root
         other._trunk, other._shared = self, length // self._block_size
         return other
@@ -53,7 +53,7 @@ class PrefixHashes:
         return self._hashes
 
     def each(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
-        """The same one by one, hashed not much farther than it is read: in runs, each one longer than all before."""
+        """The same one by one. Hashes in runs that double in length, so little more than what is read."""
         count, hashes, index = length // self._block_size, self._hashes, 0
         while index < count:
             if index == len(hashes):
@@ -63,7 +63,7 @@ class PrefixHashes:
             index = end
 
     def _hash(self, tokens: Sequence[int], count: int) -> None:
-        """The chain's links that are missing among its first `count`."""
+        """Hash the blocks that are missing among the first `count`."""
         hashes, step = self._hashes, self._block_size * _ID_BYTES
         if self._trunk is not None:
             shared = min(count, self._shared)

@@ -1,4 +1,4 @@
-"""The host pool: which host blocks hold what preempted sequences left. One holder each, so nothing is counted."""
+"""The pool of host blocks that preempted sequences are swapped to. A host block has one holder, so none is counted."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class HostPool:
         """Host blocks that nobody holds."""
         return sum(map(len, self._free))
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """`count` host blocks, of which there must be as many: from the smallest run that has them all, or else from
         the largest runs.
         """
         assert count <= self.num_free
-        taken: list[int] = []
-        while left := count - len(taken):
+        allocated: list[int] = []
+        while left := count - len(allocated):
             enough = [run for run in self._free if len(run) >= left]
             run = min(enough, key=len) if enough else max(self._free, key=len)
-            taken += run[:left]
+            allocated += run[:left]
             at = self._free.index(run)
             self._free[at : at + 1] = [run[left:]] if len(run) > left else []
-        return taken
+        return allocated
 
-    def give_back(self, blocks: Iterable[int]) -> None:
-        """They hold nothing of value any more."""
+    def free(self, blocks: Iterable[int]) -> None:
+        """Their contents are not needed any more."""
         free: list[range] = []
         for run in sorted([*self._free, *(range(block, block + 1) for block in blocks)], key=lambda run: run.start):
             if free and run.start <= free[-1].stop:
-                assert run.start == free[-1].stop, "host blocks are given back twice"
+                assert run.start == free[-1].stop, "host blocks are freed twice"
                 run = range(free.pop().start, run.stop)
             free.append(run)
         self._free = free

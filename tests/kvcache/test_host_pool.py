@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from quire.kvcache.host import HostPool
+from quire.kvcache.host_pool import HostPool
 
 
 def number_of_runs(blocks: list[int]) -> int:
@@ -19,9 +19,9 @@ def test_every_block_has_one_holder_at_most() -> None:
     held: list[list[int]] = []
     for _ in range(500):
         if held and choose.random() < 0.5:
-            pool.give_back(held.pop(choose.randrange(len(held))))
+            pool.free(held.pop(choose.randrange(len(held))))
         else:
-            held.append(pool.take(choose.randint(0, pool.num_free)))
+            held.append(pool.allocate(choose.randint(0, pool.num_free)))
         numbers = [block for blocks in held for block in blocks]
         assert len(set(numbers)) == len(numbers) == 50 - pool.num_free
         assert set(numbers) <= set(range(50))
@@ -29,35 +29,35 @@ def test_every_block_has_one_holder_at_most() -> None:
 
 def test_blocks_are_one_run_whatever_came_back_in_which_order() -> None:
     pool = HostPool(100)
-    first, second, third = pool.take(30), pool.take(20), pool.take(40)
-    pool.give_back(reversed(second))
-    assert number_of_runs(pool.take(15)) == 1
-    pool.give_back(first)
-    assert number_of_runs(pool.take(30)) == 1
-    pool.give_back(third)
-    assert pool.take(50) == list(range(45, 95)), "what came back is joined with what was free"
+    first, second, third = pool.allocate(30), pool.allocate(20), pool.allocate(40)
+    pool.free(reversed(second))
+    assert number_of_runs(pool.allocate(15)) == 1
+    pool.free(first)
+    assert number_of_runs(pool.allocate(30)) == 1
+    pool.free(third)
+    assert pool.allocate(50) == list(range(45, 95)), "what came back is joined with what was free"
 
 
 def test_a_gap_that_fits_is_taken_before_a_larger_one() -> None:
     pool = HostPool(100)
-    gap = pool.take(10)
-    pool.take(10)
-    pool.give_back(gap)
-    assert pool.take(10) == gap
-    assert pool.take(80) == list(range(20, 100))
+    gap = pool.allocate(10)
+    pool.allocate(10)
+    pool.free(gap)
+    assert pool.allocate(10) == gap
+    assert pool.allocate(80) == list(range(20, 100))
 
 
 def test_blocks_come_from_few_gaps_where_none_has_them_all() -> None:
     pool = HostPool(60)
-    parts = [pool.take(10) for _ in range(6)]
+    parts = [pool.allocate(10) for _ in range(6)]
     for part in parts[::2]:
-        pool.give_back(part)
-    assert number_of_runs(pool.take(25)) == 3
+        pool.free(part)
+    assert number_of_runs(pool.allocate(25)) == 3
 
 
 def test_a_block_comes_back_once() -> None:
     pool = HostPool(4)
-    blocks = pool.take(2)
-    pool.give_back(blocks)
+    blocks = pool.allocate(2)
+    pool.free(blocks)
     with pytest.raises(AssertionError, match="twice"):
-        pool.give_back(blocks)
+        pool.free(blocks)

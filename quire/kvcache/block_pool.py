@@ -1,0 +1,115 @@
+"""The pool of KV blocks: reference counts, and a free list that is at the same time the prefix cache.
+
+A free block keeps its contents until it is allocated again. Blocks without cached contents are allocated first, then
+the one that has been free for the longest time: the free list is the LRU order of the cache, there is no second
+structure (after nano-vllm's BlockManager). Knows nothing about sequences or bytes. Block ids run from 1; block 0 is the
+dummy that padding writes to, and is never allocated.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+DUMMY_BLOCK = 0
+BlockKey = tuple[int, bytes]
+"""Identifies a full block's contents: its KV group, and the hash of all tokens up to its end."""
+
+
+class BlockPool:
+    """Hands out blocks 1..num_blocks.
+
+    Args:
+        num_blocks: Usable blocks, the dummy not counted.
+        block_size: Tokens per block.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        assert num_blocks > 0 and block_size > 0
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._ref_counts = [0] * (num_blocks + 1)
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._key_of: dict[int, BlockKey] = {}
+        self._block_of: dict[BlockKey, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, with or without cached contents."""
+        return len(self._free)
+
+    def blocks_for(self, length: int) -> int:
+        """Blocks that `length` tokens take."""
+        return -(-length // self.block_size)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` free blocks with one reference each, or None (and nothing allocated) when there are fewer."""
+        free, ref_counts, cached = self._free, self._ref_counts, self._key_of
+        if count > len(free):
+            return None
+        blocks = []
+        for _ in range(count):
+            block, _ = free.popitem(last=False)
+            ref_counts[block] = 1
+            if block in cached:
+                self.evict(block)
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more holder for each block, which is held already or free with cached contents."""
+        free, ref_counts, cached = self._free, self._ref_counts, self._key_of
+        for block in blocks:
+            if ref_counts[block] == 0:
+                assert block in cached, f"block {block} is free and its contents are not cached"
+                del free[block]
+            ref_counts[block] += 1
+
+    def is_shared(self, block: int) -> bool:
+        """Whether the block has several holders, so that it must be copied before it is written."""
+        return self._ref_counts[block] > 1
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """One holder fewer for each; a block nobody holds is free at once, since all its uses share one stream."""
+        free, ref_counts, cached = self._free, self._ref_counts, self._key_of
+        for block in blocks:
+            assert ref_counts[block] > 0, f"block {block} is freed twice"
+            ref_counts[block] -= 1
+            if ref_counts[block] == 0:
+                free[block] = None
+                if block not in cached:
+                    free.move_to_end(block, last=False)  # allocated before blocks with cached contents
+
+    # --- prefix cache -----------------------------------------------------------------------------------------------
+
+    def cache_block(self, block: int, key: BlockKey) -> None:
+        """A held block is full, with these contents. Of several blocks with one key, the first is the one found."""
+        if key not in self._block_of and block not in self._key_of:
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def get_cached_block(self, key: BlockKey) -> int | None:
+        """A block with these contents, held or free."""
+        return self._block_of.get(key)
+
+    def get_cached_run(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
+        """Cached blocks for one hash after another, up to the first that is not cached: the hashes and their blocks."""
+        get, found, blocks = self._block_of.get, [], []
+        for block_hash in hashes:
+            block = get((group, block_hash))
+            if block is None:
+                break
+            found.append(block_hash)
+            blocks.append(block)
+        return found, blocks
+
+    def evict(self, block: int) -> None:
+        """The block's contents are not found any more."""
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
+
+    def reset_prefix_cache(self) -> None:
+        """Evict all blocks."""
+        self._key_of.clear()
+        self._block_of.clear()
