@@ -23,7 +23,7 @@ class Signalled:
 
 @dataclass(frozen=True)
 class Reported:
-    """A child said something."""
+    """A child sent a report."""
 
     child: ChildProcess
     report: StatusReport
@@ -39,8 +39,8 @@ class Died:
 Event = Signalled | Reported | Died
 
 
-class Events:
-    """The supervisor's ears. Owns the handlers of SIGTERM and SIGINT until `close`."""
+class ProcessEvents:
+    """Waits for signals and children with one selector. Owns the handlers of SIGTERM and SIGINT until `close`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -52,12 +52,12 @@ class Events:
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
 
     def watch(self, child: ChildProcess) -> None:
-        """Listen to one more child."""
+        """Wait for one more child, too."""
         self._selector.register(child.pid_fd, selectors.EVENT_READ, child)
         self._selector.register(child.report_fd, selectors.EVENT_READ, child)
 
     def wait(self, timeout: float | None) -> Iterator[Event]:
-        """What has happened, waiting up to `timeout` seconds for the first thing."""
+        """Events, after waiting up to `timeout` seconds for the first."""
         dead: list[ChildProcess] = []
         for key, _ in self._selector.select(timeout):
             child = key.data
@@ -75,7 +75,7 @@ class Events:
             yield Died(child)
 
     def close(self) -> None:
-        """Put the signal handlers back as they were."""
+        """Restore the signal handlers."""
         signal.set_wakeup_fd(self._previous_wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)

@@ -1,7 +1,7 @@
-"""The supervisor: starts engine and API process, says when they are ready, drains them, and exits with the truth.
+"""The supervisor: starts engine and API process, announces when they are ready, drains them, and exits with a code.
 
-starting → ready → draining → dead. A child that dies is seen at once and said in one line with its cause, the last that
-is printed. Restarting a dead engine and replaying its requests will hang on `_engine_died`.
+starting → ready → draining. A child that dies is noticed at once; the last line printed names it and the cause.
+Restarting a dead engine and replaying its requests would begin in `_engine_died`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from quire.errors import SETUP_ERRORS, SetupError
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import EXIT_CRASHED, LaunchConfig, StatusReport
 from quire.supervisor.announce import announce_ready, say
-from quire.supervisor.process_events import Died, Event, Events, Reported, Signalled
+from quire.supervisor.process_events import Died, Event, ProcessEvents, Reported, Signalled
 
-LAST_WORDS_S = 5.0
-"""What a process gets to end after it was told to, beyond the drain."""
+STOP_TIMEOUT_S = 5.0
+"""What a process gets to end after it was told to, in seconds, beyond the drain."""
 
 
 class State(Enum):
-    """Where the whole of the processes stands."""
+    """What the processes are doing together."""
 
     STARTING = "starting"
     READY = "ready"
@@ -52,7 +52,7 @@ class Supervisor:
         self._started = time.monotonic()
         self._ready: set[str] = set()
         self._exit_code: int | None = None
-        self._events = Events()  # from here on signals are heard
+        self._events = ProcessEvents()  # from here on signals are received
         self._startup: dict[str, float] = {}
         self._kv_tokens = 0
 
@@ -101,10 +101,10 @@ class Supervisor:
             announce_ready(self._config, self._listener, took, self._startup, self._kv_tokens)
 
     def _engine_died(self) -> int:
-        """Open streams get an error that says why, then everything ends. (Restart and replay belong here.)"""
+        """Tell the API process, whose open streams get an error, and wait until it ends. Returns the exit code."""
         code = self._child_died(self._engine)
         report_death(self._directory, 0, self._engine.cause_of_death())
-        self._wait_for(self._api, LAST_WORDS_S)
+        self._wait_for(self._api, STOP_TIMEOUT_S)
         return code
 
     def _child_died(self, child: ChildProcess) -> int:
@@ -122,12 +122,14 @@ class Supervisor:
         self._state = State.DRAINING
         timeout = self._config.server.shutdown_timeout
         say(f"{signal.Signals(number).name}: open requests get {timeout:g} s to finish; a second signal ends them now")
-        for child, patience in ((self._api, timeout + LAST_WORDS_S), (self._engine, LAST_WORDS_S)):
+        for child, patience in ((self._api, timeout + STOP_TIMEOUT_S), (self._engine, STOP_TIMEOUT_S)):
             child.signal(signal.SIGTERM)
-            again = self._wait_for(child, patience)
-            if again:
-                self._last_line = f"stopped at once by {signal.Signals(again).name}"
-                return 128 + again
+            match self._wait_for(child, patience):
+                case Signalled(again):
+                    self._last_line = f"stopped at once by {signal.Signals(again).name}"
+                    return 128 + again
+                case Died():
+                    return self._engine_died()
             stopped_early = child.name not in self._ready and child.exit_code() == -signal.SIGTERM
             if child.exit_code() != 0 and not stopped_early:
                 self._last_line = f"{child.name} process did not end cleanly: {self._how_it_ended(child)}"
@@ -138,14 +140,18 @@ class Supervisor:
     def _how_it_ended(self, child: ChildProcess) -> str:
         return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
 
-    def _wait_for(self, child: ChildProcess, seconds: float) -> int:
-        """Until the child is gone or the time is over; the number of a signal that came meanwhile, or 0."""
+    def _wait_for(self, child: ChildProcess, seconds: float) -> Signalled | Died | None:
+        """Until the child is gone or the time is over, or something cuts this short, which is returned: a signal, or
+        the death of the engine while the API process still needs it."""
         deadline = time.monotonic() + seconds
         while child.exit_code() is None and (left := deadline - time.monotonic()) > 0:
             for event in self._events.wait(left):
-                if isinstance(event, Signalled):
-                    return event.number
-        return 0
+                match event:
+                    case Signalled():
+                        return event
+                    case Died(other) if other is self._engine and child is self._api:
+                        return event
+        return None
 
     def _end_children(self) -> None:
         for child in (self._api, self._engine):

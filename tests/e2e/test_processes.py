@@ -145,6 +145,21 @@ def test_a_killed_engine_is_said_at_once_to_streams_and_operator(server: QuireSe
     assert "see above" not in server.log
 
 
+def test_an_engine_that_is_killed_during_the_drain_is_said_at_once_too(checkpoint: Path) -> None:
+    with QuireServe(str(checkpoint), "--port", "0", "--shutdown-timeout", "120") as server:
+        reader = Reader(server.wait_ready(), LONG | {"n": 64, "temperature": 1.0})
+        server.signal()
+        server.wait_line("SIGTERM")
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        killed = time.monotonic()
+        reader.join(15)
+        assert time.monotonic() - killed < 5
+        assert json.loads(reader.lines[-2])["error"]["code"] == "engine_dead"
+        assert reader.lines[-1] == "[DONE]"
+        assert server.wait(15) == 70
+        assert "engine process died: it was ended by SIGKILL" in server.last_line
+
+
 def test_a_killed_api_process_ends_the_server_with_its_cause(server: QuireServe) -> None:
     os.kill(server.children()["api"], signal.SIGKILL)
     assert server.wait(15) == 70
