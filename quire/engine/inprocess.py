@@ -12,7 +12,9 @@ from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
+from quire.engine.interrupts import InterruptGuard
 from quire.engine.masks import Masker
+from quire.errors import EngineDeadError
 from quire.executor.executor import Executor
 from quire.messages import FromEngine, ToEngine
 
@@ -47,6 +49,9 @@ class InProcessClient:
         runtime_info: Of the model on this device.
         masker: See EngineCore.
 
+    Attributes:
+        interrupts: Keeps Ctrl-C from breaking a turn of the loop, where it is installed.
+
     Raises:
         SetupError: The model cannot be served.
     """
@@ -67,6 +72,8 @@ class InProcessClient:
             config, device_limits, runtime_info or ModelRuntimeInfo(), executor, self._port, self._clock, masker
         )
         self._executor = executor
+        self._failure = ""  # of a turn
+        self.interrupts = InterruptGuard()
         self._port.outbox.append(self._core.ready)
 
     def counts(self) -> dict[str, int]:
@@ -77,14 +84,24 @@ class InProcessClient:
         self._port.inbox.put(message)
 
     def receive(self, timeout: float | None) -> FromEngine | None:
-        """See EngineClient. Raises what a step raised."""
+        """See EngineClient. Raises what a step raised, and from then on EngineDeadError."""
         deadline = None if timeout is None else self._clock.now() + timeout
         while not self._port.outbox:
             left = None if deadline is None else max(0.0, deadline - self._clock.now())
-            self._core.turn(left)
+            self._turn(left)
             if not self._port.outbox and left == 0.0:
                 return None
         return self._port.outbox.popleft()
+
+    def _turn(self, wait: float | None) -> None:
+        if self._failure:
+            raise EngineDeadError(f"The engine stopped in the middle of a step ({self._failure}). Create a new LLM.")
+        with self.interrupts:
+            try:
+                self._core.turn(wait)
+            except BaseException as error:  # what the turn left half done cannot be relied on
+                self._failure = f"{type(error).__name__}: {error}".removesuffix(": ")
+                raise
 
     def close(self) -> None:
         self._executor.close()

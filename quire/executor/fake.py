@@ -114,7 +114,9 @@ class FakeExecutor:
         self._apply_changes(plan)
         self._move_rows(plan)
         prompt_logprobs = self._score_prompts(plan)
-        return msgspec.structs.replace(self._sample(plan), prompt_logprobs=prompt_logprobs)
+        result = msgspec.structs.replace(self._sample(plan), prompt_logprobs=prompt_logprobs)
+        self._fault("collect", plan.step)
+        return result
 
     def close(self) -> None:
         self._plans.clear()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from quire.engine.client import EngineClient
+from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
 from quire.messages import Abort, Deltas, FromEngine
 from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class OfflineRun:
     """Submits sequences and collects what comes back. The engine starts while later ones are still being submitted.
 
-    A context manager: leaving it early, by an error or an interrupt, aborts the sequences that still run.
+    A context manager: leaving it early, by an error or an interrupt, aborts the sequences that still run. Ctrl-C takes
+    effect between two turns of the engine's loop, or at once when it is pressed twice; then the engine is lost.
 
     Args:
         engine: Runs whenever messages are received from it.
@@ -30,7 +31,7 @@ class OfflineRun:
         bar: Shows how many sequences have ended; None for no bar.
     """
 
-    def __init__(self, engine: EngineClient, head_start: int | None = None, bar: ProgressBar | None = None) -> None:
+    def __init__(self, engine: InProcessClient, head_start: int | None = None, bar: ProgressBar | None = None) -> None:
         self._engine = engine
         self._head_start = head_start
         self._bar = bar
@@ -39,11 +40,13 @@ class OfflineRun:
         self._errors: list[str] = []
 
     def __enter__(self) -> OfflineRun:
+        self._engine.interrupts.install()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._engine.interrupts.uninstall()
         if self._open:  # the next call must not receive their tokens
             self._engine.send(Abort(list(self._open)))
 
