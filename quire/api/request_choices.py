@@ -90,6 +90,21 @@ class RequestChoices:
                 on_delta(index, delta)
         return whole
 
+    def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]:
+        """Token counts of one choice and its prompt.
+
+        Args:
+            num_tokens: Of the choice; by default all that it has.
+        """
+        prompt_tokens = self._collector.adds[index].prompt_len
+        completion_tokens = self.states[index].num_tokens if num_tokens is None else num_tokens
+        completion_tokens *= self._show_output
+        return {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "completion_tokens": completion_tokens,
+        }
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's token counts. Of a prompt with several choices, the first one's cached tokens count."""
         completion = self.completion_tokens

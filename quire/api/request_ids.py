@@ -1,4 +1,4 @@
-"""A name for each request: the client's own X-Request-Id if it is a decent one, else a random one."""
+"""An id for each request: the client's own if it sends a valid one, in a header or in the body, else a random one."""
 
 from __future__ import annotations
 
@@ -6,37 +6,53 @@ import re
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.errors import RequestError
+
 HEADER = "X-Request-Id"
-_DECENT = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_VALID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class RequestIdMiddleware:
-    """ASGI layer: `scope["state"]["request_id"]`, and the header on the answer."""
+    """ASGI middleware: sets `scope["state"]["request_id"]`, and the header of the response."""
 
     def __init__(self, app: ASGIApp, *, always_answer: bool) -> None:
         """
         Args:
             app: What runs inside.
-            always_answer: Send the header also where the request brought none.
+            always_answer: Send the header also when the request brought none.
         """
         self._app = app
         self._always = always_answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get(HEADER, "")
-        own = _DECENT.fullmatch(given) is not None
-        request_id = given if own else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        own = _VALID.fullmatch(given) is not None
+        state = scope.setdefault("state", {})
+        state["request_id"] = given if own else uuid.uuid4().hex
 
-        async def named(message: Message) -> None:
+        async def with_header(message: Message) -> None:
             if message["type"] == "http.response.start" and (own or self._always):
-                MutableHeaders(scope=message)[HEADER] = request_id
+                MutableHeaders(scope=message)[HEADER] = state["request_id"]
             await send(message)
 
-        await self._app(scope, receive, named)
+        await self._app(scope, receive, with_header)
+
+
+def use_request_id(request: Request, given: str | None) -> None:
+    """Take the id of the body's `request_id`. That of the header goes first, as in vLLM.
+
+    Raises:
+        RequestError: It has other characters than ids may have, or too many.
+    """
+    if given is None:
+        return
+    if not _VALID.fullmatch(given):
+        raise RequestError("request_id must have 1 to 128 letters, digits or characters of '._:-'.", param="request_id")
+    if not _VALID.fullmatch(request.headers.get(HEADER, "")):
+        request.state.request_id = given

@@ -102,7 +102,7 @@ class SseWriter:
         if index not in self._around_text:
             self._around_text[index] = self._split_at_text(index)
             if (first := self._serializer.first_chunk(index)) is not None:
-                data = self._chunk(index, first)
+                data = self._chunk(index, first, num_tokens=0)
         if self._text_only:
             if gained.text:
                 before, behind = self._around_text[index]
@@ -119,10 +119,15 @@ class SseWriter:
         before, _, behind = chunk.rpartition(_encode(_ANY_TEXT))
         return before, behind
 
-    def _chunk(self, index: int, fields: dict[str, Any]) -> bytes:
+    def _chunk(self, index: int, fields: dict[str, Any], num_tokens: int | None = None) -> bytes:
+        """A chunk of one choice.
+
+        Args:
+            num_tokens: Tokens of the choice up to here; by default all that it has.
+        """
         body = {**self._head, **fields}
         if self._every_usage:
-            body["usage"] = self._choices.usage()
+            body["usage"] = self._choices.usage_of(index, num_tokens)
         elif self._last_usage:
             body["usage"] = None
         return event(body)

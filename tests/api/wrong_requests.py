@@ -177,7 +177,11 @@ CHAT = [
     unsupported("use_beam_search", True),
     unsupported("reasoning_effort", "high"),
     unsupported("modalities", ["audio"]),
-    unsupported("request_id", "mine", "send the header X-Request-Id"),
+    chat("a request id with spaces", "request_id must have 1 to 128 letters, digits or characters of '._:-'.",
+          "request_id", request_id="a b"),
+    chat("an empty request id", "request_id must have 1 to 128 letters, digits or characters of '._:-'.",
+          "request_id", request_id=""),
+    chat("a request id that is a number", "request_id must be a valid string.", "request_id", request_id=5),
 ]  # fmt: skip
 
 TOKENS = [

@@ -108,6 +108,6 @@ SAMPLING = [
     completion("echo is a text", "echo must be a valid boolean.", "echo", echo="yes"),
     completion("echo with logprobs in a stream", "echo with logprobs cannot be streamed: leave one of them out.",
                 "echo", echo=True, logprobs=1, stream=True),
-    chat("echo in a chat", "'echo' is not supported yet: leave it out.", "echo", echo=True),
+    chat("echo of a chat is a text", "echo must be a valid boolean.", "echo", echo="yes"),
     unsupported("thinking_token_budget", 5),
 ]  # fmt: skip

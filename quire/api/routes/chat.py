@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.request_body import openapi_body, read_body
+from quire.api.request_ids import use_request_id
 from quire.api.schemas.chat import ChatRequest
 from quire.api.serializers import ChatSerializer
 from quire.api.serving import Serving
-from quire.api.token_names import TokenNames
 from quire.sampling import SamplingParams
 
 
@@ -26,6 +26,7 @@ def add_chat(app: FastAPI, serving: Serving) -> None:
 
 
 async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Response:
+    use_request_id(request, fields.request_id)
     serving.model_name(fields.model)
     fields.check_stream_options()
     longest = serving.session.submission.longest
@@ -45,10 +46,11 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
         collector = serving.session.add_request([tokens], params, **options)
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
     serializer = ChatSerializer(
-        TokenNames(tokenizer),
+        fields.token_names(tokenizer),
         params.num_reported,
         role,
         fields.prompt_fields(collector.prompts, tokenizer),
+        echo=fields.echoed(role),
         token_ids=bool(fields.return_token_ids),
     )
     return await serving.respond(request, fields, collector, serializer)

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.engine_session import MAX_SEQUENCES
 from quire.api.request_body import openapi_body, read_body
+from quire.api.request_ids import use_request_id
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.serializers import CompletionSerializer
 from quire.api.serving import Serving
-from quire.api.token_names import TokenNames
 from quire.errors import RequestError
 from quire.sampling import SamplingParams
 
@@ -32,6 +32,7 @@ def add_completions(app: FastAPI, serving: Serving) -> None:
 
 
 async def _answer(serving: Serving, request: Request, fields: CompletionRequest) -> Response:
+    use_request_id(request, fields.request_id)
     serving.model_name(fields.model)
     fields.check_stream_options()
     longest = serving.session.submission.longest
@@ -49,7 +50,7 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
     collector = serving.session.add_request(tokens, params, **options)
     tokenizer = serving.text.tokenizer
     serializer = CompletionSerializer(
-        TokenNames(tokenizer),
+        fields.token_names(tokenizer),
         params.num_reported is not None,
         fields.prompt_fields(collector.prompts, tokenizer),
         echo=bool(fields.echo),

@@ -44,6 +44,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(default=None, description="Default: all that the context leaves.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    echo: bool | None = Field(default=None, description="Begin with the last message, if the answer has its role.")
     add_generation_prompt: bool | None = Field(default=None, description="Default true.")
     continue_final_message: bool | None = Field(default=None, description="Go on with the last message.")
     add_special_tokens: bool | None = Field(default=None, description="Default false: the template has them.")
@@ -65,6 +66,24 @@ class ChatRequest(SamplingFields):
                 param="max_completion_tokens",
             )
         return older if newer is None else newer
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the head of a new message; else the last message goes on."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    def echoed(self, role: str) -> str:
+        """The text that begins the answer: with `echo` the last message, if the answer goes on with it or has its role.
+
+        Args:
+            role: Of the answer.
+        """
+        if not self.echo or (self.opens_answer and self.messages[-1].role != role):
+            return ""
+        (last,) = plain_messages(self.messages[-1:], knows_developer=True)
+        return str(last["content"])
 
     @contextmanager
     def named_as_sent(self) -> Iterator[None]:

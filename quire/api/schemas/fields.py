@@ -46,10 +46,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "prompt_embeds": (),
     "reasoning_effort": (),
-    "request_id": (),
     "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "return_tokens_as_token_ids": (False,),
     "structured_outputs": ({},),
     "suffix": ("",),
     "thinking_token_budget": (),
@@ -64,7 +62,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 _ADVICE = {
     "chat_template": "start the server with --chat-template",
-    "request_id": "send the header X-Request-Id",
 }
 _LONGEST_NAME = 64
 

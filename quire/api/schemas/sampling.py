@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.prompt_fields import PromptFields
+from quire.api.token_names import TokenNames
 from quire.errors import RequestError
 from quire.sampling import RepetitionDetectionParams, SamplingParams
 from quire.text.bad_words import bad_word_tokens
@@ -28,7 +29,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool | None = Field(default=None, description="A last chunk with the token counts.")
-    continuous_usage_stats: bool | None = Field(default=None, description="Token counts so far in every chunk.")
+    continuous_usage_stats: bool | None = Field(default=None, description="In every chunk, so far.")
     include_obfuscation: bool | None = Field(default=None, description="Ignored: nothing is padded here.")
 
 
@@ -82,6 +83,10 @@ class SamplingFields(BaseModel):
     return_token_ids: bool | None = Field(
         default=None, description="Also return prompt_token_ids, and the answer's token_ids."
     )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="Log probabilities name tokens by id: 'token_id:123'."
+    )
+    request_id: str | None = Field(default=None, description="Id of the request, unless X-Request-Id is sent.")
     stream: bool | None = Field(default=None, description="Server-sent events.")
     stream_options: StreamOptions | None = None
 
@@ -120,6 +125,10 @@ class SamplingFields(BaseModel):
             "cache_salt": self.cache_salt or "",
             "bad_words": bad_word_tokens(tokenizer, self.bad_words),
         }
+
+    def token_names(self, tokenizer: Tokenizer | None) -> TokenNames:
+        """How log probabilities name tokens."""
+        return TokenNames(tokenizer, as_ids=bool(self.return_tokens_as_token_ids))
 
     def prompt_fields(self, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer | None) -> PromptFields:
         """What the response says about the prompts.
