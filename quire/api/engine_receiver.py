@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from quire.engine.client import EngineClient
+from quire.engine.client import EngineClient, Lost
 from quire.messages import Dead, FromEngine
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ WAIT_S = 0.2
 class EngineReceiver:
     """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead."""
 
-    def __init__(self, client: EngineClient, on_message: Callable[[FromEngine], None]) -> None:
+    def __init__(self, client: EngineClient, on_message: Callable[[FromEngine | Lost], None]) -> None:
         """
         Args:
             client: Whose `receive` is called, by this thread only.

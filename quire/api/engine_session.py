@@ -18,7 +18,7 @@ from quire.api.engine_receiver import EngineReceiver
 from quire.api.output_collector import OutputCollector
 from quire.clock import Clock, SystemClock
 from quire.config import Config
-from quire.engine.client import EngineClient
+from quire.engine.client import EngineClient, Lost
 from quire.engine.submission import Submission
 from quire.errors import EngineDeadError, GenerationError, QuireError, RequestError, UnavailableError
 from quire.messages import (
@@ -242,7 +242,7 @@ class EngineSession:
 
     # --- messages from the engine -----------------------------------------------------------------------------------
 
-    def _on_message(self, message: FromEngine) -> None:
+    def _on_message(self, message: FromEngine | Lost) -> None:
         match message:
             case Deltas():
                 self._on_deltas(message, self._clock.now())
@@ -256,6 +256,8 @@ class EngineSession:
                     answer.set_result(message)
             case Dead():
                 self._on_dead(message)
+            case Lost():
+                self._on_lost(message)
 
     def _on_ready(self, ready: Ready) -> None:
         if self.ready is not None:
@@ -297,15 +299,27 @@ class EngineSession:
                     continue
             stream.put(sequence, delta)
 
+    def _on_lost(self, message: Lost) -> None:
+        """It may have been about any open request, or have been the engine's Ready."""
+        if self.ready is None:
+            self._on_dead(Dead(message.reason))
+            return
+        error = GenerationError("A message of the engine was lost. Send the request again.")
+        self._fail_all(error, "error")
+        self._fail_controls(error)
+
     def _on_dead(self, message: Dead) -> None:
         logger.error("The engine stopped: %s", message.cause)
         self.state = "dead"
         self._ready_event.set()
         self._dead_event.set()
         self._fail_all(EngineDeadError(_REFUSALS["dead"]), "error")
+        self._fail_controls(EngineDeadError(_REFUSALS["dead"]))
+
+    def _fail_controls(self, error: QuireError) -> None:
         for answer in self._controls.values():
             if not answer.done():
-                answer.set_exception(EngineDeadError(_REFUSALS["dead"]))
+                answer.set_exception(error)
 
     def _release(self, sequence: int) -> None:
         """The engine is done with a sequence; the only place where one leaves."""

@@ -5,9 +5,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.messages import FromEngine, ToEngine
+
+
+@dataclass(frozen=True)
+class Lost:
+    """In place of a message from the engine that could not be decoded: what it said is not known."""
+
+    reason: str
 
 
 class EngineClient(Protocol):
@@ -25,7 +33,7 @@ class EngineClient(Protocol):
         """Send a message; never waits for the engine."""
         ...
 
-    def receive(self, timeout: float | None) -> FromEngine | None:
+    def receive(self, timeout: float | None) -> FromEngine | Lost | None:
         """The next message, or None after `timeout` seconds (None: wait for ever).
 
         The first message of a working engine is Ready. After Dead nothing follows.

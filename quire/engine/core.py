@@ -18,7 +18,7 @@ from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler
 from quire.engine.client_liveness import ClientLiveness
 from quire.engine.masks import Masker, MaskSender
 from quire.engine.outbox import Outbox
-from quire.engine.port import Port
+from quire.engine.port import Port, Undecodable
 from quire.engine.step_stats import StepStats
 from quire.executor.executor import Executor
 from quire.messages import (
@@ -101,7 +101,7 @@ class EngineCore:
 
     # --- messages in ------------------------------------------------------------------------------------------------
 
-    def _receive(self, message: ToEngine) -> None:
+    def _receive(self, message: ToEngine | Undecodable) -> None:
         match message:
             case Add():
                 self._add(message)
@@ -113,6 +113,11 @@ class EngineCore:
             case ClientHeartbeat(client):
                 if self._clients.heard(client):
                     self._port.send(client, self.ready)
+            case Undecodable(reason, sequences, control):
+                for sequence in sequences:
+                    self._outbox.end(End(sequence, "error", f"The engine could not read this request: {reason}."))
+                if control is not None:
+                    self._port.send(control >> CLIENT_SHIFT, Done(control, error=reason))
 
     def _add(self, message: Add) -> None:
         """Queue a prompt's sequences if they cannot harm the device; the client has checked the rest."""

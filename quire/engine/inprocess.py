@@ -14,6 +14,7 @@ from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.interrupts import InterruptGuard
 from quire.engine.masks import Masker
+from quire.engine.port import Undecodable
 from quire.errors import EngineDeadError
 from quire.executor.executor import Executor
 from quire.messages import FromEngine, ToEngine
@@ -26,8 +27,8 @@ class _QueuePort:
         self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
         self.outbox: deque[FromEngine] = deque()
 
-    def drain(self, wait: float | None) -> list[ToEngine]:
-        messages = []
+    def drain(self, wait: float | None) -> list[ToEngine | Undecodable]:
+        messages: list[ToEngine | Undecodable] = []
         try:
             messages.append(self.inbox.get(block=wait != 0.0, timeout=wait or None))
             while True:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.messages import FromEngine, ToEngine
 
 
+@dataclass(frozen=True)
+class Undecodable:
+    """A message that could not be decoded, but says who waits for an answer.
+
+    Attributes:
+        reason: What is wrong with it.
+        sequences: Ids of the sequences that it would have added; each is owed an End.
+        control: Id of the Control that it would have been, which is owed a Done; or None.
+    """
+
+    reason: str
+    sequences: tuple[int, ...] = ()
+    control: int | None = None
+
+
 class Port(Protocol):
     """The engine's inbox and its way to each client."""
 
-    def drain(self, wait: float | None) -> list[ToEngine]:
+    def drain(self, wait: float | None) -> list[ToEngine | Undecodable]:
         """All messages that have arrived, waiting up to `wait` seconds for the first (None: for ever)."""
         ...
 

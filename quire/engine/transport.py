@@ -1,7 +1,8 @@
 """The only ZMQ: the engine's port and its client over ipc sockets in a private directory.
 
-Messages are msgpack of the structs in `quire.messages`; a message that does not decode is dropped with a log line. The
-directory is readable by its owner only, so the sockets are as private as a Unix socket can be.
+Messages are msgpack of the structs in `quire.messages`. The engine answers a request that does not decode with an error;
+a client is told when a message to it does not. The directory is readable by its owner only, so the sockets are as private
+as a Unix socket can be.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from quire.messages import Dead, FromEngine, ToEngine
+from quire.engine.client import Lost
+from quire.engine.port import Undecodable
+from quire.messages import Add, Dead, FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
+
+_FORKS = 1 + Add.__struct_fields__.index("forks")
+"""Index of `Add.forks` in an encoded Add, behind the type's name."""
 
 
 def engine_address(directory: Path) -> str:
@@ -55,17 +61,19 @@ class ZmqPort:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 
-    def drain(self, wait: float | None) -> list[ToEngine]:
-        messages: list[ToEngine] = []
+    def drain(self, wait: float | None) -> list[ToEngine | Undecodable]:
+        messages: list[ToEngine | Undecodable] = []
         if not self._inbox.poll(None if wait is None else int(wait * 1e3)):
             return messages
         while True:
             try:
-                messages.append(self._decoder.decode(self._inbox.recv(zmq.NOBLOCK)))
+                raw = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
+            try:
+                messages.append(self._decoder.decode(raw))
             except msgspec.MsgspecError as error:
-                logger.error("dropped a message that is none of ours: %s", error)
+                messages += _salvaged(raw, error)
 
     def send(self, client: int, message: FromEngine) -> None:
         socket = self._clients.get(client)
@@ -83,6 +91,27 @@ class ZmqPort:
         for socket in (*self._clients.values(), self._inbox):
             socket.close()
         self._context.term()
+
+
+def _salvaged(raw: bytes, error: Exception) -> list[Undecodable]:
+    """Whoever waits for an answer to a message that does not decode; empty if that cannot be read either."""
+    try:
+        fields = msgspec.msgpack.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        fields = None
+    match fields:
+        case ["Add", int(first), *_] if first >= 0:
+            forks = fields[_FORKS] if len(fields) > _FORKS and isinstance(fields[_FORKS], list) else []
+            others = [fork[0] for fork in forks if isinstance(fork, list) and fork and isinstance(fork[0], int)]
+            logger.error("request %d cannot be decoded, it fails: %s", first, error)
+            return [Undecodable(str(error), (first, *(other for other in others if other >= 0)))]
+        case ["Control", int(number), *_] if number >= 0:
+            logger.error("control %d cannot be decoded, it fails: %s", number, error)
+            return [Undecodable(str(error), control=number)]
+    logger.error(
+        "DROPPED a message of %d bytes that cannot be decoded; whoever sent it may wait for ever: %s", len(raw), error
+    )
+    return []
 
 
 class ZmqClient:
@@ -108,14 +137,14 @@ class ZmqClient:
         with self._sending:
             self._outbox.send(self._encoder.encode(message))
 
-    def receive(self, timeout: float | None) -> FromEngine | None:
+    def receive(self, timeout: float | None) -> FromEngine | Lost | None:
         if not self._inbox.poll(None if timeout is None else int(timeout * 1e3)):
             return None
         try:
             return self._decoder.decode(self._inbox.recv())
         except msgspec.MsgspecError as error:
-            logger.error("dropped a message that is none of ours: %s", error)
-            return None
+            logger.error("a message from the engine cannot be decoded: %s", error)
+            return Lost(str(error))
 
     def close(self) -> None:
         self._outbox.close()

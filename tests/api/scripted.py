@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 
+from quire.engine.client import Lost
 from quire.messages import Abort, Add, ClientHeartbeat, Control, Deltas, FromEngine, Heartbeat, Ready, ToEngine
 from tests.api.server import MAX_MODEL_LEN
 from tests.checkpoints import VOCAB_SIZE
@@ -26,10 +27,9 @@ class ScriptedClient:
         self.aborted: list[int] = []
         self.heartbeats = 0
         self.closed = False
-        self._said: queue.SimpleQueue[FromEngine | Exception] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[FromEngine | Lost | Exception] = queue.SimpleQueue()
 
     def send(self, message: ToEngine) -> None:
-        """See EngineClient."""
         match message:
             case Add():
                 self.adds += message.sequences()
@@ -41,8 +41,7 @@ class ScriptedClient:
             case Control():
                 pass
 
-    def receive(self, timeout: float | None) -> FromEngine | None:
-        """See EngineClient."""
+    def receive(self, timeout: float | None) -> FromEngine | Lost | None:
         try:
             message = self._said.get(timeout=timeout)
         except queue.Empty:
@@ -52,10 +51,9 @@ class ScriptedClient:
         return message
 
     def close(self) -> None:
-        """See EngineClient."""
         self.closed = True
 
-    def say(self, message: FromEngine | Exception) -> None:
+    def say(self, message: FromEngine | Lost | Exception) -> None:
         """The engine's next message, or how the connection breaks."""
         self._said.put(message)
 

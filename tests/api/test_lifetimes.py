@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.engine.client import Lost
 from quire.messages import CLIENT_SHIFT, Dead, Deltas, End
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
@@ -170,6 +171,21 @@ def test_a_broken_connection_is_a_dead_engine(scripted: tuple[Server, ScriptedCl
     server.wait_ready()
     client.say(ConnectionError("gone"))
     eventually(lambda: server.session.state == "dead")
+
+
+def test_a_lost_message_of_the_engine_fails_what_is_open(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    whole, whole_result = in_background(lambda: server.post("/v1/completions", LONG))
+    (add,) = client.wait_for_adds(1)
+    client.say(Lost("planted"))
+    whole.join(20)
+    assert whole_result[0].status_code == 500
+    assert "lost" in whole_result[0].json()["error"]["message"]
+    eventually(lambda: client.aborted == [add.id])
+    client.beat()
+    assert server.get("/health").status_code == 200, "the next request is served"
 
 
 def test_health_follows_progress_not_mere_life(
