@@ -29,7 +29,8 @@ from torch import Tensor
 import quire.offline.llm
 from quire import LLM, SamplingParams
 from quire.attention import tiling
-from quire.attention.backend import Ints, Room
+from quire.attention.backend import PaddedLimits
+from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.messages import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape, GraphShapes
@@ -66,14 +67,15 @@ class StubModel:
 
 
 class StubAttention:
-    """The columns of attention on a GPU."""
+    """The metadata of attention on a GPU."""
 
-    _sizes = tiling.TileSizes(64, 128, 640, 64, 2**20)
+    _tiling = tiling.PrefillTiling(64)
 
-    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
-        assert room is not None, "only prompts in a recorded step"
-        single, rows = tiling.singles_and_tiles_within(room, counts, bounds, self._sizes.tile)
-        return *single, *rows, counts, counts.cumsum() - counts
+    def build_metadata(
+        self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
+    ) -> AttentionMetadata[IntArray]:
+        assert limits is not None, "only prompts in a recorded step"
+        return tiling.build_metadata(counts, bounds, self._tiling, limits)
 
 
 class StubGraphs:

@@ -6,14 +6,12 @@ are no phases.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-Ints = npt.NDArray[np.int64]
+from quire.attention.metadata import AttentionMetadata, IntArray
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,13 @@ class AttentionLayer:
 
 
 class QKNormRope(NamedTuple):
-    """What is done to queries and keys before they meet: a norm head by head, then rotation; either may be missing.
+    """What is done to queries and keys before attention: an RMS norm of each head, then RoPE; either may be missing.
     One is made for each layer of each step, so it is a tuple.
 
     Attributes:
         norm: [heads + kv_heads, head_dim], the norm's weight.
-        eps: See the kernel `rms_norm`.
-        cos, sin: [tokens, width / 2], see the kernel `rotary`.
+        eps: Added to the mean square.
+        cos, sin: [tokens, width / 2], of each token's position.
     """
 
     norm: Tensor | None = None
@@ -83,41 +81,43 @@ class Rows:
         positions: [tokens] int64: each token's position in its sequence.
         slots: [rows] int64: each row's line in the tables.
         tables: By KV group, [slots, blocks of the longest sequence] int64.
-        columns: What `AttentionBackend.columns` asked for, on the device.
+        metadata: What `AttentionBackend.build_metadata` made of counts and bounds, around tensors on the device.
     """
 
-    counts: Ints
-    row_of_token: Ints
-    bounds: Ints
+    counts: IntArray
+    row_of_token: IntArray
+    bounds: IntArray
     slot_of_token: Tensor
     starts: Tensor
     positions: Tensor
     slots: Tensor
     tables: tuple[Tensor, ...]
-    columns: tuple[Tensor, ...] = ()
+    metadata: AttentionMetadata[Tensor] = field(default_factory=AttentionMetadata)
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a step has at most whose columns are as long whatever its rows are, so that it can be replayed. The last of
-    its rows has no token.
+class PaddedLimits:
+    """What a padded step has at most. Its metadata's arrays are always equally long, so that it can be replayed from a
+    graph. The last of its rows has no token.
 
     Attributes:
         tokens, rows: Of the step.
-        singles: Its rows of one token.
+        decode_rows: Its rows of one token.
     """
 
     tokens: int
     rows: int
-    singles: int
+    decode_rows: int
 
 
 class AttentionBackend(Protocol):
     """Computes a step's attention, layer by layer."""
 
-    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
-        """What `prepare` wants to find on the device, made from the host's part of Rows; each is [n] int64. With
-        `room`, each n and all that is launched follow from it alone.
+    def build_metadata(
+        self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
+    ) -> AttentionMetadata[IntArray]:
+        """What `prepare` wants to find on the device, made of the host's part of Rows. With limits, the lengths of its
+        arrays and all that is launched follow from these alone.
         """
         ...
 
@@ -125,12 +125,13 @@ class AttentionBackend(Protocol):
         """Take in a step: whatever its layers share is computed here, once."""
         ...
 
-    def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
-        """Apply the rule, store this step's keys and values, then attend, causally within each row.
+    def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
+        """Apply norm and RoPE, store this step's keys and values, then attend, causally within each row.
 
         Args:
+            layer: Which layer.
             qkv: [tokens, heads + 2 · kv_heads, head_dim], as projected: queries, keys, values.
-            rule: For the queries and keys.
+            norm_rope: For the queries and keys.
             out: [tokens, heads, head_dim].
         """
         ...

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionLayer, Ints, KVView, QKNormRope, Room, Rows
+from quire.attention.backend import AttentionLayer, KVView, PaddedLimits, QKNormRope, Rows
+from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.kernels.dispatch import kernel
 
 _MINUS_INFINITY = float("-inf")
 
 
 @dataclass(frozen=True)
-class _Singles:
+class _DecodeRows:
     """All rows of one token; `tokens` are their places in the batch, None if they are the whole of it.
 
     `blocks` [rows, n] begin with the first that a row sees, and `length` tokens of them are read.
@@ -31,7 +32,7 @@ class _Singles:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class _PrefillRow:
     """One longer row, its tokens from `first` to `end` in the batch; `blocks` begin with the first that they see."""
 
     first: int
@@ -44,14 +45,14 @@ class _Chunk:
 class _GroupStep:
     """A step as one KV group's layers see it.
 
-    `fresh` are the blocks whose first token comes in this step. They are zeroed before they are written, so that what
+    `new_blocks` are those whose first token comes in this step. They are zeroed before they are written, so that what
     an earlier owner left there (a NaN, say) never reaches the masked positions behind a row's end.
     """
 
-    places: Tensor
-    fresh: Tensor
-    singles: _Singles | None
-    chunks: tuple[_Chunk, ...]
+    slot_mapping: Tensor
+    new_blocks: Tensor
+    decode: _DecodeRows | None
+    prefill: tuple[_PrefillRow, ...]
 
 
 class CpuAttention:
@@ -65,61 +66,64 @@ class CpuAttention:
         self._prefill_attention_row = kernel("prefill_attention_row", "cpu")
         self._steps: list[_GroupStep] = []
 
-    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
-        return ()
+    def build_metadata(
+        self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
+    ) -> AttentionMetadata[IntArray]:
+        """Nothing: all of it is on the host, where `prepare` finds it."""
+        return AttentionMetadata()
 
     def prepare(self, rows: Rows) -> None:
         lengths = rows.starts.numpy() + rows.counts
         groups = zip(rows.tables, self._kv.windows, strict=True)
         self._steps = [self._prepare_group(rows, table, lengths, window) for table, window in groups]
 
-    def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
-        if step.fresh.numel():
-            keys.index_fill_(0, step.fresh, 0)
-            values.index_fill_(0, step.fresh, 0)
+        if step.new_blocks.numel():
+            keys.index_fill_(0, step.new_blocks, 0)
+            values.index_fill_(0, step.new_blocks, 0)
         q = torch.empty_like(out)
-        self._qk_norm_rope_and_cache(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
-        if step.singles is not None:
-            self._run_singles(step.singles, layer, q, keys, values, out)
-        for chunk in step.chunks:
-            span = slice(chunk.first, chunk.end)
-            self._prefill_attention_row(
-                q[span], keys, values, chunk.blocks, chunk.mask, out[span], layer.scale, layer.cap
-            )
+        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mapping, q)
+        if step.decode is not None:
+            self._run_decode(step.decode, layer, q, keys, values, out)
+        for row in step.prefill:
+            span = slice(row.first, row.end)
+            self._prefill_attention_row(q[span], keys, values, row.blocks, row.mask, out[span], layer.scale, layer.cap)
 
-    def _run_singles(
-        self, singles: _Singles, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
+    def _run_decode(
+        self, decode: _DecodeRows, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, out: Tensor
     ) -> None:
-        rest = (keys, values, singles.blocks, singles.length, singles.mask)
-        if singles.tokens is None:
+        rest = (keys, values, decode.blocks, decode.length, decode.mask)
+        if decode.tokens is None:
             self._decode_attention_padded(q, *rest, out, layer.scale, layer.cap)
             return
-        some = torch.empty((len(singles.tokens), *out.shape[1:]), dtype=out.dtype, device=out.device)
-        self._decode_attention_padded(q.index_select(0, singles.tokens), *rest, some, layer.scale, layer.cap)
-        out.index_copy_(0, singles.tokens, some)
+        some = torch.empty((len(decode.tokens), *out.shape[1:]), dtype=out.dtype, device=out.device)
+        self._decode_attention_padded(q.index_select(0, decode.tokens), *rest, some, layer.scale, layer.cap)
+        out.index_copy_(0, decode.tokens, some)
 
-    def _prepare_group(self, rows: Rows, table: Tensor, lengths: Ints, window: int | None) -> _GroupStep:
+    def _prepare_group(self, rows: Rows, table: Tensor, lengths: IntArray, window: int | None) -> _GroupStep:
         size = self._kv.block_size
         block_of_token = table[rows.slot_of_token, rows.positions // size]
         offset = rows.positions % size
-        single = (rows.counts == 1).nonzero()[0]
+        numbers = (rows.counts == 1).nonzero()[0]
         longer = (rows.counts > 1).nonzero()[0].tolist()
         return _GroupStep(
-            places=block_of_token * size + offset,
-            fresh=block_of_token[offset == 0],
-            singles=self._singles(rows, table, lengths, single, window) if len(single) else None,
-            chunks=tuple(self._chunk(rows, table, lengths, row, window) for row in longer),
+            slot_mapping=block_of_token * size + offset,
+            new_blocks=block_of_token[offset == 0],
+            decode=self._decode_rows(rows, table, lengths, numbers, window) if len(numbers) else None,
+            prefill=tuple(self._prefill_row(rows, table, lengths, row, window) for row in longer),
         )
 
-    def _singles(self, rows: Rows, table: Tensor, lengths: Ints, single: Ints, window: int | None) -> _Singles:
+    def _decode_rows(
+        self, rows: Rows, table: Tensor, lengths: IntArray, numbers: IntArray, window: int | None
+    ) -> _DecodeRows:
         size, slots, tokens = self._kv.block_size, rows.slots, None
-        if len(single) < len(lengths):
-            tokens = torch.from_numpy(rows.counts.cumsum()[single] - 1)
-            slots, lengths = slots.index_select(0, torch.from_numpy(single)), lengths[single]
+        if len(numbers) < len(lengths):
+            tokens = torch.from_numpy(rows.counts.cumsum()[numbers] - 1)
+            slots, lengths = slots.index_select(0, torch.from_numpy(numbers)), lengths[numbers]
         if window is not None and int(lengths.max()) > window:
-            return self._windowed_singles(tokens, table, slots, lengths, window)
+            return self._windowed_decode_rows(tokens, table, slots, lengths, window)
         longest = int(lengths.max())
         width = -(-longest // size)
         blocks = table[slots, :width]
@@ -128,11 +132,11 @@ class CpuAttention:
             own = torch.from_numpy(lengths).unsqueeze(1)
             blocks = blocks.masked_fill(torch.arange(width) * size >= own, 0)
             mask = self._mask(torch.arange(longest) >= own)
-        return _Singles(tokens, blocks, longest, mask)
+        return _DecodeRows(tokens, blocks, longest, mask)
 
-    def _windowed_singles(
-        self, tokens: Tensor | None, table: Tensor, slots: Tensor, lengths: Ints, window: int
-    ) -> _Singles:
+    def _windowed_decode_rows(
+        self, tokens: Tensor | None, table: Tensor, slots: Tensor, lengths: IntArray, window: int
+    ) -> _DecodeRows:
         """Rows that see their last `window` tokens, each from the block where these begin."""
         size = self._kv.block_size
         first = np.maximum(lengths - window, 0)  # the first position that is seen
@@ -142,9 +146,9 @@ class CpuAttention:
         own, begin = torch.from_numpy(lengths).unsqueeze(1), torch.from_numpy(first).unsqueeze(1)
         blocks = table[slots.unsqueeze(1), entries.clamp(max=table.shape[1] - 1)].masked_fill_(entries * size >= own, 0)
         positions = torch.from_numpy(entry).unsqueeze(1) * size + torch.arange(longest)
-        return _Singles(tokens, blocks, longest, self._mask((positions >= own) | (positions < begin)))
+        return _DecodeRows(tokens, blocks, longest, self._mask((positions >= own) | (positions < begin)))
 
-    def _chunk(self, rows: Rows, table: Tensor, lengths: Ints, row: int, window: int | None) -> _Chunk:
+    def _prefill_row(self, rows: Rows, table: Tensor, lengths: IntArray, row: int, window: int | None) -> _PrefillRow:
         size = self._kv.block_size
         count, length, end = int(rows.counts[row]), int(lengths[row]), int(rows.counts[: row + 1].sum())
         entry = 0 if window is None else max(0, length - count - window + 1) // size
@@ -156,7 +160,7 @@ class CpuAttention:
             if window is not None:
                 hidden |= torch.ones(count, seen, dtype=torch.bool).tril_(seen - count - window)
             mask = torch.zeros(count, seen, dtype=self._dtype).masked_fill_(hidden, _MINUS_INFINITY)
-        return _Chunk(end - count, end, blocks, mask)
+        return _PrefillRow(end - count, end, blocks, mask)
 
     def _mask(self, hidden: Tensor) -> Tensor:
         """[rows, n] bool → [rows, 1, 1, n], what is added to scores."""

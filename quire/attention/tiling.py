@@ -1,195 +1,232 @@
-"""How a step's rows are cut for a GPU, as far as the host knows them: into columns of integers that travel in its copy.
+"""How a step's rows are divided among a GPU's programs, as far as the host knows them: its AttentionMetadata.
 
-Rows of one token are only listed, since their lengths are known on the device. Longer rows are cut along their queries.
-Where these tiles are too few to fill the device, they are also cut along what they see. Long rows among them are read
-from memory in which their contexts lie in one piece, packed one behind another.
+Decode rows (of one token) are only listed: how their keys are split depends on lengths, which only the device knows.
+Longer rows are cut into tiles of query tokens. Where these tiles are too few to fill the device, the keys of each are
+split too. The longest rows attend to keys that were gathered from the paged cache into contiguous memory.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from quire.attention.backend import Ints, Room
+from quire.attention.backend import PaddedLimits
+from quire.attention.gathered_kv import DENSE_MIN_QUERIES
+from quire.attention.metadata import (
+    AttentionMetadata,
+    DecodeMetadata,
+    DensePrefillMetadata,
+    IntArray,
+    KVSplitMetadata,
+    PrefillMetadata,
+)
 
 
 @dataclass(frozen=True)
-class TileSizes:
-    """What the kernels take.
+class PrefillTiling:
+    """What the prefill kernels of a device take.
 
     Attributes:
-        tile: Query tokens of a tile.
-        long_tile: Of a tile of a long row.
-        long_from: Query tokens from which on a row is long; None: no row is.
-        pack: Contexts are packed in pieces of so many tokens.
-        room: Tokens of all packed contexts; rows that find no room are not long.
-        parts: Where tiles are few, they are cut along what they see, into so many parts at most.
-        alone: So many parts have a multiprocessor each.
-        few: Tokens up to which tiles may be few.
-        keys: Parts begin at multiples of so many positions.
-        fewest: They have so many times as many positions, unless their tile sees less.
-        merge: Merging takes as long as a part of so many times as many positions.
-        shared: A part that shares its multiprocessor takes so many times as long.
-        most_of_tile: Parts of one tile.
+        tile_queries: Query tokens of a tile.
+        dense_tile_queries: Of a tile of dense prefill.
+        dense_min_queries: Tokens of a row from which on dense prefill serves it; None: it serves no row.
+        gather_chunk: Positions that `gather_kv` copies as one chunk.
+        gather_capacity: Positions that there is memory for; rows beyond them are not dense.
+        max_splits: KV splits of all tiles together, at most.
+        max_unshared_splits: So many splits have a multiprocessor each.
+        split_max_tokens: Tokens of a step up to which tiles may be split.
+        split_keys: Splits begin at multiples of so many positions (a tile of keys).
+        min_split_tiles: Tiles of keys of a split, unless there are fewer in all.
+        merge_tiles: Merging splits takes as long as so many tiles of keys.
+        shared_slowdown: A split that shares its multiprocessor takes so many times as long.
+        max_splits_of_tile: Splits of one tile of queries.
     """
 
-    tile: int
-    long_tile: int = 1
-    long_from: int | None = None
-    pack: int = 1
-    room: int = 0
-    parts: int = 0
-    alone: int = 0
-    few: int = 256
-    keys: int = 1
-    fewest: int = 1
-    merge: float = 0
-    shared: float = 1
-    most_of_tile: int = 1
+    tile_queries: int
+    dense_tile_queries: int = 1
+    dense_min_queries: int | None = None
+    gather_chunk: int = 1
+    gather_capacity: int = 0
+    max_splits: int = 0
+    max_unshared_splits: int = 0
+    split_max_tokens: int = 256
+    split_keys: int = 1
+    min_split_tiles: int = 1
+    merge_tiles: float = 0
+    shared_slowdown: float = 1
+    max_splits_of_tile: int = 1
 
-    def are_few(self, tokens: int) -> bool:
-        """Whether tiles of so many tokens are cut along what they see. If so, those of fewer tokens are too."""
-        return 0 < 2 * _ceil(tokens, self.tile) <= self.parts and tokens <= self.few
+    def splits_kv(self, tokens: int) -> bool:
+        """Whether the tiles of so many tokens are split. If so, those of fewer tokens are too."""
+        return 0 < 2 * _ceil(tokens, self.tile_queries) <= self.max_splits and tokens <= self.split_max_tokens
 
 
 @dataclass(frozen=True)
-class Kinds:
-    """The numbers of a step's rows, by what serves them; a context's length is exact for rows of several tokens."""
+class RowKinds:
+    """The numbers of a step's rows, by what serves them."""
 
-    single: Ints
-    short: Ints
-    long: Ints
+    decode: IntArray
+    prefill: IntArray
+    dense: IntArray
 
     @classmethod
-    def of(cls, counts: Ints, bounds: Ints, sizes: TileSizes) -> Kinds:
-        """Of rows with so many tokens in the step and at most so many before it."""
-        single, several = (counts == 1).nonzero()[0], (counts > 1).nonzero()[0]
-        if sizes.long_from is None:
-            return cls(single, several, several[:0])
-        long = counts[several] >= sizes.long_from
-        packed = -(-(counts[several] + bounds[several]) // sizes.pack) * sizes.pack
-        long &= np.cumsum(packed * long) <= sizes.room
-        return cls(single, several[~long], several[long])
+    def of(cls, counts: IntArray, bounds: IntArray, tiling: PrefillTiling) -> RowKinds:
+        """Of rows with so many tokens in the step and at most so many before it; these are exact for rows of several
+        tokens.
+        """
+        decode, several = (counts == 1).nonzero()[0], (counts > 1).nonzero()[0]
+        if tiling.dense_min_queries is None:
+            return cls(decode, several, several[:0])
+        dense = counts[several] >= tiling.dense_min_queries
+        gathered = -(-(counts[several] + bounds[several]) // tiling.gather_chunk) * tiling.gather_chunk
+        dense &= np.cumsum(gathered * dense) <= tiling.gather_capacity
+        return cls(decode, several[~dense], several[dense])
 
 
-def singles(counts: Ints, kinds: Kinds) -> tuple[Ints, Ints]:
-    """Rows of one token, and each one's place in the batch."""
-    return kinds.single, _firsts(counts)[kinds.single]
+class QueryTiles(NamedTuple):
+    """Tiles of query tokens: [tiles] each one's row, and which of its tokens in the step is the first."""
+
+    rows: IntArray
+    offsets: IntArray
 
 
-def singles_and_tiles_within(
-    room: Room, counts: Ints, bounds: Ints, size: int
-) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-    """`singles` and `tiles` of a step without long rows, each as long as such steps need them at most.
+def build_metadata(
+    counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits | None = None
+) -> AttentionMetadata[IntArray]:
+    """The metadata of a step.
 
-    What pads them is skipped by kernels: a single below 0, and tiles of the last row, which has no token.
+    Args:
+        counts: [rows] tokens of each row.
+        bounds: [rows] most tokens that each has before the step.
+        tiling: Of the device.
+        limits: Of a step that is padded: the arrays' lengths follow from them alone, and so does whether tiles are
+            split.
     """
-    assert len(counts) == room.rows and not counts[-1]
-    fewest = 2 if room.singles else 1  # tokens of a row that is cut into tiles
-    single = (counts == 1).nonzero()[0] if room.singles else counts[:0]
-    of_tile, offsets = tiles(counts, bounds, (counts >= fewest).nonzero()[0], size)
-    most = room.tokens // size + min(room.rows, room.tokens // fewest)
-    return (
-        (_padded(single, room.singles, -1), _padded(_firsts(counts)[single], room.singles, 0)),
-        (_padded(of_tile, most, room.rows - 1), _padded(offsets, most, 0)),
-    )
+    if limits is not None:
+        return _padded_metadata(counts, bounds, tiling, limits)
+    if (counts == 1).all():
+        return AttentionMetadata()
+    kinds, first_tokens = RowKinds.of(counts, bounds, tiling), _firsts(counts)
+    decode = DecodeMetadata(kinds.decode, first_tokens[kinds.decode])
+    tiles = tiles_of(counts, bounds, kinds.prefill, tiling.tile_queries)
+    if not len(kinds.dense):
+        splits = None
+        if tiling.splits_kv(int(counts[kinds.prefill].sum())):
+            tiles, splits = split_kv(tiles, counts, bounds, tiling)
+        return AttentionMetadata(decode, PrefillMetadata(*tiles, counts, first_tokens, splits))
+    dense_tiles = tiles_of(counts, bounds, kinds.dense, tiling.tile_queries)
+    every = QueryTiles(*(np.concatenate(pair) for pair in zip(dense_tiles, tiles, strict=True)))
+    prefill = PrefillMetadata(*every, counts, first_tokens, dense_tiles=len(dense_tiles.rows))
+    return AttentionMetadata(decode, prefill, dense_prefill(counts, bounds, kinds, tiling))
 
 
-def tiles(counts: Ints, bounds: Ints, rows: Ints, size: int) -> tuple[Ints, Ints]:
-    """Rows and offsets of tiles of `size` tokens: those that take longest first."""
-    of_tile, offsets = _cut(counts, rows, size)
-    order = np.argsort(-(bounds[of_tile] + offsets), kind="stable")
-    return of_tile[order], offsets[order]
+def tiles_of(counts: IntArray, bounds: IntArray, rows: IntArray, size: int) -> QueryTiles:
+    """These rows' tiles of `size` tokens, those that take longest first."""
+    tile_rows, offsets = _chunks_of(counts, rows, size)
+    order = np.argsort(-(bounds[tile_rows] + offsets), kind="stable")
+    return QueryTiles(tile_rows[order], offsets[order])
 
 
-def parts(tiles: tuple[Ints, Ints], counts: Ints, bounds: Ints, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
-    """Rows and offsets of tiles, each as often as it has parts; their numbers, and how many they are.
+def split_kv(
+    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling
+) -> tuple[QueryTiles, KVSplitMetadata[IntArray]]:
+    """The tiles, each as often as it has splits, and these.
 
-    They are about equally long, and as few as fill the device, with one or several on a multiprocessor, or the tiles
+    Splits are about equally long, and as few as fill the device, with one or several on a multiprocessor, or the tiles
     themselves, whichever is estimated to take least time.
     """
-    of_tile, offsets = tiles
-    ends = bounds[of_tile] + np.minimum(offsets + sizes.tile, counts[of_tile])
-    seen = (-(-ends // sizes.keys)).tolist()  # so few that lists are faster
-    longest = _longest_part(seen, sizes)
-    number = np.array([_ceil(s, _ceil(s, _ceil(s, longest))) for s in seen])  # none of them empty
-    of_part = np.arange(number.sum()) - np.repeat(_firsts(number), number)
-    return np.repeat(of_tile, number), np.repeat(offsets, number), of_part, np.repeat(number, number)
+    ends = bounds[tiles.rows] + np.minimum(tiles.offsets + tiling.tile_queries, counts[tiles.rows])
+    key_tiles = (-(-ends // tiling.split_keys)).tolist()  # so few that lists are faster
+    longest = _split_tiles(key_tiles, tiling)
+    splits = np.array([_ceil(n, _ceil(n, _ceil(n, longest))) for n in key_tiles])  # none of them empty
+    numbers = np.arange(splits.sum()) - np.repeat(_firsts(splits), splits)
+    repeated = QueryTiles(np.repeat(tiles.rows, splits), np.repeat(tiles.offsets, splits))
+    return repeated, KVSplitMetadata(numbers, np.repeat(splits, splits))
 
 
-def _longest_part(seen: list[int], sizes: TileSizes) -> int:
-    """Of tiles that see so many times sizes.keys positions."""
-    whole = max(seen)
+def _split_tiles(key_tiles: list[int], tiling: PrefillTiling) -> int:
+    """Tiles of keys of the longest split, where tiles of queries see so many."""
+    whole = max(key_tiles)
 
-    def within(most: int) -> int:
-        """The shortest of at most so many parts, as far as there is one."""
-        shortest = max(sizes.fewest, _ceil(whole, sizes.most_of_tile))
-        return bisect_left(range(whole), True, shortest, key=lambda n: sum(_ceil(s, n) for s in seen) <= most)
+    def shortest_within(most: int) -> int:
+        """For at most so many splits, as far as that is possible."""
+        shortest = max(tiling.min_split_tiles, _ceil(whole, tiling.max_splits_of_tile))
+        return bisect_left(range(whole), True, shortest, key=lambda n: sum(_ceil(s, n) for s in key_tiles) <= most)
 
-    def takes(longest: int) -> float:
-        shared = sum(_ceil(s, longest) for s in seen) > sizes.alone
-        return longest * (sizes.shared if shared else 1) + (sizes.merge if longest < whole else 0)
+    def cost(longest: int) -> float:
+        shared = sum(_ceil(s, longest) for s in key_tiles) > tiling.max_unshared_splits
+        return longest * (tiling.shared_slowdown if shared else 1) + (tiling.merge_tiles if longest < whole else 0)
 
-    if whole <= max(sizes.fewest, sizes.merge):
+    if whole <= max(tiling.min_split_tiles, tiling.merge_tiles):
         return whole
-    return min((whole, within(sizes.alone), within(sizes.parts)), key=takes)
+    candidates = (whole, shortest_within(tiling.max_unshared_splits), shortest_within(tiling.max_splits))
+    return min(candidates, key=cost)
 
 
-def parts_within(
-    room: Room, tiles: tuple[Ints, Ints], counts: Ints, bounds: Ints, sizes: TileSizes
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """`parts` of the tiles that `singles_and_tiles_within` says, as many as such steps have at most."""
-    real = counts[tiles[0]] > tiles[1]
-    own = (tiles[0][real], tiles[1][real])
-    number = np.ones(len(own[0]), dtype=np.int64)
-    cut = (*own, 0 * number, number)
-    if 0 < len(number) < sizes.parts:
-        cut = parts(own, counts, bounds, sizes)
-    most = max(len(tiles[0]), sizes.parts)
-    rows, offsets, numbers, of_tile = cut
-    return (
-        _padded(rows, most, room.rows - 1),
-        _padded(offsets, most, 0),
-        _padded(numbers, most, 0),
-        _padded(of_tile, most, 0),
+def dense_prefill(
+    counts: IntArray, bounds: IntArray, kinds: RowKinds, tiling: PrefillTiling
+) -> DensePrefillMetadata[IntArray]:
+    """Of the dense rows: tiles that take longest first, and chunks row by row."""
+    rows, offsets = tiles_of(counts, bounds, kinds.dense, tiling.dense_tile_queries)
+    lengths = counts + bounds
+    gathered = -(-lengths[kinds.dense] // tiling.gather_chunk) * tiling.gather_chunk
+    bases = np.zeros_like(counts)
+    bases[kinds.dense] = _firsts(gathered)
+    chunk_rows, chunk_offsets = _chunks_of(lengths, kinds.dense, tiling.gather_chunk)
+    return DensePrefillMetadata(
+        tile_tokens=_firsts(counts)[rows] + offsets,
+        tile_queries=np.minimum(counts[rows] - offsets, tiling.dense_tile_queries),
+        tile_contexts=bounds[rows] + offsets,
+        tile_bases=bases[rows],
+        chunk_rows=chunk_rows,
+        chunk_offsets=chunk_offsets,
+        chunk_counts=np.minimum(lengths[chunk_rows] - chunk_offsets, tiling.gather_chunk),
     )
 
 
-def long_tiles(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tuple[Ints, Ints, Ints, Ints]:
-    """See the kernel prefill_attention_dense: tokens, queries, befores and bases of its tiles, longest first."""
-    rows, offsets = tiles(counts, bounds, kinds.long, sizes.long_tile)
-    lengths = (counts + bounds)[kinds.long]
-    packed = -(-lengths // sizes.pack) * sizes.pack
-    bases = np.zeros_like(counts)
-    bases[kinds.long] = packed.cumsum() - packed
-    queries = np.minimum(counts[rows] - offsets, sizes.long_tile)
-    return _firsts(counts)[rows] + offsets, queries, bounds[rows] + offsets, bases[rows]
+def _padded_metadata(
+    counts: IntArray, bounds: IntArray, tiling: PrefillTiling, limits: PaddedLimits
+) -> AttentionMetadata[IntArray]:
+    """Each array as long as steps within these limits need at most. Kernels skip what pads them."""
+    assert len(counts) == limits.rows and not counts[-1], "the last row has no token"
+    assert limits.tokens < DENSE_MIN_QUERIES, "how keys are gathered depends on lengths"
+    min_tokens = 2 if limits.decode_rows else 1  # of a row that is cut into tiles
+    first_tokens = _firsts(counts)
+    decode = (counts == 1).nonzero()[0] if limits.decode_rows else counts[:0]
+    tiles = tiles_of(counts, bounds, (counts >= min_tokens).nonzero()[0], tiling.tile_queries)
+    most = limits.tokens // tiling.tile_queries + min(limits.rows, limits.tokens // min_tokens)
+    splits = None
+    if tiling.splits_kv(limits.tokens):
+        tiles, splits = _padded_splits(tiles, counts, bounds, tiling, most)
+        most = max(most, tiling.max_splits)
+    return AttentionMetadata(
+        DecodeMetadata(_padded(decode, limits.decode_rows, -1), _padded(first_tokens[decode], limits.decode_rows, 0)),
+        PrefillMetadata(
+            _padded(tiles.rows, most, limits.rows - 1), _padded(tiles.offsets, most, 0), counts, first_tokens, splits
+        ),
+    )
 
 
-def packs(counts: Ints, bounds: Ints, kinds: Kinds, sizes: TileSizes) -> tuple[Ints, Ints, Ints]:
-    """See the kernel gather_kv: rows, offsets and token counts of its packs."""
-    lengths = counts + bounds
-    rows, offsets = _cut(lengths, kinds.long, sizes.pack)
-    return rows, offsets, np.minimum(lengths[rows] - offsets, sizes.pack)
+def _padded_splits(
+    tiles: QueryTiles, counts: IntArray, bounds: IntArray, tiling: PrefillTiling, most_tiles: int
+) -> tuple[QueryTiles, KVSplitMetadata[IntArray]]:
+    """`split_kv`, but that tiles stay whole where there are as many as splits at most; splits are padded."""
+    if 0 < len(tiles.rows) < tiling.max_splits:
+        tiles, splits = split_kv(tiles, counts, bounds, tiling)
+    else:
+        ones = np.ones(len(tiles.rows), dtype=np.int64)
+        splits = KVSplitMetadata(0 * ones, ones)
+    most = max(most_tiles, tiling.max_splits)
+    return tiles, KVSplitMetadata(_padded(splits.numbers, most, 0), _padded(splits.counts, most, 0))
 
 
-def number_of_tiles(counts: Ints, rows: Ints, size: int) -> int:
-    """How many tiles of `size` tokens these rows have."""
-    return int((-(-counts[rows] // size)).sum())
-
-
-def concatenated(columns: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:
-    """Several times the same columns, one behind another."""
-    return tuple(np.concatenate(parts) for parts in zip(*columns, strict=True))
-
-
-def _padded(column: Ints, length: int, entry: int) -> Ints:
-    """The column, and the entry behind it as often as it is shorter than that."""
+def _padded(array: IntArray, length: int, entry: int) -> IntArray:
+    """The array, and the entry behind it as often as it is shorter than that."""
     padded = np.full(length, entry, dtype=np.int64)
-    padded[: len(column)] = column
+    padded[: len(array)] = array
     return padded
 
 
@@ -197,12 +234,13 @@ def _ceil(n: int, of: int) -> int:
     return -(-n // of)
 
 
-def _firsts(counts: Ints) -> Ints:
+def _firsts(counts: IntArray) -> IntArray:
+    """Where each of several ranges begins that have these lengths and stand one behind another."""
     return counts.cumsum() - counts
 
 
-def _cut(lengths: Ints, rows: Ints, size: int) -> tuple[Ints, Ints]:
-    """Rows and offsets of the pieces of `size` that these rows have, in order."""
+def _chunks_of(lengths: IntArray, rows: IntArray, size: int) -> tuple[IntArray, IntArray]:
+    """Rows and offsets of the chunks of `size` that these rows have, in order."""
     of_row = -(-lengths[rows] // size)
-    of_piece = np.repeat(rows, of_row)
-    return of_piece, (np.arange(len(of_piece)) - np.repeat(_firsts(of_row), of_row)) * size
+    of_chunk = np.repeat(rows, of_row)
+    return of_chunk, (np.arange(len(of_chunk)) - np.repeat(_firsts(of_row), of_row)) * size

@@ -1,10 +1,9 @@
 """Attention on a GPU, from kernels in Triton.
 
-Rows of one token are cut along their contexts, longer rows along their queries, and long prompts have a kernel of their
-own where the card has the means; each is one launch, whatever the mix. A step in which every row has one token asks
-nothing of the host but the number of its rows: it can be recorded as a graph and replayed at any lengths. So can one
-whose columns are padded to the length that its number of rows and tokens asks for at most.
-"""
+Decode rows are split along their keys, longer rows are cut into tiles of queries, and rows of many tokens have a kernel
+of their own where the device serves it (dense prefill); each is one launch, whatever the mix. A step of decode rows
+alone asks nothing of the host but their number: it can be recorded as a graph and replayed at any lengths. So can a
+step that is padded to PaddedLimits."""
 
 from __future__ import annotations
 
@@ -15,67 +14,60 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention import gathered_kv, tiling
-from quire.attention.backend import AttentionLayer, Ints, KVView, QKNormRope, Room, Rows
-from quire.attention.branch import Branch
-from quire.attention.tiling import Kinds, TileSizes
+from quire.attention import gathered_kv
+from quire.attention.aux_stream import AuxStream
+from quire.attention.backend import AttentionLayer, KVView, PaddedLimits, QKNormRope, Rows
+from quire.attention.metadata import (
+    AttentionMetadata,
+    DecodeMetadata,
+    DensePrefillMetadata,
+    IntArray,
+    PrefillMetadata,
+)
+from quire.attention.tiling import PrefillTiling, build_metadata
 from quire.errors import ConfigError
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials, new_prefill_partials
 from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
-from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, kv_splits_at_once, kv_splits_for
+from quire.kernels.triton.attention.decode import MIN_SPLIT_TILES, keys_of_tile, kv_splits_at_once, kv_splits_for
 from quire.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 
-_WIDEST, _LARGEST_GROUP = 256, 16
-_COLUMNS_WITH_PARTS = 8
-"""Of a step whose tiles are cut so; others have two fewer, or those of long rows behind them."""
+_MAX_HEAD_DIM, _MAX_GROUP = 256, 16
 
 
 @dataclass(frozen=True)
-class _Singles:
-    """Rows of one token; None: all rows, and each one's token is its number."""
+class _DensePrefill:
+    """Rows of dense prefill, and where their keys and values are gathered: [chunks · GATHER_CHUNK, kv_heads, d]."""
 
-    rows: Tensor | None
-    tokens: Tensor | None
-    number: int
-
-
-@dataclass(frozen=True)
-class _Tiles:
-    """Longer rows, cut into tiles; see the kernels prefill_attention and prefill_attention_split_kv.
-
-    Attributes:
-        columns: Rows and offsets, numbers of parts and how many there are if tiles have parts; starts, counts, firsts
-            and slots.
-        in_parts: Whether they have.
-    """
-
-    columns: tuple[Tensor, ...]
-    in_parts: bool
-
-
-@dataclass(frozen=True)
-class _Long:
-    """Long rows; see the kernels gather_kv and prefill_attention_dense. `k` and `v` are room for their contexts."""
-
-    slots: Tensor
-    packs: tuple[Tensor, ...]
-    tiles: tuple[Tensor, ...]
+    metadata: DensePrefillMetadata[Tensor]
     k: Tensor
     v: Tensor
 
 
 @dataclass(frozen=True)
 class _GroupStep:
-    """A step as one KV group's layers see it. What there is nothing to do for is None; `pieces` are of so many rows."""
+    """A step as one KV group's layers see it. A part that has nothing to do is None.
+
+    Attributes:
+        table: The group's block table.
+        window: Of its layers.
+        slot_mapping: [tokens] where each token's key and value go.
+        starts, slots: Of the step's rows.
+        decode_rows: How many there are.
+        kv_splits: [n, KV_SPLIT_COLUMNS] the splits of their keys.
+        prefill: Rows of several tokens that read the cache through the table.
+        dense: Rows of many tokens that are served by dense prefill.
+    """
 
     table: Tensor
     window: int | None
-    places: Tensor
-    pieces: Tensor | None
-    rows: int
-    tiles: _Tiles | None
-    long: _Long | None
+    slot_mapping: Tensor
+    starts: Tensor
+    slots: Tensor
+    decode_rows: int
+    kv_splits: Tensor | None
+    prefill: PrefillMetadata[Tensor] | None
+    dense: _DensePrefill | None
 
 
 class TritonAttention:
@@ -94,42 +86,24 @@ class TritonAttention:
     def __init__(self, kv: KVView, heads: int, max_rows: int, max_tokens: int, max_length: int) -> None:
         cache = kv.keys[0]
         device, (kv_heads, d), item = cache.device, cache.shape[2:], cache.element_size()
-        group = heads // kv_heads
-        if d > _WIDEST or heads % kv_heads or group > _LARGEST_GROUP:
+        if d > _MAX_HEAD_DIM or heads % kv_heads or heads // kv_heads > _MAX_GROUP:
             raise ConfigError(
                 f"Attention of {heads} query heads and {kv_heads} KV heads, {d} wide, is not supported on a GPU: heads "
-                f"may be {_WIDEST} wide, and {_LARGEST_GROUP} query heads share a KV head, at most."
+                f"may be {_MAX_HEAD_DIM} wide, and {_MAX_GROUP} query heads share a KV head, at most."
             )
         self._kv = kv
+        self._tiling = _tiling(kv, heads, max_tokens, max_length)
         self._keys_of_tile = keys_of_tile(d, item)
-        self._at_once = kv_splits_at_once(kv_heads, device)
-        pieces = kv_splits_for(max_rows + 1, self._at_once)  # one for a step's padding
-        queries, shape = queries_of_tile(d, item, group, device), tile_shape(d, item, device)
-        parts = prefill_split_kv.max_splits(kv_heads, device, shape.at_once)
-        self._partials = new_decode_partials(pieces, heads, kv_heads, d, device)
-        self._partials_of_parts = new_prefill_partials(parts * queries, heads, d, device)
-        self._branch = Branch(device)
-        self._pieces = torch.zeros((len(kv.windows), pieces, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
-        self._places = torch.zeros((len(kv.windows), max(max_rows, max_tokens)), dtype=torch.int64, device=device)
-        self._sizes = TileSizes(
-            queries,
-            parts=parts,
-            alone=prefill_split_kv.max_unshared_splits(kv_heads, device),
-            keys=shape.keys,
-            fewest=prefill_split_kv.FEWEST,
-            merge=prefill_split_kv.MERGE,
-            shared=prefill_split_kv.SHARED,
-            most_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
-        )
-        if None in kv.windows and prefill_dense.serves_dense_prefill(device, cache.dtype, d):
-            self._sizes = dataclasses.replace(
-                self._sizes,
-                long_tile=prefill_dense.QUERIES,
-                long_from=gathered_kv.DENSE_MIN_QUERIES,
-                pack=gathered_kv.PACK,
-                room=gathered_kv.gathered_tokens(2 * kv_heads * d * item, max_tokens, max_length),
-            )
-        self._packed = torch.empty((2, self._sizes.room, kv_heads, d), dtype=cache.dtype, device=device)
+        self._splits_at_once = kv_splits_at_once(kv_heads, device)
+        splits = kv_splits_for(max_rows + 1, self._splits_at_once)  # one row for a step's padding
+        self._decode_partials = new_decode_partials(splits, heads, kv_heads, d, device)
+        queries = self._tiling.max_splits * self._tiling.tile_queries
+        self._prefill_partials = new_prefill_partials(queries, heads, d, device)
+        groups = len(kv.windows)
+        self._kv_splits = torch.zeros((groups, splits, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
+        self._slot_mapping = torch.zeros((groups, max(max_rows, max_tokens)), dtype=torch.int64, device=device)
+        self._gathered = torch.empty((2, self._tiling.gather_capacity, kv_heads, d), dtype=cache.dtype, device=device)
+        self._aux_stream = AuxStream(device)
         self._steps: list[_GroupStep] = []
         self._qk_norm_rope_and_cache = kernel("qk_norm_rope_and_cache", "cuda")
         self._compute_slot_mapping = kernel("compute_slot_mapping", "cuda")
@@ -140,101 +114,111 @@ class TritonAttention:
         self._gather_kv = kernel("gather_kv", "cuda")
         self._prefill_attention_dense = kernel("prefill_attention_dense", "cuda")
 
-    def columns(self, counts: Ints, bounds: Ints, room: Room | None = None) -> tuple[Ints, ...]:
-        """Rows of one token; tiles, of long rows and then of short ones, or the parts of few tiles; counts and first
-        tokens; long rows' tiles and packs. Nothing if all rows have one token. Where there is room for no row of one
-        token, it is a tile. With room, its tokens alone decide whether there may be parts.
-        """
-        sizes, behind = self._sizes, (counts, counts.cumsum() - counts)
-        if room is not None:
-            assert room.tokens < gathered_kv.DENSE_MIN_QUERIES, (
-                "how contexts of long rows are packed depends on their lengths"
-            )
-            single, rows = tiling.singles_and_tiles_within(room, counts, bounds, sizes.tile)
-            if sizes.are_few(room.tokens):
-                return *single, *tiling.parts_within(room, rows, counts, bounds, sizes), *behind
-            return *single, *rows, *behind
-        if (counts == 1).all():
-            return ()
-        kinds = Kinds.of(counts, bounds, sizes)
-        of_long, of_short = (tiling.tiles(counts, bounds, rows, sizes.tile) for rows in (kinds.long, kinds.short))
-        single = tiling.singles(counts, kinds)
-        if not len(kinds.long):
-            few = sizes.are_few(int(counts[kinds.short].sum()))
-            return *single, *(tiling.parts(of_short, counts, bounds, sizes) if few else of_short), *behind
-        columns = (*single, *tiling.concatenated((of_long, of_short)), *behind)
-        of_long_rows = tiling.long_tiles(counts, bounds, kinds, sizes), tiling.packs(counts, bounds, kinds, sizes)
-        return columns + of_long_rows[0] + of_long_rows[1]
+    def build_metadata(
+        self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
+    ) -> AttentionMetadata[IntArray]:
+        return build_metadata(counts, bounds, self._tiling, limits)
 
     def prepare(self, rows: Rows) -> None:
         self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
 
-    def run(self, layer: AttentionLayer, qkv: Tensor, rule: QKNormRope, out: Tensor) -> None:
+    def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
         step = self._steps[self._kv.groups[layer.number]]
         q = torch.empty_like(out)
-        self._qk_norm_rope_and_cache(qkv, rule.norm, rule.eps, rule.cos, rule.sin, keys, values, step.places, q)
-        mixed = step.pieces is not None and step.tiles is not None
-        if step.tiles is not None:
-            with self._branch.beside() if mixed else nullcontext():
-                self._attend_short(layer, q, keys, values, step, step.tiles, out)
-        if step.pieces is not None:
-            rows = 0 if mixed else step.rows  # programs that stay would leave tiles no room beside them
-            rest = (self._partials, out, layer.scale, layer.cap, rows)
-            self._decode_attention(q, keys, values, step.table, step.pieces, *rest)
+        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mapping, q)
+        mixed = step.kv_splits is not None and step.prefill is not None
+        if step.prefill is not None:
+            with self._aux_stream.fork() if mixed else nullcontext():
+                self._run_prefill(layer, q, keys, values, step, step.prefill, out)
+        if step.kv_splits is not None:
+            rows = 0 if mixed else step.decode_rows  # persistent programs would leave tiles no room beside them
+            rest = (self._decode_partials, out, layer.scale, layer.cap, rows)
+            self._decode_attention(q, keys, values, step.table, step.kv_splits, *rest)
         if mixed:
-            self._branch.join()
-        if (long := step.long) is not None:
-            self._gather_kv(keys, values, step.table, long.slots, *long.packs, long.k, long.v)
-            self._prefill_attention_dense(q, long.k, long.v, *long.tiles, out, layer.scale, layer.cap)
+            self._aux_stream.join()
+        if (dense := step.dense) is not None:
+            self._gather_kv(keys, values, step.table, step.slots, *dense.metadata.chunks, dense.k, dense.v)
+            self._prefill_attention_dense(q, dense.k, dense.v, *dense.metadata.tiles, out, layer.scale, layer.cap)
 
-    def _attend_short(
+    def _run_prefill(
         self,
         layer: AttentionLayer,
         q: Tensor,
         keys: Tensor,
         values: Tensor,
         step: _GroupStep,
-        tiles: _Tiles,
+        prefill: PrefillMetadata[Tensor],
         out: Tensor,
     ) -> None:
-        """Rows of several tokens that are not long."""
-        rest = (out, layer.scale, layer.cap)
-        columns = (step.table, *tiles.columns, step.window, self._sizes.tile)
-        if tiles.in_parts:
-            self._prefill_attention_split_kv(q, keys, values, *columns, self._partials_of_parts, *rest)
-        else:
-            self._prefill_attention(q, keys, values, *columns, *rest)
+        cache, tiles = (q, keys, values, step.table), (prefill.tile_rows, prefill.tile_offsets)
+        rows = (step.starts, prefill.counts, prefill.first_tokens, step.slots)
+        rest = (step.window, self._tiling.tile_queries)
+        if (splits := prefill.splits) is None:
+            self._prefill_attention(*cache, *tiles, *rows, *rest, out, layer.scale, layer.cap)
+            return
+        self._prefill_attention_split_kv(
+            *cache, *tiles, splits.numbers, splits.counts, *rows, *rest, self._prefill_partials,
+            out, layer.scale, layer.cap,
+        )  # fmt: skip
 
     def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
-        table, window = rows.tables[group], self._kv.windows[group]
-        singles, tiles, long = self._take_apart(rows, window)
-        places = self._places[group, : len(rows.positions)]
-        self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self._kv.block_size, places)
-        pieces = None
-        if singles.number:
-            pieces = self._pieces[group, : kv_splits_for(singles.number, self._at_once)]
-            cut = (singles.rows, singles.tokens, window, self._keys_of_tile, pieces, self._at_once, FEWEST)
-            self._plan_kv_splits(rows.starts, rows.slots, *cut)
-        return _GroupStep(table, window, places, pieces, singles.number, tiles, long)
+        """Layers with a window have no dense prefill: their dense rows are among the tiles."""
+        table, window, metadata = rows.tables[group], self._kv.windows[group], rows.metadata
+        slot_mapping = self._slot_mapping[group, : len(rows.positions)]
+        self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self._kv.block_size, slot_mapping)
+        decode_rows = len(rows.counts) if metadata.decode is None else len(metadata.decode.rows)
+        kv_splits = self._split_decode_rows(rows, group, metadata.decode, decode_rows) if decode_rows else None
+        prefill, dense = metadata.prefill, None
+        if metadata.dense_prefill is not None and prefill is not None and window is None:
+            prefill, dense = _without_dense_tiles(prefill), self._dense_prefill(metadata.dense_prefill)
+        if prefill is not None and not len(prefill.tile_rows):
+            prefill = None
+        return _GroupStep(table, window, slot_mapping, rows.starts, rows.slots, decode_rows, kv_splits, prefill, dense)
 
-    def _take_apart(self, rows: Rows, window: int | None) -> tuple[_Singles, _Tiles | None, _Long | None]:
-        """The step's columns, by what they are for. Long rows are served by tiles where there is a window."""
-        if not rows.columns:
-            return _Singles(None, None, len(rows.counts)), None, None
-        tiles: _Tiles | None = None
-        if len(rows.columns) == _COLUMNS_WITH_PARTS:
-            single_rows, tokens, *of_part, counts, firsts = rows.columns
-            tiles = _Tiles((*of_part, rows.starts, counts, firsts, rows.slots), in_parts=True)
-            return _Singles(single_rows, tokens, len(single_rows)), tiles, None
-        single_rows, tokens, tile_rows, tile_offsets, counts, firsts, *of_long = rows.columns
-        long: _Long | None = None
-        kinds, skipped = Kinds.of(rows.counts, rows.bounds, self._sizes), 0
-        if window is None and of_long:
-            skipped = tiling.number_of_tiles(rows.counts, kinds.long, self._sizes.tile)
-            k, v = self._packed[:, : len(of_long[4]) * gathered_kv.PACK].unbind()
-            long = _Long(rows.slots, tuple(of_long[4:]), tuple(of_long[:4]), k, v)
-        if len(tile_rows) > skipped:
-            own = (tile_rows[skipped:], tile_offsets[skipped:])
-            tiles = _Tiles((*own, rows.starts, counts, firsts, rows.slots), in_parts=False)
-        return _Singles(single_rows, tokens, len(single_rows)), tiles, long
+    def _split_decode_rows(
+        self, rows: Rows, group: int, decode: DecodeMetadata[Tensor] | None, decode_rows: int
+    ) -> Tensor:
+        """Plan the KV splits of the decode rows, on the device."""
+        kv_splits = self._kv_splits[group, : kv_splits_for(decode_rows, self._splits_at_once)]
+        chosen = (None, None) if decode is None else (decode.rows, decode.tokens)
+        sizes = (self._kv.windows[group], self._keys_of_tile, kv_splits, self._splits_at_once, MIN_SPLIT_TILES)
+        self._plan_kv_splits(rows.starts, rows.slots, *chosen, *sizes)
+        return kv_splits
+
+    def _dense_prefill(self, metadata: DensePrefillMetadata[Tensor]) -> _DensePrefill:
+        k, v = self._gathered[:, : len(metadata.chunk_rows) * self._tiling.gather_chunk].unbind()
+        return _DensePrefill(metadata, k, v)
+
+
+def _without_dense_tiles(prefill: PrefillMetadata[Tensor]) -> PrefillMetadata[Tensor]:
+    first = prefill.dense_tiles
+    return dataclasses.replace(
+        prefill, tile_rows=prefill.tile_rows[first:], tile_offsets=prefill.tile_offsets[first:], dense_tiles=0
+    )
+
+
+def _tiling(kv: KVView, heads: int, max_tokens: int, max_length: int) -> PrefillTiling:
+    """What the prefill kernels of this device take, for heads of this shape."""
+    cache = kv.keys[0]
+    device, (kv_heads, d), item = cache.device, cache.shape[2:], cache.element_size()
+    shape = tile_shape(d, item, device)
+    tiling = PrefillTiling(
+        queries_of_tile(d, item, heads // kv_heads, device),
+        max_splits=prefill_split_kv.max_splits(kv_heads, device, shape.at_once),
+        max_unshared_splits=prefill_split_kv.max_unshared_splits(kv_heads, device),
+        split_keys=shape.keys,
+        min_split_tiles=prefill_split_kv.MIN_SPLIT_TILES,
+        merge_tiles=prefill_split_kv.MERGE_TILES,
+        shared_slowdown=prefill_split_kv.SHARED_SLOWDOWN,
+        max_splits_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
+    )
+    if None not in kv.windows or not prefill_dense.serves_dense_prefill(device, cache.dtype, d):
+        return tiling
+    return dataclasses.replace(
+        tiling,
+        dense_tile_queries=prefill_dense.QUERIES,
+        dense_min_queries=gathered_kv.DENSE_MIN_QUERIES,
+        gather_chunk=gathered_kv.GATHER_CHUNK,
+        gather_capacity=gathered_kv.gathered_tokens(2 * kv_heads * d * item, max_tokens, max_length),
+    )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.backend import Rows
+from quire.attention.metadata import AttentionMetadata
 from quire.kernels.dispatch import kernel
 from quire.layers.positions import Positions
 from quire.messages import Plan
@@ -155,13 +156,13 @@ class BatchBuffers:
         ).unbind()
         self._starts = torch.zeros(rows, dtype=torch.int64, device=slots.device)
 
-    def begin(self, host: HostBatch, columns: Sequence[Tensor], attention: tuple[Tensor, ...]) -> Batch:
+    def begin(self, host: HostBatch, columns: Sequence[Tensor], attention: AttentionMetadata[Tensor]) -> Batch:
         """The batch of a step whose plan's differences are applied; its slots' lengths move on.
 
         Args:
             host: The step's rows.
             columns: `host.columns()` on the device.
-            attention: What the attention backend asked for.
+            attention: The attention backend's metadata, on the device.
         """
         table, rows, total = self._table, len(host.slots), len(host.ids)
         slots, ids, counts, row_of_token, offsets = columns
@@ -194,7 +195,7 @@ class BatchBuffers:
                 positions=positions,
                 slots=slots,
                 tables=table.tables,
-                columns=attention,
+                metadata=attention,
             ),
             Positions(positions, lengths),
             tokens,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from quire.attention.backend import Room
+from quire.attention.backend import PaddedLimits
 
 _MIDDLE = (160, 192, 256, 320, 384, 432, 512)
 """Tokens between few and many. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""
@@ -71,9 +71,9 @@ class GraphShape:
         return self.is_decode, self.singles > 0
 
     @property
-    def room(self) -> Room | None:
+    def room(self) -> PaddedLimits | None:
         """What attention needs room for. A last token of padding is a row of one token where there may be such."""
-        return None if self.is_decode else Room(self.tokens, self.rows, self.singles and self.singles + 1)
+        return None if self.is_decode else PaddedLimits(self.tokens, self.rows, self.singles and self.singles + 1)
 
     def holds(self, tokens: int, rows: int, singles: int) -> bool:
         """Whether a step of so many can be padded to this; it has prompts in it."""

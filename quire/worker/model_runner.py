@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import get_args
 
@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, Room
+from quire.attention.backend import AttentionBackend, PaddedLimits
+from quire.attention.metadata import AttentionMetadata
 from quire.errors import ConfigError
 from quire.messages import Plan, Result
 from quire.models.model import Model
@@ -113,7 +114,7 @@ class ModelRunner:
             for shape in shapes.all():
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded(shape, dummy)
                 laid = self._lay(_NOTHING, host, _of_reads(host, host.sampled_slots), shape.room)
-                assert all(map(self._columns.holds, laid.rows + laid.attention + laid.reads))
+                assert all(map(self._columns.holds, laid.rows + laid.attention.arrays() + laid.reads))
                 step = partial(self._draw_all, host, laid)
                 if not rehearsed or shape.kind not in ran:
                     step()
@@ -200,7 +201,7 @@ class ModelRunner:
         plan: Plan,
         host: HostBatch | None,
         reads: tuple[Column, ...],
-        room: Room | None = None,
+        room: PaddedLimits | None = None,
         asked: tuple[Column, ...] = (),
     ) -> _Laid:
         """Everything that the step takes from the host; what has always the same length in steps of one shape is
@@ -208,13 +209,14 @@ class ModelRunner:
         not serve, and the plan's differences.
         """
         rows: tuple[Column, ...] = ()
-        attention: tuple[Column, ...] = ()
+        attention: AttentionMetadata[Ints] = AttentionMetadata()
         if host is not None:
-            rows, attention = host.columns(), self._attention.columns(host.counts, host.bounds, room)
-        fetched = (rows, attention, reads)
+            rows, attention = host.columns(), self._attention.build_metadata(host.counts, host.bounds, room)
+        fetched = (rows, attention.arrays(), reads)
         visited = (asked, self._slots.columns(plan), self._transfer.columns(plan))
         laid = iter(self._columns.lay([*itertools.chain(*fetched)], [*itertools.chain(*visited)]))
-        return _Laid(*(tuple(itertools.islice(laid, len(part))) for part in fetched + visited))
+        parts = [tuple(itertools.islice(laid, len(part))) for part in fetched + visited]
+        return _Laid(parts[0], attention.with_arrays(parts[1]), *parts[2:])
 
     def _apply(self, plan: Plan, laid: _Laid) -> None:
         """The plan's differences."""
@@ -242,7 +244,7 @@ class _Laid:
     """A step's columns on the device, by who asked for them."""
 
     rows: tuple[Tensor, ...] = ()
-    attention: tuple[Tensor, ...] = ()
+    attention: AttentionMetadata[Tensor] = field(default_factory=AttentionMetadata)
     reads: tuple[Tensor, ...] = ()
     asked: tuple[Tensor, ...] = ()
     slots: tuple[Tensor, ...] = ()

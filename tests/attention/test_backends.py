@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, Room, Rows
+from quire.attention.backend import AttentionBackend, AttentionLayer, KVView, PaddedLimits, QKNormRope, Rows
 from quire.attention.cpu import CpuAttention
+from quire.attention.metadata import AttentionMetadata
 from quire.kernels.dispatch import KERNELS
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary
@@ -90,12 +91,16 @@ class Scene:
         return 0 if sequence == self.dummy else len(self.keys[sequence][0])
 
     def step(
-        self, moves: dict[int, int], dummies: tuple[int, ...] = (), too_high: int = 0, room: Room | None = None
+        self,
+        moves: dict[int, int],
+        dummies: tuple[int, ...] = (),
+        too_high: int = 0,
+        limits: PaddedLimits | None = None,
     ) -> tuple[tuple[int, ...], ...]:
         """Move sequences forward by so many tokens, in this order, and compare every row with plain attention.
 
         Rows of the dummy slot stand behind them, of so many tokens each. The host's bounds are `too_high` for rows of
-        one token. Returns the shapes of the columns that the backend asked for.
+        one token. Returns the shapes of the metadata's arrays.
         """
         sequences = [*moves, *[self.dummy] * len(dummies)]
         counts = np.array([*moves.values(), *dummies])
@@ -106,16 +111,25 @@ class Scene:
         offsets = torch.cat([torch.arange(n) for n in counts]).to(self.device)
         at = torch.tensor(starts, device=self.device)
         of_token = torch.from_numpy(rows).to(self.device)
-        columns = tuple(
-            torch.from_numpy(column).to(self.device) for column in self.backend.columns(counts, bounds, room)
-        )
-        assert all(column.dtype == torch.int64 and column.dim() == 1 for column in columns)
+        metadata = self.backend.build_metadata(counts, bounds, limits)
+        arrays = [torch.from_numpy(array).to(self.device) for array in metadata.arrays()]
+        assert all(array.dtype == torch.int64 and array.dim() == 1 for array in arrays)
         self.backend.prepare(
-            Rows(counts, rows, bounds, slots[of_token], at, at[of_token] + offsets, slots, self.tables, columns)
+            Rows(
+                counts,
+                rows,
+                bounds,
+                slots[of_token],
+                at,
+                at[of_token] + offsets,
+                slots,
+                self.tables,
+                metadata.with_arrays(arrays),
+            )
         )
         for layer in range(len(self.groups)):
             self.run(layer, moves, rows)
-        return tuple(tuple(column.shape) for column in columns)
+        return tuple(tuple(array.shape) for array in arrays)
 
     def run(self, layer: int, moves: dict[int, int], rows: np.ndarray) -> None:
         q, k, v = (self.normal(len(rows), heads, D) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -190,9 +204,9 @@ def test_rows_of_the_dummy_slot_stand_behind(new_scene: SceneOf) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of what pads, and goes nowhere
-@pytest.mark.parametrize(("windows", "singles"), [((None, None), 3), ((9, None), 3), ((None, 9), 0)])
-def test_with_room_columns_are_equally_long_whatever_the_rows(
-    new_scene: SceneOf, windows: tuple[int | None, ...], singles: int
+@pytest.mark.parametrize(("windows", "decode_rows"), [((None, None), 3), ((9, None), 3), ((None, 9), 0)])
+def test_with_limits_metadata_is_equally_long_whatever_the_rows(
+    new_scene: SceneOf, windows: tuple[int | None, ...], decode_rows: int
 ) -> None:
     """Also where all tokens are the step's own, and where one of the dummy's is left. Without room for rows of one
     token they are served in another way."""
@@ -200,12 +214,14 @@ def test_with_room_columns_are_equally_long_whatever_the_rows(
     for moves in ({0: 30}, {1: 20, 0: 1}, {0: 1, 2: 16, 1: 14}, {0: 28, 1: 2}, {2: 1, 1: 1, 0: 29}):
         rest = 31 - sum(moves.values())
         dummies = (rest, *[0] * (5 - len(moves) - 1))
-        shapes.add(scene.step(moves, dummies, room=Room(31, 5, singles)))
+        shapes.add(scene.step(moves, dummies, limits=PaddedLimits(31, 5, decode_rows)))
     assert len(shapes) == 1
 
 
-@pytest.mark.parametrize("room", [None, Room(16, 5, 0), Room(16, 5, 3)])
-def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limits", [None, PaddedLimits(16, 5, 0), PaddedLimits(16, 5, 3)])
+def test_a_few_tokens_behind_long_contexts(
+    limits: PaddedLimits | None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There are so few tiles that they are cut along what they see; where they may be cut is made smaller here."""
     from quire.attention import triton
     from quire.kernels.triton.attention import prefill_split_kv
@@ -214,16 +230,19 @@ def test_a_few_tokens_behind_long_contexts(room: Room | None, device: str, monke
     for module in (prefill_split_kv, triton):
         monkeypatch.setattr(module, "tile_shape", lambda *_: shape)
     monkeypatch.setattr(triton, "queries_of_tile", lambda d, item, group, device: shape.rows // group)
-    monkeypatch.setattr(prefill_split_kv, "FEWEST", 1)
-    monkeypatch.setattr(prefill_split_kv, "MERGE", 0)
+    monkeypatch.setattr(prefill_split_kv, "MIN_SPLIT_TILES", 1)
+    monkeypatch.setattr(prefill_split_kv, "MERGE_TILES", 0)
     monkeypatch.setattr(prefill_split_kv, "max_splits", lambda *_: 6)
     scene = Scene(triton_backend, device, 16, 3, groups=(0, 1), windows=(None, 30))
     scene.step({0: 70, 1: 35})
-    assert scene.backend.columns(np.array([7]), np.array([70]))[5].tolist() == [5] * 5
+    prefill = scene.backend.build_metadata(np.array([7]), np.array([70])).prefill
+    assert prefill is not None
+    assert prefill.splits is not None
+    assert prefill.splits.counts.tolist() == [5] * 5
     for moves in ({1: 9, 0: 2}, {0: 1, 1: 5, 2: 3}):
         rest = 16 - sum(moves.values())
-        dummies = () if room is None else (rest, *[0] * (5 - len(moves) - 1))
-        scene.step(moves, dummies, room=room)
+        dummies = () if limits is None else (rest, *[0] * (5 - len(moves) - 1))
+        scene.step(moves, dummies, limits=limits)
 
 
 def test_chunks_are_on_a_branch_beside_single_tokens_until_the_layer_ends(
@@ -236,7 +255,7 @@ def test_chunks_are_on_a_branch_beside_single_tokens_until_the_layer_ends(
             pass
 
         @contextmanager
-        def beside(self) -> Iterator[None]:
+        def fork(self) -> Iterator[None]:
             said.append("fork")
             yield
             said.append("back")
@@ -244,17 +263,17 @@ def test_chunks_are_on_a_branch_beside_single_tokens_until_the_layer_ends(
         def join(self) -> None:
             said.append("join")
 
-    monkeypatch.setattr("quire.attention.triton.Branch", Noted)
+    monkeypatch.setattr("quire.attention.triton.AuxStream", Noted)
     scene = Scene(triton_backend, device, 16, 3, groups=(0, 0))
     for op in ("qk_norm_rope_and_cache", "decode_attention", "prefill_attention", "prefill_attention_split_kv"):
         own = getattr(scene.backend, f"_{op}")
-        word = "attend_chunks" if op in ("prefill_attention", "prefill_attention_split_kv") else op
+        word = "prefill" if op in ("prefill_attention", "prefill_attention_split_kv") else op
         monkeypatch.setattr(scene.backend, f"_{op}", lambda *a, own=own, word=word: (said.append(word), own(*a)))
     scene.step({0: 5, 1: 3})
-    assert said == ["qk_norm_rope_and_cache", "attend_chunks"] * 2, "nothing is beside them"
+    assert said == ["qk_norm_rope_and_cache", "prefill"] * 2, "nothing is beside them"
     said.clear()
     scene.step({0: 1, 2: 40})
-    assert said == ["qk_norm_rope_and_cache", "fork", "attend_chunks", "back", "decode_attention", "join"] * 2
+    assert said == ["qk_norm_rope_and_cache", "fork", "prefill", "back", "decode_attention", "join"] * 2
 
 
 def test_any_steps(new_scene: SceneOf) -> None:
@@ -269,7 +288,7 @@ def test_any_steps(new_scene: SceneOf) -> None:
 def test_a_gpu_asks_the_host_nothing_about_lengths_of_single_tokens(device: str) -> None:
     scene = Scene(triton_backend, device, 8, 3)
     scene.step({0: 70, 1: 3})
-    assert scene.backend.columns(np.ones(2, dtype=np.int64), np.array([70, 3])) == ()
+    assert scene.backend.build_metadata(np.ones(2, dtype=np.int64), np.array([70, 3])) == AttentionMetadata()
     scene.step({0: 1, 1: 1}, too_high=1000)
     scene.step({0: 1, 1: 5, 2: 1}, too_high=1000)
 
@@ -283,13 +302,14 @@ def test_queries_and_keys_are_normed_then_turned(backend: str, turned: int, devi
     qkv, norm, angle = torch.randn(9, HEADS + 2 * KV_HEADS, D), torch.randn(HEADS + KV_HEADS, D), torch.randn(9, 4)
     cos, sin = (None, None) if not turned else (f()[:, : turned // 2].contiguous() for f in (angle.cos, angle.sin))
     zero, counts = np.zeros(1, dtype=np.int64), np.array([9])
-    columns = tuple(torch.from_numpy(column).to(place) for column in attend.columns(counts, zero))
+    metadata = attend.build_metadata(counts, zero)
+    metadata = metadata.with_arrays([torch.from_numpy(array).to(place) for array in metadata.arrays()])
     slots, table = torch.zeros(1, dtype=torch.int64, device=place), torch.tensor([[2, 1]], device=place)
     order = torch.arange(9, device=place)
-    attend.prepare(Rows(counts, np.zeros(9, int), zero, slots.repeat(9), slots, order, slots, (table,), columns))
-    rule = QKNormRope(norm.to(place), 1e-3, *(None if t is None else t.to(place) for t in (cos, sin)))
+    attend.prepare(Rows(counts, np.zeros(9, int), zero, slots.repeat(9), slots, order, slots, (table,), metadata))
+    norm_rope = QKNormRope(norm.to(place), 1e-3, *(None if t is None else t.to(place) for t in (cos, sin)))
     out = torch.empty(9, HEADS, D, device=place)
-    attend.run(AttentionLayer(0, 0.3, cap=2.0), qkv.to(place), rule, out)
+    attend.run(AttentionLayer(0, 0.3, cap=2.0), qkv.to(place), norm_rope, out)
     qk = qkv[:, : HEADS + KV_HEADS]
     rms_norm(qk, norm, 1e-3, normed := torch.empty(qk.shape))
     if cos is not None and sin is not None:

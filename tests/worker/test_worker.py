@@ -147,8 +147,8 @@ def test_attention_is_told_how_much_of_each_row_stands_already(tiny: Path) -> No
     """Also where a slot had an owner before, of whom nothing is left."""
     driver = Driver(config_for(tiny))
     attention, seen = driver.worker._runner._attention, []
-    columns = attention.columns
-    attention.columns = lambda counts, bounds, _: seen.append(bounds.tolist()) or columns(counts, bounds)  # type: ignore
+    build = attention.build_metadata
+    attention.build_metadata = lambda counts, bounds, _: seen.append(bounds.tolist()) or build(counts, bounds)  # type: ignore
     for prompt in ([3] * 40, [4] * 40):
         driver.generate([driver.admit(0, prompt)], 2, chunk=32)
     assert seen == [[0], [32], [40]] * 2

@@ -1,4 +1,4 @@
-"""How attention over the paged cache is best cut: keys of a tile, warps, tiles on their way, pieces of a context.
+"""How attention over the paged cache is best cut: keys of a tile, warps, tiles on their way, splits of a context.
 
     python tuning/h200/tune_attention.py [decode] [prefill] [prefill_dense] [--heads 32/8x128]
 
@@ -6,7 +6,7 @@ Every candidate is compared with the reference on a small step, then timed in gr
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
 of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
-and `FEWEST` in decode.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in prefill.py and `_shape` in
+and `MIN_SPLIT_TILES` in decode.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in prefill.py and `_shape` in
 prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/attention/gathered_kv.py.
 """
 
@@ -43,7 +43,7 @@ DECODE: tuple[Shape, ...] = (  # keys, warps, stages
 )  # fmt: skip
 PROGRAMS = (2, 4, 5, 6)
 SPLITS = (64, 96, 128, 192, 256)
-"""Positions of a piece where a context has more: `FEWEST` tiles."""
+"""Positions of a piece where a context has more: `MIN_SPLIT_TILES` tiles."""
 CHUNK: tuple[Shape, ...] = (  # rows, keys, warps, stages
     (64, 32, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 5), (64, 128, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3),
 )  # fmt: skip
@@ -85,7 +85,7 @@ def _check(job: tuple[str, Shape, attention._Heads]) -> None:
     """Compile one candidate, and compare what it says with the reference."""
     op, shape, heads = job
     torch.manual_seed(0)
-    case = {"decode": attention._decode, "prefill": attention._chunk, "prefill_dense": attention._long}[op]
+    case = {"decode": attention._decode, "prefill": attention._prefill, "prefill_dense": attention._dense}[op]
     sizes = (3, 700) if op == "decode" else (2, 300, 333)
     with torch.inference_mode(), _patched(op, shape):
         args, _ = case(*sizes, heads).make(torch.device("cuda"))
@@ -134,14 +134,14 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
     _print_layers("qk_norm_rope_and_cache and decode_attention by keys, warps, stages", names, rates, figures)
     for shape in _best({shape: row for shape, row in figures.items() if shape != MANY}, 2):
         by_split: dict[Shape, list[float]] = {}
-        before = decode._PROGRAMS, decode.FEWEST
+        before = decode._PROGRAMS, decode.MIN_SPLIT_TILES
         for rows, length in SPLIT_CASES:
             layers = _Layers(rows, length, heads)
             for programs in PROGRAMS:
                 for split in SPLITS:
-                    decode._PROGRAMS, decode.FEWEST = programs, max(1, split // shape[0])
+                    decode._PROGRAMS, decode.MIN_SPLIT_TILES = programs, max(1, split // shape[0])
                     by_split.setdefault((programs, split), []).append(layers.seconds(shape))
-        decode._PROGRAMS, decode.FEWEST = before
+        decode._PROGRAMS, decode.MIN_SPLIT_TILES = before
         names = [f"{rows} x {length:,}" for rows, length in SPLIT_CASES]
         rates = [_Layers.bytes_of(rows, length, heads) for rows, length in SPLIT_CASES]
         _print_layers(f"{shape} by programs of a multiprocessor, positions of a piece", names, rates, by_split)
@@ -186,20 +186,20 @@ class _Layers:
         with _patched("decode", shape):
             at_once = decode.kv_splits_at_once(heads.kv, device)
             room = decode.kv_splits_for(self._rows, at_once)
-            pieces = torch.empty((room, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
-            cut = (None, None, None, decode.keys_of_tile(heads.width, 2), pieces, at_once, decode.FEWEST)
+            splits = torch.empty((room, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
+            cut = (None, None, None, decode.keys_of_tile(heads.width, 2), splits, at_once, decode.MIN_SPLIT_TILES)
             decode.plan_kv_splits(self._starts, self._slots, *cut)
             partials = reference.new_decode_partials(room, heads.query, heads.kv, heads.width, device)
             torch.cuda.synchronize()
-            calls = [partial(self._layer, *cache, pieces, partials) for cache in self._caches]
+            calls = [partial(self._layer, *cache, splits, partials) for cache in self._caches]
             calls[0]()
             return graph_seconds(calls, self._guess)
 
-    def _layer(self, keys: Tensor, values: Tensor, pieces: Tensor, partials: reference.DecodePartials) -> None:
+    def _layer(self, keys: Tensor, values: Tensor, splits: Tensor, partials: reference.DecodePartials) -> None:
         qk_norm_rope.qk_norm_rope_and_cache(
             self._qkv, None, 0.0, self._cos, self._sin, keys, values, self._places, self._q
         )
-        decode.decode_attention(self._q, keys, values, self._table, pieces, partials, self._out, 0.1)
+        decode.decode_attention(self._q, keys, values, self._table, splits, partials, self._out, 0.1)
 
 
 def _best(figures: dict[Shape, list[float]], number: int) -> list[Shape]:
@@ -220,7 +220,7 @@ def _print_layers(title: str, names: Sequence[str], moved: Sequence[int], figure
 
 
 def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:
-    cases = [attention._chunk(*sizes, heads) for sizes in CHUNK_CASES]
+    cases = [attention._prefill(*sizes, heads) for sizes in CHUNK_CASES]
     figures = {}
     for shape in shapes:
         with _patched("prefill", shape):
@@ -229,7 +229,7 @@ def _tune_chunk(shapes: Sequence[Shape], heads: attention._Heads) -> None:
 
 
 def _tune_long(shapes: Sequence[Shape], heads: attention._Heads) -> None:
-    cases = [attention._long(*sizes, heads) for sizes in CHUNK_CASES]
+    cases = [attention._dense(*sizes, heads) for sizes in CHUNK_CASES]
     figures = {}
     for shape in shapes:
         with _patched("prefill_dense", shape):
@@ -245,11 +245,11 @@ def _gather(rows: int, length: int, heads: attention._Heads) -> KernelCase:
 
     def make(device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         keys, values, table = attention._caches(rows, length, heads, device)
-        offsets = torch.arange(0, length, attention._PACK)
+        offsets = torch.arange(0, length, attention._GATHER_CHUNK)
         of_pack = torch.arange(rows).repeat_interleave(len(offsets))
         offsets = offsets.repeat(rows)
-        columns = (of_pack, offsets, (length - offsets).clamp(max=attention._PACK))
-        shape = (len(offsets) * attention._PACK, heads.kv, heads.width)
+        columns = (of_pack, offsets, (length - offsets).clamp(max=attention._GATHER_CHUNK))
+        shape = (len(offsets) * attention._GATHER_CHUNK, heads.kv, heads.width)
         k, v = (torch.empty(shape, dtype=keys.dtype, device=device) for _ in range(2))
         slots = torch.arange(rows, device=device)
         return (keys, values, table, slots, *(column.to(device) for column in columns), k, v), {}

@@ -121,7 +121,7 @@ class Layers:
         self._places = self._table[:, -1] * _BLOCK + (_CONTEXT - 1) % _BLOCK
         shape = (self._number, 2, rows * each, _BLOCK, sizes.kv_heads, sizes.width)
         self._caches = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
-        self._pieces, room = self._cut()
+        self._splits, room = self._cut()
         self._partials = new_decode_partials(room, sizes.heads, sizes.kv_heads, sizes.width, self._stream.device)
 
     def microseconds(self, cuts: Mapping[Weight, Cut]) -> float:
@@ -140,7 +140,7 @@ class Layers:
             qkv, None, 0.0, self._angles, self._angles, keys, values, self._places, self._q
         )
         out = (self._attended, sizes.width**-0.5)
-        decode.decode_attention(self._q, keys, values, self._table, self._pieces, self._partials, *out)
+        decode.decode_attention(self._q, keys, values, self._table, self._splits, self._partials, *out)
         added = products.linear(self._attended.view(self.rows, -1), self._w["o"][layer], None)
         rms_norm(self._stream, self._norm, 1e-5, self._normed, added)
         if sizes.inner is not None:
@@ -151,12 +151,12 @@ class Layers:
         sizes, device = self._sizes, self._table.device
         at_once = decode.kv_splits_at_once(sizes.kv_heads, device)
         room = decode.kv_splits_for(self.rows, at_once)
-        pieces = torch.zeros((room, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
+        splits = torch.zeros((room, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         starts = torch.full((self.rows,), _CONTEXT - 1, device=device)
         tile = decode.keys_of_tile(sizes.width, 2)
         slots = torch.arange(self.rows, device=device)
-        decode.plan_kv_splits(starts, slots, None, None, None, tile, pieces, at_once, decode.FEWEST)
-        return pieces, room
+        decode.plan_kv_splits(starts, slots, None, None, None, tile, splits, at_once, decode.MIN_SPLIT_TILES)
+        return splits, room
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator, dtype=torch.bfloat16, device="cuda")

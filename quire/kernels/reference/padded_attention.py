@@ -22,7 +22,7 @@ def qk_norm_rope_and_cache(
     sin: Tensor | None,
     keys: Tensor,
     values: Tensor,
-    places: Tensor,
+    slot_mapping: Tensor,
     q: Tensor,
 ) -> None:
     """Norm and rotate queries and keys; store each token's key and value at its place.
@@ -33,7 +33,7 @@ def qk_norm_rope_and_cache(
         eps: Of that norm.
         cos, sin: [tokens, r/2] (see rotary); None: nothing is rotated.
         keys, values: [blocks, block_size, kv_heads, d], written in place.
-        places: [tokens] int64, block · block_size + offset.
+        slot_mapping: [tokens] int64, block · block_size + offset.
         q: [tokens, heads, d], the queries that come out.
     """
     heads, kv_heads = q.shape[1], keys.shape[2]
@@ -47,8 +47,8 @@ def qk_norm_rope_and_cache(
         rotary(qk, cos, sin, turned)
         qk = turned
     q.copy_(qk[:, :heads])
-    keys.flatten(0, 1).index_copy_(0, places, qk[:, heads:])
-    values.flatten(0, 1).index_copy_(0, places, v)
+    keys.flatten(0, 1).index_copy_(0, slot_mapping, qk[:, heads:])
+    values.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
 
 def decode_attention_padded(

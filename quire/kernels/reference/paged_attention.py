@@ -1,9 +1,8 @@
 """Attention of a step's rows over the paged cache, the way a GPU takes it: cut into work that fills the device.
 
-Rows of one token are cut along their contexts into pieces, longer rows along their queries into tiles. What is known on
-the device only (lengths) stays there. Keys and values are [blocks, block_size, kv_heads, d]; a table has a line of
-block ids for each slot. Query heads come in `heads / kv_heads` per KV head, adjacent.
-"""
+Rows of one token are cut along their contexts into splits, longer rows along their queries into tiles. What is known on
+the device only (lengths) stays there. Keys and values are [blocks, block_size, kv_heads, d]; a block table has a line
+of block ids for each slot. Query heads come in `heads / kv_heads` per KV head, adjacent."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from quire.kernels.reference.activation import soft_cap
 
 KV_SPLIT_COLUMNS = 8
 SPLIT_OVERHEAD_TILES = 3
-"""What a piece takes beside its own tiles, as many tiles: a program's start and end. Measured on an H200."""
+"""What a split takes beside its own tiles, as many tiles: a program's start and end. Measured on an H200."""
 
 
 @dataclass(frozen=True)
 class DecodePartials:
-    """Room for what pieces leave until they are merged; the reference needs none.
+    """Room for what splits leave until they are merged; the reference needs none.
 
     Attributes:
-        outputs: [pieces, heads, d] fp32, sums of values.
-        sums: [pieces, heads, 2] fp32, each piece's highest score and sum of weights.
-        arrived: [pieces, kv_heads] int32, how many pieces of a row have ended; all zero between calls.
+        outputs: [splits, heads, d] fp32, sums of values.
+        sums: [splits, heads, 2] fp32, each split's highest score and sum of weights.
+        arrived: [splits, kv_heads] int32, how many splits of a row have ended; all zero between calls.
     """
 
     outputs: Tensor
@@ -34,12 +33,12 @@ class DecodePartials:
     arrived: Tensor
 
 
-def new_decode_partials(pieces: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodePartials:
-    """Room for so many pieces."""
+def new_decode_partials(splits: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodePartials:
+    """Room for so many splits."""
     return DecodePartials(
-        torch.empty((pieces, heads, d), device=device),
-        torch.empty((pieces, heads, 2), device=device),
-        torch.zeros((pieces, kv_heads), dtype=torch.int32, device=device),
+        torch.empty((splits, heads, d), device=device),
+        torch.empty((splits, heads, 2), device=device),
+        torch.zeros((splits, kv_heads), dtype=torch.int32, device=device),
     )
 
 
@@ -63,46 +62,48 @@ def new_prefill_partials(queries: int, heads: int, d: int, device: torch.device)
     )
 
 
-def compute_slot_mapping(table: Tensor, slots: Tensor, positions: Tensor, block_size: int, places: Tensor) -> None:
+def compute_slot_mapping(
+    block_table: Tensor, slots: Tensor, positions: Tensor, block_size: int, slot_mapping: Tensor
+) -> None:
     """Where each token's key and value go.
 
     Args:
-        table: [slots, n] int64.
+        block_table: [slots, n] int64.
         slots, positions: [tokens] int64.
         block_size: Tokens a block.
-        places: [tokens] int64, what comes out: block · block_size + offset.
+        slot_mapping: [tokens] int64, what comes out: block · block_size + offset.
     """
-    places.copy_(table[slots, positions // block_size] * block_size + positions % block_size)
+    slot_mapping.copy_(block_table[slots, positions // block_size] * block_size + positions % block_size)
 
 
 def plan_kv_splits(
     starts: Tensor,
     slots: Tensor,
-    singles: Tensor | None,
+    decode_rows: Tensor | None,
     tokens: Tensor | None,
     window: int | None,
     tile: int,
-    pieces: Tensor,
+    splits: Tensor,
     at_once: int,
-    fewest: int = 1,
+    min_tiles: int = 1,
 ) -> None:
-    """Cut what rows of one token see into pieces of equal length, as far as tiles allow: as many as there is room for,
+    """Cut what rows of one token see into splits of equal length, as far as tiles allow: as many as there is room for,
     or no more than rows or than are taken at once, whichever is expected to take less time.
 
     Args:
         starts: [rows] int64, tokens before the step; a row sees them and its own.
         slots: [rows] int64.
-        singles: [n] int64, the rows that have one token; None: all. Entries below 0 are padding.
+        decode_rows: [n] int64, the rows that have one token; None: all. Entries below 0 are padding.
         tokens: [n] int64, the place of each one's token in the batch; None: as its row.
         window: How many tokens a token sees, itself included; None: all.
-        tile: Pieces begin at multiples of so many positions.
-        pieces: [room, KV_SPLIT_COLUMNS] int32, room ≥ n, out. Of each piece: token, slot, first position, end,
-            the first position that the row sees, the row's first piece, its number of pieces. A row's pieces stand
+        tile: Splits begin at multiples of so many positions.
+        splits: [room, KV_SPLIT_COLUMNS] int32, room ≥ n, out. Of each split: token, slot, first position, end,
+            the first position that the row sees, the row's first split, its number of splits. A row's splits stand
             together, in order. The number is 0 for those that remain.
-        at_once: Pieces that the device takes at the same time.
-        fewest: Tiles of a piece, where its row has so many.
+        at_once: Splits that the device takes at the same time.
+        min_tiles: Tiles of a split, where its row has so many.
     """
-    rows = range(len(slots)) if singles is None else singles.tolist()
+    rows = range(len(slots)) if decode_rows is None else decode_rows.tolist()
     of_row = [(row if tokens is None else int(tokens[i]), row) for i, row in enumerate(rows) if row >= 0]
     spans = []
     for _, row in of_row:
@@ -111,67 +112,67 @@ def plan_kv_splits(
         spans.append((seen_from, seen_from // tile * tile, length))
     tiles = [-(-(length - base) // tile) for _, base, length in spans]
     choices, few = (
-        range(fewest, max([*tiles, fewest]) + 1),
-        max(at_once, len(slots) if singles is None else len(singles)),
+        range(min_tiles, max([*tiles, min_tiles]) + 1),
+        max(at_once, len(slots) if decode_rows is None else len(decode_rows)),
     )
-    rooms = min(few, len(pieces)), len(pieces)
+    rooms = min(few, len(splits)), len(splits)
     found = [next(most for most in choices if sum(-(-each // most) for each in tiles) <= room) for room in rooms]
     longest = min(found, key=lambda most: _cost(tiles, most, at_once))
-    pieces.zero_()
+    splits.zero_()
     first = 0
     for (token, row), (seen_from, base, length), n in zip(of_row, spans, tiles, strict=True):
         each = -(-n // -(-n // longest)) * tile
         begins = range(base, length, each)
         for number, begin in enumerate(begins):
             end = min(begin + each, length)
-            piece = (token, int(slots[row]), begin, end, seen_from, first, len(begins), 0)
-            pieces[first + number] = torch.tensor(piece, dtype=torch.int32)
+            split = (token, int(slots[row]), begin, end, seen_from, first, len(begins), 0)
+            splits[first + number] = torch.tensor(split, dtype=torch.int32)
         first += len(begins)
 
 
 def _cost(tiles: list[int], most: int, at_once: int) -> int:
-    """Of pieces of `most` tiles, in tiles · 2 · at_once. A round takes as long as its longest piece; of several, the
+    """Of splits of `most` tiles, in tiles · 2 · at_once. A round takes as long as its longest split; of several, the
     last leaves half of the device idle for half as long.
 
     Args:
         tiles: Of each row.
     """
-    pieces = sum(-(-each // most) for each in tiles)
-    if pieces <= at_once:
+    splits = sum(-(-each // most) for each in tiles)
+    if splits <= at_once:
         return 2 * at_once * (most + SPLIT_OVERHEAD_TILES)
-    return 2 * (sum(tiles) + SPLIT_OVERHEAD_TILES * pieces) + most * at_once
+    return 2 * (sum(tiles) + SPLIT_OVERHEAD_TILES * splits) + most * at_once
 
 
 def decode_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
-    pieces: Tensor,
+    block_table: Tensor,
+    splits: Tensor,
     partials: DecodePartials,
     out: Tensor,
     scale: float,
     cap: float | None = None,
     rows: int | None = None,
 ) -> None:
-    """One query token a row over what the row sees, from its pieces.
+    """One query token a row over what the row sees, from its splits.
 
     Args:
         q: [tokens, heads, d].
         keys, values: What no row sees may hold anything, a NaN too.
-        table: [slots, n] int64; entries for blocks that no row sees are not used.
-        pieces: See plan_kv_splits.
-        partials: Room for at least as many pieces.
-        out: [tokens, heads, d]; rows of the pieces' tokens are written.
+        block_table: [slots, n] int64; entries for blocks that no row sees are not used.
+        splits: See plan_kv_splits.
+        partials: Room for at least as many splits.
+        out: [tokens, heads, d]; rows of the splits' tokens are written.
         scale: Of the products.
         cap: A bound c of the scores, c · tanh(score / c), if there is one.
-        rows: How many rows the pieces are of, at most; None: as many as there are tokens. It decides what is fastest,
+        rows: How many rows the splits are of, at most; None: as many as there are tokens. It decides what is fastest,
             as 0 does where other kernels run beside this one.
     """
-    for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(pieces.tolist()):
+    for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(splits.tolist()):
         if number == first and count:
-            end = int(pieces[first + count - 1, 3])
-            k, v = (_context(x, table[slot], seen_from, end) for x in (keys, values))
+            end = int(splits[first + count - 1, 3])
+            k, v = (_context(x, block_table[slot], seen_from, end) for x in (keys, values))
             out[token] = _attend(q[token : token + 1], k, v, None, scale, cap)[0]
 
 
@@ -179,12 +180,12 @@ def prefill_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
+    block_table: Tensor,
     tile_rows: Tensor,
     tile_offsets: Tensor,
     starts: Tensor,
     counts: Tensor,
-    firsts: Tensor,
+    first_tokens: Tensor,
     slots: Tensor,
     window: int | None,
     queries: int,
@@ -196,22 +197,23 @@ def prefill_attention(
 
     Args:
         q: [tokens, heads, d].
-        keys, values, table: See decode_attention. The step's own keys and values are among them.
+        keys, values, block_table: See decode_attention. The step's own keys and values are among them.
         tile_rows, tile_offsets: [n] int64: a row, and which of its tokens in this step is the tile's first. A tile of
             a row without tokens, from 0, is padding.
-        starts, counts, firsts, slots: [rows] int64: tokens before the step and in it, the place of the row's first
-            token in the batch, and its line in the table.
+        starts, counts, first_tokens, slots: [rows] int64: tokens before the step and in it, the place of the row's
+        first
+            token in the batch, and its line in the block table.
         window: How many tokens a token sees, itself included; None: all before it.
         queries: Tokens a tile; a row's last tile may have fewer.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
         scale, cap: See decode_attention.
     """
     for row, offset in zip(tile_rows.tolist(), tile_offsets.tolist(), strict=True):
-        start, begin = int(starts[row]), int(firsts[row]) + offset
+        start, begin = int(starts[row]), int(first_tokens[row]) + offset
         n = min(queries, int(counts[row]) - offset)
         position = start + offset + torch.arange(n, device=q.device)
         seen_from, end = 0 if window is None else max(0, start + offset + 1 - window), start + offset + n
-        k, v = (_context(x, table[int(slots[row])], seen_from, end) for x in (keys, values))
+        k, v = (_context(x, block_table[int(slots[row])], seen_from, end) for x in (keys, values))
         other = torch.arange(seen_from, end, device=q.device)
         hidden = other > position[:, None]
         if window is not None:
@@ -223,14 +225,14 @@ def prefill_attention_split_kv(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
+    block_table: Tensor,
     tile_rows: Tensor,
     tile_offsets: Tensor,
-    part_numbers: Tensor,
-    part_counts: Tensor,
+    split_numbers: Tensor,
+    split_counts: Tensor,
     starts: Tensor,
     counts: Tensor,
-    firsts: Tensor,
+    first_tokens: Tensor,
     slots: Tensor,
     window: int | None,
     queries: int,
@@ -242,44 +244,49 @@ def prefill_attention_split_kv(
     """The same as `prefill_attention`, for tiles that are cut along their keys.
 
     Args:
-        q, keys, values, table, starts, counts, firsts, slots, window, queries, out, scale, cap: See prefill_attention.
-        tile_rows, tile_offsets: [n] int64, each tile's as often as it has parts. These stand together, in order.
-        part_numbers, part_counts: [n] int64: which of a tile's parts it is, from 0, and how many they are at most:
+        q, keys, values, block_table, starts, counts, first_tokens, slots, window, queries, out, scale, cap: See
+        prefill_attention. tile_rows, tile_offsets: [n] int64, each tile's as often as it has parts. These stand
+        together, in order. split_numbers, split_counts: [n] int64: which of a tile's parts it is, from 0, and how many
+        they are at most:
             parts are as many as what the tile sees is long enough for. Padding has none.
         partials: Room for `queries` a part, up to the last part of the last tile that is cut.
     """
-    own = part_numbers == 0
+    own = split_numbers == 0
     tiles = (tile_rows[own], tile_offsets[own])
-    prefill_attention(q, keys, values, table, *tiles, starts, counts, firsts, slots, window, queries, out, scale, cap)
+    prefill_attention(
+        q, keys, values, block_table, *tiles, starts, counts, first_tokens, slots, window, queries, out, scale, cap
+    )
 
 
 def gather_kv(
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
+    block_table: Tensor,
     slots: Tensor,
-    pack_rows: Tensor,
-    pack_offsets: Tensor,
-    pack_counts: Tensor,
+    chunk_rows: Tensor,
+    chunk_offsets: Tensor,
+    chunk_counts: Tensor,
     k: Tensor,
     v: Tensor,
 ) -> None:
-    """Bring contexts into one piece of memory, pack by pack.
+    """Bring contexts into contiguous memory, chunk by chunk.
 
     Args:
-        keys, values, table: See decode_attention.
-        slots: [rows] int64, each row's line in the table.
-        pack_rows, pack_offsets, pack_counts: [packs] int64: a row, the pack's first position in its context, and how
+        keys, values, block_table: See decode_attention. slots: [rows] int64, each row's line in the block table.
+        chunk_rows, chunk_offsets, chunk_counts: [chunks] int64: a row, the chunk's first position in its context, and
+        how
             many of its positions exist.
-        k, v: [packs · n, kv_heads, d], what comes out: n positions of each pack, 0 for those that do not exist.
+        k, v: [chunks · n, kv_heads, d], what comes out: n positions of each chunk, 0 for those that do not exist.
     """
-    each = len(k) // len(pack_rows)
+    each = len(k) // len(chunk_rows)
     k.zero_()
     v.zero_()
-    columns = (pack_rows.tolist(), pack_offsets.tolist(), pack_counts.tolist())
-    for pack, (row, begin, count) in enumerate(zip(*columns, strict=True)):
+    columns = (chunk_rows.tolist(), chunk_offsets.tolist(), chunk_counts.tolist())
+    for chunk, (row, begin, count) in enumerate(zip(*columns, strict=True)):
         for cache, out in ((keys, k), (values, v)):
-            out[pack * each : pack * each + count] = _context(cache, table[int(slots[row])], begin, begin + count)
+            out[chunk * each : chunk * each + count] = _context(
+                cache, block_table[int(slots[row])], begin, begin + count
+            )
 
 
 def prefill_attention_dense(
@@ -288,25 +295,25 @@ def prefill_attention_dense(
     v: Tensor,
     tile_tokens: Tensor,
     tile_queries: Tensor,
-    tile_befores: Tensor,
+    tile_contexts: Tensor,
     tile_bases: Tensor,
     out: Tensor,
     scale: float,
     cap: float | None = None,
 ) -> None:
-    """Tiles of several query tokens of one row, causally, over contexts that lie in one piece.
+    """Tiles of several query tokens of one row, causally, over contexts that are contiguous.
 
     Args:
         q: [tokens, heads, d].
         k, v: [n, kv_heads, d], see gather_kv: each row's context, and zeros up to the next one's beginning.
         tile_tokens: [tiles] int64, the place of a tile's first token in the batch.
         tile_queries: [tiles] int64, how many tokens it has.
-        tile_befores: [tiles] int64, positions of its context before the first of them.
+        tile_contexts: [tiles] int64, positions of its context before the first of them.
         tile_bases: [tiles] int64, where its context begins in k and v.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
         scale, cap: See decode_attention.
     """
-    columns = (tile_tokens, tile_queries, tile_befores, tile_bases)
+    columns = (tile_tokens, tile_queries, tile_contexts, tile_bases)
     for token, n, before, base in zip(*(column.tolist() for column in columns), strict=True):
         context = slice(base, base + before + n)
         hidden = torch.ones((n, before + n), dtype=torch.bool, device=q.device).triu_(before + 1)

@@ -1,13 +1,13 @@
 """Attention of rows of one token over the paged cache, cut along their contexts (split-KV; Dao et al. 2023).
 
 One query reads its whole context once, 2 · context · kv_heads · d elements, and does nothing with them that takes as
-long as the reading: all that counts is that every multiprocessor reads all the time. So contexts are cut into pieces of
+long as the reading: all that counts is that every multiprocessor reads all the time. So contexts are cut into splits of
 equal length, about as many as there is room for programs, whatever the mix of lengths, and the grid depends on the
-number of rows alone. A program takes a piece of one row and one KV head, whose query heads share what it reads: they
-are the rows of its matrix products. Where a row has several pieces, the last program to end merges them, in their
+number of rows alone. A program takes a split of one row and one KV head, whose query heads share what it reads: they
+are the rows of its matrix products. Where a row has several splits, the last program to end merges them, in their
 order: the result does not depend on who was last.
 
-The cutting is one small kernel a step, since lengths are known on the device only. Pieces of many rows are taken by
+The cutting is one small kernel a step, since lengths are known on the device only. Splits of many rows are taken by
 the kernel of decode_large_batch where that exists.
 """
 
@@ -29,11 +29,11 @@ from quire.kernels.triton.launching.device_properties import multiprocessors
 from quire.kernels.triton.launching.launch import launched, next_power_of_2
 
 _MERGED = 8
-"""Pieces that the last program reads at a time."""
+"""Splits that the last program reads at a time."""
 _PROGRAMS = 4
 """Of a multiprocessor at once; see tuning/h200/tune_attention.py."""
-FEWEST = 2
-"""Tiles of a piece where a context has more: shorter ones take longer to merge than they save."""
+MIN_SPLIT_TILES = 2
+"""Tiles of a split where a context has more: shorter ones take longer to merge than they save."""
 _LONGEST = 2**31 - 1
 
 
@@ -63,7 +63,7 @@ def _shape(d: int, item: int) -> _Shape:
 
 
 def keys_of_tile(d: int, item: int) -> int:
-    """Where pieces may begin: at multiples of this."""
+    """Where splits may begin: at multiples of this."""
     return _shape(d, item).keys
 
 
@@ -73,7 +73,7 @@ def kv_splits_at_once(kv_heads: int, device: torch.device) -> int:
 
 
 def kv_splits_for(rows: int, at_once: int) -> int:
-    """Room for pieces of so many rows: one each and as many more as fill the device if there is one row; but as nearly
+    """Room for splits of so many rows: one each and as many more as fill the device if there is one row; but as nearly
     as can be so many that programs run in whole rounds, since a last round of few leaves most of the device idle.
     """
     return max(rows, round((rows + at_once) / at_once) * at_once)
@@ -82,41 +82,41 @@ def kv_splits_for(rows: int, at_once: int) -> int:
 def plan_kv_splits(
     starts: Tensor,
     slots: Tensor,
-    singles: Tensor | None,
+    decode_rows: Tensor | None,
     tokens: Tensor | None,
     window: int | None,
     tile: int,
-    pieces: Tensor,
+    splits: Tensor,
     at_once: int,
-    fewest: int = 1,
+    min_tiles: int = 1,
 ) -> None:
     """Arguments as in reference/paged_attention.py; all are contiguous."""
-    rows = len(slots) if singles is None else len(singles)
-    overlap = can_overlap(pieces.device)
+    rows = len(slots) if decode_rows is None else len(decode_rows)
+    overlap = can_overlap(splits.device)
     _plan_kv_splits[(1,)](
-        starts, slots, singles, tokens, pieces, rows, len(pieces), at_once, _LONGEST if window is None else window,
-        TILE=tile, FEWEST=fewest, SPLIT_OVERHEAD_TILES=SPLIT_OVERHEAD_TILES, ROWS=max(256, next_power_of_2(rows)),
-        COLUMNS=pieces.shape[1], OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+        starts, slots, decode_rows, tokens, splits, rows, len(splits), at_once, _LONGEST if window is None else window,
+        TILE=tile, MIN_SPLIT_TILES=min_tiles, SPLIT_OVERHEAD_TILES=SPLIT_OVERHEAD_TILES,
+        ROWS=max(256, next_power_of_2(rows)), COLUMNS=splits.shape[1], OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
 @triton.jit(
     do_not_specialize=["rows", "room", "at_once", "window"],
-    do_not_specialize_on_alignment=["starts", "slots", "singles", "tokens"],
+    do_not_specialize_on_alignment=["starts", "slots", "decode_rows", "tokens"],
 )
 def _plan_kv_splits(
     starts,
     slots,
-    singles,
+    decode_rows,
     tokens,
-    pieces,
+    splits,
     rows,
     room,
     at_once,
     window,
     TILE: tl.constexpr,
-    FEWEST: tl.constexpr,
+    MIN_SPLIT_TILES: tl.constexpr,
     SPLIT_OVERHEAD_TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -128,8 +128,8 @@ def _plan_kv_splits(
     inside = lane < rows
     wait_for_inputs(OVERLAP)
     row, token = lane, lane
-    if singles is not None:
-        row = tl.load(singles + lane, inside, -1).to(tl.int32)
+    if decode_rows is not None:
+        row = tl.load(decode_rows + lane, inside, -1).to(tl.int32)
         inside &= row >= 0
         token = tl.load(tokens + lane, inside, 0).to(tl.int32)
     length = tl.load(starts + row, inside, 0).to(tl.int32) + 1
@@ -137,8 +137,8 @@ def _plan_kv_splits(
     seen_from = tl.maximum(length - window, 0)
     base = seen_from // TILE * TILE
     tiles = tl.where(inside, (length - base + TILE - 1) // TILE, 0)
-    low = _tiles_of_pieces(tiles, room, FEWEST)
-    high = _tiles_of_pieces(tiles, tl.minimum(tl.maximum(rows, at_once), room), FEWEST)
+    low = _tiles_per_split(tiles, room, MIN_SPLIT_TILES)
+    high = _tiles_per_split(tiles, tl.minimum(tl.maximum(rows, at_once), room), MIN_SPLIT_TILES)
     if _cost(tiles, low, at_once, SPLIT_OVERHEAD_TILES) < _cost(tiles, high, at_once, SPLIT_OVERHEAD_TILES):
         high = low
     count = (tiles + high - 1) // high
@@ -146,7 +146,7 @@ def _plan_kv_splits(
     count = (tiles + each - 1) // each
     first = tl.cumsum(count, 0) - count
     for number in range(tl.max(count, 0)):
-        own = pieces + (first + number) * COLUMNS
+        own = splits + (first + number) * COLUMNS
         exists = number < count
         begin = base + number * each * TILE
         tl.store(own, token, exists)
@@ -157,14 +157,14 @@ def _plan_kv_splits(
         tl.store(own + 5, first, exists)
         tl.store(own + 6, count, exists)
     for number in range(tl.sum(count, 0), room, ROWS):
-        tl.store(pieces + (number + lane) * COLUMNS + 6, 0, number + lane < room)
+        tl.store(splits + (number + lane) * COLUMNS + 6, 0, number + lane < room)
 
 
 @triton.jit
-def _tiles_of_pieces(tiles, room, FEWEST: tl.constexpr):
-    """Tiles a piece, as few as leave no more pieces than there is room for."""
-    low = FEWEST
-    high = tl.maximum(tl.max(tiles, 0), FEWEST)
+def _tiles_per_split(tiles, room, MIN_SPLIT_TILES: tl.constexpr):
+    """Tiles a split, as few as leave no more splits than there is room for."""
+    low = MIN_SPLIT_TILES
+    high = tl.maximum(tl.max(tiles, 0), MIN_SPLIT_TILES)
     while low < high:
         middle = (low + high) // 2
         if tl.sum((tiles + middle - 1) // middle, 0) <= room:
@@ -176,28 +176,28 @@ def _tiles_of_pieces(tiles, room, FEWEST: tl.constexpr):
 
 @triton.jit
 def _cost(tiles, most, at_once, SPLIT_OVERHEAD_TILES: tl.constexpr):
-    pieces = tl.sum((tiles + most - 1) // most, 0)
-    several = 2 * (tl.sum(tiles, 0) + SPLIT_OVERHEAD_TILES * pieces) + most * at_once
-    return tl.where(pieces <= at_once, 2 * at_once * (most + SPLIT_OVERHEAD_TILES), several)
+    splits = tl.sum((tiles + most - 1) // most, 0)
+    several = 2 * (tl.sum(tiles, 0) + SPLIT_OVERHEAD_TILES * splits) + most * at_once
+    return tl.where(splits <= at_once, 2 * at_once * (most + SPLIT_OVERHEAD_TILES), several)
 
 
 def decode_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
-    pieces: Tensor,
+    block_table: Tensor,
+    splits: Tensor,
     partials: DecodePartials,
     out: Tensor,
     scale: float,
     cap: float | None = None,
     rows: int | None = None,
 ) -> None:
-    """Arguments as in reference/paged_attention.py; all but the table are contiguous."""
-    assert all(map(Tensor.is_contiguous, (q, keys, values, pieces, out)))
-    assert pieces.shape[0] <= partials.outputs.shape[0]
+    """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
+    assert all(map(Tensor.is_contiguous, (q, keys, values, splits, out)))
+    assert splits.shape[0] <= partials.outputs.shape[0]
     if serves_large_batch(q, keys, q.shape[0] if rows is None else rows):
-        decode_attention_large_batch(q, keys, values, table, pieces, partials, out, scale, cap)
+        decode_attention_large_batch(q, keys, values, block_table, splits, partials, out, scale, cap)
         return
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
@@ -205,29 +205,29 @@ def decode_attention(
     shape = _shape(d, q.element_size())
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
-    _decode_attention[(pieces.shape[0] * kv_heads,)](
-        q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0),
-        before, after,
+    _decode_attention[(splits.shape[0] * kv_heads,)](
+        q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
+        block_table.stride(0), before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded(group), D=d, D_BLOCK=d_block,
-        BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
+        BLOCK_SIZE=block_size, COLUMNS=splits.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
         OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
-@triton.jit(do_not_specialize=["table_line"], do_not_specialize_on_alignment=["pieces"])
+@triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits"])
 def _decode_attention(
     q,
     keys,
     values,
-    table,
-    pieces,
+    block_table,
+    splits,
     outputs,
     sums,
     arrived,
     out,
-    table_line,
+    block_table_stride,
     before,
     after,
     CAPPED: tl.constexpr,
@@ -245,18 +245,18 @@ def _decode_attention(
     STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """One piece and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
+    """One split and one KV head; `own` are its query heads, M of them, as products want it, of which GROUP exist."""
     release_dependents(OVERLAP)
-    piece, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    split, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
     own, column, lane = tl.arange(0, M), tl.arange(0, D_BLOCK), tl.arange(0, TILE)
     exists = (own < GROUP)[:, None] & (column < D)[None, :]
     wait_for_inputs(OVERLAP)
-    line = pieces + piece * COLUMNS  # all of it is asked for at once: volatile loads stay before the branch
+    line = splits + split * COLUMNS  # all of it is asked for at once: volatile loads stay before the branch
     token, slot = tl.load(line, volatile=True).to(tl.int64), tl.load(line + 1, volatile=True).to(tl.int64)
     begin, end = tl.load(line + 2, volatile=True), tl.load(line + 3, volatile=True)
     seen_from = tl.load(line + 4, volatile=True)
     first, count = tl.load(line + 5, volatile=True), tl.load(line + 6, volatile=True)
-    blocks = table + slot * table_line
+    blocks = block_table + slot * block_table_stride
     if count > 0:
         head = kv_head * GROUP + own
         x = tl.load(q + ((token * HEADS + head) * D)[:, None] + column[None, :], exists, 0.0)
@@ -285,7 +285,7 @@ def _decode_attention(
         if count == 1:
             tl.store(result, (total / sum_of_weights[:, None]).to(out.dtype.element_ty), exists)
         else:
-            part = piece * HEADS + head
+            part = split * HEADS + head
             tl.store(outputs + (part * D)[:, None] + column[None, :], total, exists)
             tl.store(sums + part * 2, highest, own < GROUP)
             tl.store(sums + part * 2 + 1, sum_of_weights, own < GROUP)
@@ -315,7 +315,7 @@ def _merge(
     D_BLOCK: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """[GROUP_BLOCK, D_BLOCK] of a row's pieces, MERGED at a time. What others wrote is read past the nearest cache."""
+    """[GROUP_BLOCK, D_BLOCK] of a row's splits, MERGED at a time. What others wrote is read past the nearest cache."""
     number, own, column = tl.arange(0, MERGED), tl.arange(0, GROUP_BLOCK), tl.arange(0, D_BLOCK)
     highest = tl.full((GROUP_BLOCK,), float("-inf"), tl.float32)
     weights = tl.zeros((GROUP_BLOCK,), tl.float32)

@@ -1,15 +1,15 @@
-"""Attention of many rows of one token on Hopper: programs of one warp that stay, and read ahead across ends of pieces.
+"""Attention of many rows of one token on Hopper: programs of one warp that stay, and read ahead across ends of splits.
 
-It computes what `_decode_attention` in decode.py does, of the same pieces, and reads as much: keys and values once,
-which is 2 · context · kv_heads · d elements a row. With many rows most pieces are short, some hundred positions.
+It computes what `_decode_attention` in decode.py does, of the same splits, and reads as much: keys and values once,
+which is 2 · context · kv_heads · d elements a row. With many rows most splits are short, some hundred positions.
 Programs of their own would begin by looking up a line, then block ids, then waiting for its first keys, and end with
-nothing on its way from memory. Here a grid of as many programs as the card holds takes piece after piece. While one
-tile is multiplied the next two are on their way, of the same piece or of the one after it, whose line and block ids
+nothing on its way from memory. Here a grid of as many programs as the card holds takes split after split. While one
+tile is multiplied the next two are on their way, of the same split or of the one after it, whose line and block ids
 were asked for one step sooner: reading never pauses.
 
 A program is one warp. No warp waits for another, and the 16 rows that the matrix units take at least are query heads of
-one KV head. A unit of work is a piece and a KV head; a program's units are a grid apart. What several pieces of a row
-leave is merged as in decode.py, by the last program to end, in the order of pieces: the result does not depend on who
+one KV head. A unit of work is a split and a KV head; a program's units are a grid apart. What several splits of a row
+leave is merged as in decode.py, by the last program to end, in the order of splits: the result does not depend on who
 was last.
 """
 
@@ -31,7 +31,7 @@ ask_for = getattr(async_copy, "async_load", None) or async_copy.async_copy_globa
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 MANY_ROWS = 64
-"""From which on this is faster than a program for each piece: measured on an H200, amid a layer."""
+"""From which on this is faster than a program for each split: measured on an H200, amid a layer."""
 _PROGRAMS = 4
 """Of a multiprocessor: as many as have room for their tiles."""
 _STAGES = gl.constexpr(3)
@@ -43,7 +43,7 @@ _MOST_BLOCKS = 4
 _M = gl.constexpr(16)
 """Query heads of a product, of which those of a KV head exist."""
 _MERGED = gl.constexpr(8)
-"""Pieces that the last program reads at a time."""
+"""Splits that the last program reads at a time."""
 _SUMS = 512
 """Sums of values that it reads of each: all of them take half of its threads' registers."""
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -79,44 +79,43 @@ def decode_attention_large_batch(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
-    pieces: Tensor,
+    block_table: Tensor,
+    splits: Tensor,
     partials: DecodePartials,
     out: Tensor,
     scale: float,
     cap: float | None,
 ) -> None:
-    """The reference's decode_attention. All but the table are contiguous, and begin at 16-byte addresses. Pieces begin
-    at multiples of whole tiles, as `keys_of_tile` in decode.py has them.
-    """
+    """The reference's decode_attention. All but the block table are contiguous, and begin at 16-byte addresses. Splits
+    begin at multiples of whole tiles, as `keys_of_tile` in decode.py has them."""
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     group_block = next_power_of_2(heads // kv_heads)
-    units = pieces.shape[0] * kv_heads
+    units = splits.shape[0] * kv_heads
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
     _decode_attention_large_batch[(min(units, _PROGRAMS * multiprocessors(q.device)),)](
-        q, keys, values, table, pieces, partials.outputs, partials.sums, partials.arrived, out, table.stride(0), units,
-        before, after,
+        q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
+        block_table.stride(0), units, before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads, GROUP_BLOCK=group_block, D=d,
-        BLOCK_SIZE=block_size, COLUMNS=pieces.shape[1], TILE=_TILE // d,
+        BLOCK_SIZE=block_size, COLUMNS=splits.shape[1], TILE=_TILE // d,
         COLUMNS_MERGED=min(d, _SUMS // group_block), OVERLAP=overlap, num_warps=1, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
-@gluon.jit(do_not_specialize=["table_line", "units"], do_not_specialize_on_alignment=["pieces"])
+@gluon.jit(do_not_specialize=["block_table_stride", "units"], do_not_specialize_on_alignment=["splits"])
 def _decode_attention_large_batch(
     q,
     keys,
     values,
-    table,
-    pieces,
+    block_table,
+    splits,
     outputs,
     sums,
     arrived,
     out,
-    table_line,
+    block_table_stride,
     units,
     before,
     after,
@@ -132,7 +131,7 @@ def _decode_attention_large_batch(
     COLUMNS_MERGED: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Every so many units. Pieces that do not exist stand behind all others: the first of them ends a program."""
+    """Every so many units. Splits that do not exist stand behind all others: the first of them ends a program."""
     release_dependents(OVERLAP)
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
@@ -142,9 +141,9 @@ def _decode_attention_large_batch(
     k = gl.allocate_shared_memory(dtype, [_STAGES, TILE, D], swizzled)
     v = gl.allocate_shared_memory(dtype, [_STAGES, TILE, D], swizzled)
     shape: gl.constexpr = (KV_HEADS, D, BLOCK_SIZE, TILE)  # of caches, and how many keys are read at a time
-    lines = (pieces, units, gl.num_programs(0))
+    lines = (splits, units, gl.num_programs(0))
     caches = (keys, values, k, v)
-    tables = (table, table_line)
+    tables = (block_table, block_table_stride)
     own, column = gl.arange(0, _M, gl.SliceLayout(1, mma)), gl.arange(0, D, gl.SliceLayout(0, mma))
     lane = gl.arange(0, TILE, gl.SliceLayout(0, mma))
     unit = gl.program_id(0)
@@ -212,12 +211,12 @@ def _next(stage):
 
 @gluon.jit
 def _line(lines, unit, KV_HEADS: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """A unit's piece: token, slot, first position, end, the first position that is seen, the row's first piece and its
-    number of pieces. That is 0 where there is none; what else stands in such a line may be anything. A window may begin
-    behind the piece's first tiles: a tile of which nothing is seen has no highest score.
+    """A unit's split: token, slot, first position, end, the first position that is seen, the row's first split and its
+    number of splits. That is 0 where there is none; what else stands in such a line may be anything. A window may begin
+    behind the split's first tiles: a tile of which nothing is seen has no highest score.
     """
-    pieces, units, _ = lines
-    own = pieces + gl.minimum(unit, units - 1) // KV_HEADS * COLUMNS  # all of it is asked for at once: volatile
+    splits, units, _ = lines
+    own = splits + gl.minimum(unit, units - 1) // KV_HEADS * COLUMNS  # all of it is asked for at once: volatile
     token, slot = gl.load(own, volatile=True), gl.load(own + 1, volatile=True)
     begin, end = gl.load(own + 2, volatile=True), gl.load(own + 3, volatile=True)
     seen_from, first = gl.load(own + 4, volatile=True), gl.load(own + 5, volatile=True)
@@ -243,14 +242,14 @@ def _queries(
 
 @gluon.jit
 def _begin(lines, unit, line, tables, shape: gl.constexpr, COLUMNS: gl.constexpr):
-    """What is read first: a unit, where in its piece, the ids of the tile's blocks, the piece, and the one after it."""
+    """What is read first: a unit, where in its split, the ids of the tile's blocks, the split, and the one after it."""
     KV_HEADS: gl.constexpr = shape[0]
     TILE: gl.constexpr = shape[3]
-    table, table_line = tables
+    block_table, block_table_stride = tables
     _, _, programs = lines
     _, slot, begin, end, _, _, _ = line
     following = _line(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
-    blocks = table + slot.to(gl.int64) * table_line
+    blocks = block_table + slot.to(gl.int64) * block_table_stride
     return unit, begin, _ids(blocks, begin, end, shape), blocks, line, following
 
 
@@ -259,7 +258,7 @@ def _read(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.c
     """Ask for a tile, if there is one more; what is read after it."""
     KV_HEADS: gl.constexpr = shape[0]
     TILE: gl.constexpr = shape[3]
-    table, table_line = tables
+    block_table, block_table_stride = tables
     _, _, programs = lines
     unit, at, ids, blocks, line, following = ahead
     _, slot, _, end, seen_from, _, count = line
@@ -270,7 +269,7 @@ def _read(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.c
             unit += programs
             line = following
             _, slot, at, end, _, _, _ = line
-            blocks = table + slot.to(gl.int64) * table_line
+            blocks = block_table + slot.to(gl.int64) * block_table_stride
             following = _line(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
         ids = _ids(blocks, at, end, shape)
     async_copy.commit_group()
@@ -279,7 +278,7 @@ def _read(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.c
 
 @gluon.jit
 def _ids(blocks, at, end, shape: gl.constexpr):
-    """Of the tile's blocks, four; where the piece ends sooner, the last one's again."""
+    """Of the tile's blocks, four; where the split ends sooner, the last one's again."""
     BLOCK_SIZE: gl.constexpr = shape[2]
     NUMBER: gl.constexpr = shape[3] // BLOCK_SIZE
     number, last = at // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
@@ -336,7 +335,7 @@ def _merge(
     D: gl.constexpr,
     WIDTH: gl.constexpr,
 ):
-    """A row's pieces, WIDTH columns after WIDTH columns. What others wrote is read past the nearest cache."""
+    """A row's splits, WIDTH columns after WIDTH columns. What others wrote is read past the nearest cache."""
     lanes: gl.constexpr = min(WIDTH // 4, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // lanes, lanes], [1, 1, 1], [2, 1, 0])
     of_sums: gl.constexpr = gl.SliceLayout(2, layout)

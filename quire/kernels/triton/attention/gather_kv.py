@@ -1,4 +1,4 @@
-"""Contexts out of the paged cache into one piece of memory, where long attention reads them at full speed.
+"""Contexts out of the paged cache into contiguous memory, where long attention reads them at full speed.
 
 A token costs 4 · kv_heads · d elements of traffic, half of it writing: nothing beside the products of several hundred
 queries with it. A program copies a few tokens of all heads, which lie together in both places.
@@ -20,23 +20,23 @@ _TOKENS, _COLUMNS = 16, 512
 def gather_kv(
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
+    block_table: Tensor,
     slots: Tensor,
-    pack_rows: Tensor,
-    pack_offsets: Tensor,
-    pack_counts: Tensor,
+    chunk_rows: Tensor,
+    chunk_offsets: Tensor,
+    chunk_counts: Tensor,
     k: Tensor,
     v: Tensor,
 ) -> None:
-    """Arguments as in reference/paged_attention.py; all but the table are contiguous."""
+    """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
     _, block_size, kv_heads, d = keys.shape
-    packs = pack_rows.shape[0]
-    each = k.shape[0] // packs
+    chunks = chunk_rows.shape[0]
+    each = k.shape[0] // chunks
     assert each % _TOKENS == 0
-    assert all(map(Tensor.is_contiguous, (keys, values, slots, pack_rows, pack_offsets, pack_counts, k, v)))
+    assert all(map(Tensor.is_contiguous, (keys, values, slots, chunk_rows, chunk_offsets, chunk_counts, k, v)))
     overlap = can_overlap(k.device)
-    _gather_kv[(packs, each // _TOKENS)](
-        keys, values, table, slots, pack_rows, pack_offsets, pack_counts, k, v, table.stride(0),
+    _gather_kv[(chunks, each // _TOKENS)](
+        keys, values, block_table, slots, chunk_rows, chunk_offsets, chunk_counts, k, v, block_table.stride(0),
         WIDTH=kv_heads * d, BLOCK_SIZE=block_size, EACH=each, TOKENS=_TOKENS, COLUMNS=_COLUMNS, OVERLAP=overlap,
         num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
@@ -44,20 +44,20 @@ def gather_kv(
 
 @launched
 @triton.jit(
-    do_not_specialize=["table_line"],
-    do_not_specialize_on_alignment=["slots", "pack_rows", "pack_offsets", "pack_counts"],
+    do_not_specialize=["block_table_stride"],
+    do_not_specialize_on_alignment=["slots", "chunk_rows", "chunk_offsets", "chunk_counts"],
 )
 def _gather_kv(
     keys,
     values,
-    table,
+    block_table,
     slots,
-    pack_rows,
-    pack_offsets,
-    pack_counts,
+    chunk_rows,
+    chunk_offsets,
+    chunk_counts,
     k,
     v,
-    table_line,
+    block_table_stride,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     EACH: tl.constexpr,
@@ -66,14 +66,14 @@ def _gather_kv(
     OVERLAP: tl.constexpr,
 ):
     release_dependents(OVERLAP)
-    pack, token = tl.program_id(0), tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    chunk, token = tl.program_id(0), tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     wait_for_inputs(OVERLAP)
-    slot = tl.load(slots + tl.load(pack_rows + pack))
-    position = tl.load(pack_offsets + pack) + token
-    exists = token < tl.load(pack_counts + pack)
-    block = tl.load(table + slot * table_line + position // BLOCK_SIZE, exists, 0)
+    slot = tl.load(slots + tl.load(chunk_rows + chunk))
+    position = tl.load(chunk_offsets + chunk) + token
+    exists = token < tl.load(chunk_counts + chunk)
+    block = tl.load(block_table + slot * block_table_stride + position // BLOCK_SIZE, exists, 0)
     source = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH)[:, None]
-    target = ((pack.to(tl.int64) * EACH + token) * WIDTH)[:, None]
+    target = ((chunk.to(tl.int64) * EACH + token) * WIDTH)[:, None]
     for at in tl.static_range(0, WIDTH, COLUMNS):
         column = at + tl.arange(0, COLUMNS)[None, :]
         inside = column < WIDTH

@@ -1,11 +1,10 @@
 """Attention of rows of several tokens over the paged cache, tile by tile of queries (Dao et al. 2022, 2023).
 
 A program takes some query tokens of one row and one KV head with all its query heads: they are the M rows of its
-products, so that a short chunk fills them too. It reads the row's context through the block table, in tiles of keys,
-and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that where
-the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Of the grid, a tile's KV heads
-stand together: the tiles that take longest begin first, and those of padding last.
-"""
+products, so that a short chunk fills them too. It reads the row's context through the block block_table, in tiles of
+keys, and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that
+where the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Of the grid, a tile's KV
+heads stand together: the tiles that take longest begin first, and those of padding last."""
 
 from __future__ import annotations
 
@@ -75,12 +74,12 @@ def prefill_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    table: Tensor,
+    block_table: Tensor,
     tile_rows: Tensor,
     tile_offsets: Tensor,
     starts: Tensor,
     counts: Tensor,
-    firsts: Tensor,
+    first_tokens: Tensor,
     slots: Tensor,
     window: int | None,
     queries: int,
@@ -88,20 +87,20 @@ def prefill_attention(
     scale: float,
     cap: float | None = None,
 ) -> None:
-    """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the table are
+    """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
     contiguous."""
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     shape = tile_shape(d, q.element_size(), q.device)
     assert queries == shape.rows // (heads // kv_heads)
     assert all(
-        map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, firsts, slots, out))
+        map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out))
     )
     before, after = factors(scale, cap)
     overlap = can_overlap(q.device)
     _prefill_attention[(kv_heads, tile_rows.shape[0])](
-        q, keys, values, table, tile_rows, tile_offsets, starts, counts, firsts, slots, out,
-        table.stride(0), window or 0, before, after,
+        q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out,
+        block_table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
@@ -110,22 +109,22 @@ def prefill_attention(
 
 @launched
 @triton.jit(
-    do_not_specialize=["table_line", "window"],
-    do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "firsts", "slots"],
+    do_not_specialize=["block_table_stride", "window"],
+    do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "first_tokens", "slots"],
 )
 def _prefill_attention(
     q,
     keys,
     values,
-    table,
+    block_table,
     tile_rows,
     tile_offsets,
     starts,
     counts,
-    firsts,
+    first_tokens,
     slots,
     out,
-    table_line,
+    block_table_stride,
     window,
     before,
     after,
@@ -150,7 +149,7 @@ def _prefill_attention(
     wait_for_inputs(OVERLAP)
     row, offset = tl.load(tile_rows + tile), tl.load(tile_offsets + tile).to(tl.int32)
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
-    first, slot = tl.load(firsts + row), tl.load(slots + row)
+    first, slot = tl.load(first_tokens + row), tl.load(slots + row)
     if offset >= count:
         return
     query, head = offset + m // GROUP, kv_head * GROUP + m % GROUP
@@ -160,9 +159,9 @@ def _prefill_attention(
     end = start + tl.minimum(offset + QUERIES, count)
     seen_from = tl.maximum(start + offset + 1 - window, 0) if WINDOWED else 0
     _, weights, total = attention_over_keys(
-        x, keys, values, table + slot * table_line, start + query, kv_head, column, lane, seen_from // N * N, end,
-        seen_from, end, window, before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D, D_BLOCK, BLOCK_SIZE, M, N,
-        STAGES,
+        x, keys, values, block_table + slot * block_table_stride, start + query, kv_head, column, lane,
+        seen_from // N * N, end, seen_from, end, window, before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D,
+        D_BLOCK, BLOCK_SIZE, M, N, STAGES,
     )  # fmt: skip
     tl.store(out + where, (total / weights[:, None]).to(out.dtype.element_ty), exists)
 
@@ -229,7 +228,7 @@ def _tile_of_keys(
     D_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Keys and values [positions, D_BLOCK] through the table."""
+    """Keys and values [positions, D_BLOCK] through the block table."""
     block = tl.load(blocks + position // BLOCK_SIZE)
     where = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D)[:, None] + column[None, :]
     if D < D_BLOCK:

@@ -4,7 +4,7 @@
 they wait for nothing else. A program is three kinds of warps. One asks the copy engine for queries, keys and values,
 ahead of time. Two groups of four each own 64 queries of one head: while the units multiply one tile, the group turns
 the scores of the one before into weights, and while one group does that, the other's products run. Keys are taken from
-the last to the first, so that only the first few tiles need a mask. Programs stay on the card and take one piece of
+the last to the first, so that only the first few tiles need a mask. Programs stay on the card and take one part of
 work after the other, the longest first; what the next one needs is read while the last one is computed.
 
 The programs' own warps, barriers and copies are written down in Gluon, which is Triton's lower half: Triton itself
@@ -59,7 +59,7 @@ def prefill_attention_dense(
     v: Tensor,
     tile_tokens: Tensor,
     tile_queries: Tensor,
-    tile_befores: Tensor,
+    tile_contexts: Tensor,
     tile_bases: Tensor,
     out: Tensor,
     scale: float,
@@ -70,12 +70,12 @@ def prefill_attention_dense(
     heads, d = q.shape[1:]
     kv_heads = k.shape[1]
     keys, stages = _shape(d)
-    assert all(t.is_contiguous() for t in (q, k, v, tile_tokens, tile_queries, tile_befores, tile_bases, out))
+    assert all(t.is_contiguous() for t in (q, k, v, tile_tokens, tile_queries, tile_contexts, tile_bases, out))
     before, after = factors(scale, cap)
     items = len(tile_tokens) * heads
     _prefill_attention_dense[(min(items, multiprocessors(q.device)),)](
         _tensor_descriptor(q, 64), _tensor_descriptor(k, keys), _tensor_descriptor(v, keys), out,
-        tile_tokens, tile_queries, tile_befores, tile_bases, items, before, after,
+        tile_tokens, tile_queries, tile_contexts, tile_bases, items, before, after,
         CAPPED=cap is not None, HEADS=heads, GROUP=heads // kv_heads, D=d, N=keys, STAGES=stages,
         num_warps=4, maxnreg=_REGISTERS,
     )  # fmt: skip
@@ -100,7 +100,7 @@ def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
 @launched
 @gluon.jit(
     do_not_specialize=["items"],
-    do_not_specialize_on_alignment=["tile_tokens", "tile_queries", "tile_befores", "tile_bases"],
+    do_not_specialize_on_alignment=["tile_tokens", "tile_queries", "tile_contexts", "tile_bases"],
 )
 def _prefill_attention_dense(
     q_tiles,
@@ -109,7 +109,7 @@ def _prefill_attention_dense(
     out,
     tile_tokens,
     tile_queries,
-    tile_befores,
+    tile_contexts,
     tile_bases,
     items,
     before,
@@ -141,7 +141,7 @@ def _prefill_attention_dense(
     fence_async_shared()
     memory = (q, k, v)
     barriers = (q_ready, q_free, k_ready, k_free, v_ready, v_free)
-    tiles = (tile_tokens, tile_queries, tile_befores, tile_bases, items)
+    tiles = (tile_tokens, tile_queries, tile_contexts, tile_bases, items)
     gl.warp_specialize(
         [
             (_compute, (memory, barriers, tiles, out, before, after, 0, CAPPED, HEADS, D, N, STAGES)),
@@ -155,11 +155,11 @@ def _prefill_attention_dense(
 
 @gluon.jit
 def _look_up(tiles, item, HEADS: gl.constexpr, N: gl.constexpr):
-    """A piece of work: the tile's first token, its tokens, positions before them, their base; and its tiles of keys."""
-    tile_tokens, tile_queries, tile_befores, tile_bases, items = tiles
+    """A work item: the tile's first token, its tokens, positions before them, their base; and its tiles of keys."""
+    tile_tokens, tile_queries, tile_contexts, tile_bases, items = tiles
     tile = gl.minimum(item, items - 1) // HEADS
     token, queries = gl.load(tile_tokens + tile), gl.load(tile_queries + tile).to(gl.int32)
-    passed, base = gl.load(tile_befores + tile).to(gl.int32), gl.load(tile_bases + tile).to(gl.int32)
+    passed, base = gl.load(tile_contexts + tile).to(gl.int32), gl.load(tile_bases + tile).to(gl.int32)
     return token, queries, passed, base, (passed + queries + N - 1) // N
 
 
@@ -257,7 +257,7 @@ def _compute(
     N: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Four warps: 64 queries of each piece of work.
+    """Four warps: 64 queries of each work item.
 
     The products of queries and keys are one tile ahead of those of weights and values. Both are asked for together;
     when the first are done their exponentials are taken, and only then are the second waited for. The wait for the

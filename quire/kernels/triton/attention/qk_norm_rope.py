@@ -28,14 +28,14 @@ def qk_norm_rope_and_cache(
     sin: Tensor | None,
     keys: Tensor,
     values: Tensor,
-    places: Tensor,
+    slot_mapping: Tensor,
     q: Tensor,
 ) -> None:
     """Arguments as in reference/padded_attention.py; tokens of qkv may lie apart; all else is contiguous."""
     tokens, heads, d = q.shape
     kv_heads = keys.shape[2]
     assert qkv.stride()[1:] == (d, 1)
-    assert keys.is_contiguous() and values.is_contiguous() and places.is_contiguous() and q.is_contiguous()
+    assert keys.is_contiguous() and values.is_contiguous() and slot_mapping.is_contiguous() and q.is_contiguous()
     assert all(t is None or t.is_contiguous() for t in (norm, cos, sin))
     if not tokens:
         return
@@ -43,7 +43,7 @@ def qk_norm_rope_and_cache(
     overlap = can_overlap(qkv.device)
     tile, warps = next((cut for most, *cut in _CUTS if tokens <= most), _CUT_OF_MANY)
     _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
-        qkv, norm, cos, sin, keys, values, places, q, qkv.stride(0), eps,
+        qkv, norm, cos, sin, keys, values, slot_mapping, q, qkv.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
         HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
         TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
@@ -56,7 +56,7 @@ def _block(n: int) -> int:
 
 
 @launched
-@triton.jit(do_not_specialize_on_alignment=["places"])
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _qk_norm_rope_and_cache(
     qkv,
     norm,
@@ -64,7 +64,7 @@ def _qk_norm_rope_and_cache(
     sin,
     keys,
     values,
-    places,
+    slot_mapping,
     q,
     qkv_token,
     eps,
@@ -95,7 +95,7 @@ def _qk_norm_rope_and_cache(
         second = tl.load(row + HALF + turning[None, :], turns, 0.0)
     if D > 2 * HALF:
         rest = tl.load(row + 2 * HALF + resting[None, :], rests, 0.0)
-    place = tl.load(places + token)
+    cache_slot = tl.load(slot_mapping + token)
     if norm is not None:
         if HALF > 0:
             total += tl.sum(first.to(tl.float32) * first.to(tl.float32), 1)
@@ -115,10 +115,10 @@ def _qk_norm_rope_and_cache(
         x, y = first.to(tl.float32), second.to(tl.float32)
         first = tl.where(changes[:, None], (x * c - y * s).to(first.dtype), first)
         second = tl.where(changes[:, None], (y * c + x * s).to(second.dtype), second)
-        _store(first, q, keys, values, token, place, head, turning, turns, HEADS, KV_HEADS, D)
-        _store(second, q, keys, values, token, place, head, turning + HALF, turns, HEADS, KV_HEADS, D)
+        _store(first, q, keys, values, token, cache_slot, head, turning, turns, HEADS, KV_HEADS, D)
+        _store(second, q, keys, values, token, cache_slot, head, turning + HALF, turns, HEADS, KV_HEADS, D)
     if D > 2 * HALF:
-        _store(rest, q, keys, values, token, place, head, resting + 2 * HALF, rests, HEADS, KV_HEADS, D)
+        _store(rest, q, keys, values, token, cache_slot, head, resting + 2 * HALF, rests, HEADS, KV_HEADS, D)
 
 
 @triton.jit
@@ -133,12 +133,23 @@ def _normed(x, scale, weights, mask, changes):
 
 @triton.jit
 def _store(
-    x, q, keys, values, token, place, head, column, mask, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr
+    x,
+    q,
+    keys,
+    values,
+    token,
+    cache_slot,
+    head,
+    column,
+    mask,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
 ):
     """[heads, columns] to wherever each head belongs."""
     is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
     of_query = ((token * HEADS + head) * D)[:, None] + column[None, :]
-    of_key = ((place * KV_HEADS + head - HEADS) * D)[:, None] + column[None, :]
+    of_key = ((cache_slot * KV_HEADS + head - HEADS) * D)[:, None] + column[None, :]
     tl.store(q + of_query, x, mask & is_query[:, None])
     tl.store(keys + of_key, x, mask & (~is_query & ~is_value)[:, None])
     tl.store(values + of_key - KV_HEADS * D, x, mask & is_value[:, None])

@@ -13,27 +13,32 @@ _BLOCK = 256
 _WARPS = 4
 
 
-def compute_slot_mapping(table: Tensor, slots: Tensor, positions: Tensor, block_size: int, places: Tensor) -> None:
-    """Arguments as in reference/paged_attention.py; all but the table are contiguous."""
+def compute_slot_mapping(
+    block_table: Tensor, slots: Tensor, positions: Tensor, block_size: int, slot_mapping: Tensor
+) -> None:
+    """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
     tokens = len(positions)
     if not tokens:
         return
-    overlap = can_overlap(table.device)
+    overlap = can_overlap(block_table.device)
     _compute_slot_mapping[(-(-tokens // _BLOCK),)](
-        table, slots, positions, places, tokens, table.stride(0),
+        block_table, slots, positions, slot_mapping, tokens, block_table.stride(0),
         BLOCK_SIZE=block_size, BLOCK=_BLOCK, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
 @launched
-@triton.jit(do_not_specialize=["tokens", "table_line"], do_not_specialize_on_alignment=["slots", "positions", "places"])
+@triton.jit(
+    do_not_specialize=["tokens", "block_table_stride"],
+    do_not_specialize_on_alignment=["slots", "positions", "slot_mapping"],
+)
 def _compute_slot_mapping(
-    table,
+    block_table,
     slots,
     positions,
-    places,
+    slot_mapping,
     tokens,
-    table_line,
+    block_table_stride,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -44,5 +49,5 @@ def _compute_slot_mapping(
     wait_for_inputs(OVERLAP)
     slot = tl.load(slots + token, inside, 0)
     position = tl.load(positions + token, inside, 0)
-    block = tl.load(table + slot * table_line + position // BLOCK_SIZE, inside, 0)
-    tl.store(places + token, block * BLOCK_SIZE + position % BLOCK_SIZE, inside)
+    block = tl.load(block_table + slot * block_table_stride + position // BLOCK_SIZE, inside, 0)
+    tl.store(slot_mapping + token, block * BLOCK_SIZE + position % BLOCK_SIZE, inside)

@@ -30,7 +30,7 @@ SHAPES = (
 )  # fmt: skip
 """Query heads, KV heads, their width, block size."""
 STEPS = ((MANY_ROWS, 20, 66), (MANY_ROWS + 1, 32, 132), (1024, 501, 1056))
-"""Rows, blocks of a context at most, room for pieces."""
+"""Rows, blocks of a context at most, room for splits."""
 SPILLED = 64
 """Bytes of a thread that the widest heads may lack: they leave no register free, and Tritons differ by a few."""
 
@@ -72,11 +72,11 @@ def _launch(
     with torch.device("meta"):
         q, cache = torch.empty(rows, heads, d, dtype=dtype), torch.empty(9, block_size, kv_heads, d, dtype=dtype)
         table = torch.empty(rows, blocks, dtype=torch.int64)
-        pieces = torch.empty(room, KV_SPLIT_COLUMNS, dtype=torch.int32)
+        splits = torch.empty(room, KV_SPLIT_COLUMNS, dtype=torch.int32)
         partials = new_decode_partials(room, heads, kv_heads, d, q.device)
     assert decode_large_batch.serves_large_batch(q, cache, rows)
     decode_large_batch.decode_attention_large_batch(
-        q, cache, cache, table, pieces, partials, torch.empty_like(q), 0.1, cap
+        q, cache, cache, table, splits, partials, torch.empty_like(q), 0.1, cap
     )
 
 

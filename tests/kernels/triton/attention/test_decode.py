@@ -22,7 +22,7 @@ def cut(
     tile: int,
     device: str,
     singles: list[int] | None = None,
-    fewest: int = 1,
+    min_tiles: int = 1,
     at_once: int = 10,
 ) -> tuple[Tensor, Tensor]:
     """Pieces of the reference and ours. Rows' slots run backwards; with `singles`, only these have one token."""
@@ -31,19 +31,19 @@ def cut(
     chosen = None if singles is None else torch.tensor(singles, device=device)
     tokens = None if chosen is None else 2 * chosen + 1
     found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
-    ours.plan_kv_splits(starts, slots, chosen, tokens, window, tile, found, at_once, fewest)
-    reference.plan_kv_splits(starts, slots, chosen, tokens, window, tile, expected, at_once, fewest)
+    ours.plan_kv_splits(starts, slots, chosen, tokens, window, tile, found, at_once, min_tiles)
+    reference.plan_kv_splits(starts, slots, chosen, tokens, window, tile, expected, at_once, min_tiles)
     return found, expected
 
 
 @pytest.mark.parametrize("window", [None, 1, 8, 100])
 @pytest.mark.parametrize("extra", [0, 1, 9, 40])
 @pytest.mark.parametrize("lengths", [[1], [640], [3, 1000, 17, 129], [1, 8, 9, 16, 17] * 26, [50] * 33])
-@pytest.mark.parametrize(("fewest", "at_once"), [(1, 1), (1, 9), (3, 40)])
+@pytest.mark.parametrize(("min_tiles", "at_once"), [(1, 1), (1, 9), (3, 40)])
 def test_contexts_are_cut_as_the_reference_cuts_them(
-    lengths: list[int], extra: int, window: int | None, fewest: int, at_once: int, device: str
+    lengths: list[int], extra: int, window: int | None, min_tiles: int, at_once: int, device: str
 ) -> None:
-    found, expected = cut(lengths, len(lengths) + extra, window, 8, device, fewest=fewest, at_once=at_once)
+    found, expected = cut(lengths, len(lengths) + extra, window, 8, device, min_tiles=min_tiles, at_once=at_once)
     live = expected[:, 6] > 0
     assert torch.equal(found[:, 6], expected[:, 6])
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
@@ -64,9 +64,9 @@ def test_pieces_cover_what_is_seen_once(device: str) -> None:
     for _ in range(10):
         lengths = [int(10 ** rng.uniform(0, 4)) for _ in range(rng.randint(1, 40))]
         window, tile = rng.choice([None, 50]), rng.choice([32, 64])
-        pieces = cut(lengths, len(lengths) + rng.randint(0, 50), window, tile, device)[0].tolist()
+        splits = cut(lengths, len(lengths) + rng.randint(0, 50), window, tile, device)[0].tolist()
         for slot, length in enumerate(reversed(lengths)):
-            own = [piece for piece in pieces if piece[6] and piece[1] == slot]
+            own = [piece for piece in splits if piece[6] and piece[1] == slot]
             seen_from = 0 if window is None else max(0, length - window)
             assert own[0][2] == seen_from // tile * tile
             assert own[-1][3] == length
@@ -96,16 +96,16 @@ def check(
     slots = torch.tensor([0, *range(len(lengths))], device=device)
     singles = torch.arange(1, tokens, device=device)
     tile = ours.keys_of_tile(d, q.element_size())
-    pieces = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
-    ours.plan_kv_splits(starts, slots, singles, singles, window, tile, pieces, 6)
-    partials = reference.new_decode_partials(len(pieces), heads, kv_heads, d, torch.device(device))
+    splits = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
+    ours.plan_kv_splits(starts, slots, singles, singles, window, tile, splits, 6)
+    partials = reference.new_decode_partials(len(splits), heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
     scale = d**-0.5
     for _ in range(2):  # counters are ready again
-        ours.decode_attention(q, *vars(cache).values(), pieces, partials, found, scale, cap)
-    reference.decode_attention(q, *vars(cache).values(), pieces, partials, expected, scale, cap)
+        ours.decode_attention(q, *vars(cache).values(), splits, partials, found, scale, cap)
+    reference.decode_attention(q, *vars(cache).values(), splits, partials, expected, scale, cap)
     assert found[0].isnan().all()
     assert_near(found[1:], expected[1:])
     assert not partials.arrived.any()
@@ -147,13 +147,13 @@ def test_many_rows(rows: int, device: str) -> None:
 def test_a_row_that_is_not_a_number_is_alone(device: str) -> None:
     cache = paged([40, 40], 8, 1, 16, torch.float32, device)
     cache.values[cache.table[0, 2]] = NAN
-    pieces = torch.empty((4, 8), dtype=torch.int32, device=device)
+    splits = torch.empty((4, 8), dtype=torch.int32, device=device)
     ours.plan_kv_splits(
-        torch.tensor([39, 39], device=device), torch.arange(2, device=device), None, None, None, 32, pieces, 4
+        torch.tensor([39, 39], device=device), torch.arange(2, device=device), None, None, None, 32, splits, 4
     )
     partials = reference.new_decode_partials(4, 2, 1, 16, torch.device(device))
     q, out = torch.randn(2, 2, 16, device=device), torch.empty(2, 2, 16, device=device)
-    ours.decode_attention(q, *vars(cache).values(), pieces, partials, out, 0.25)
+    ours.decode_attention(q, *vars(cache).values(), splits, partials, out, 0.25)
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
 
@@ -166,7 +166,7 @@ def test_real_sizes(lengths: list[int], heads: int, kv_heads: int, d: int) -> No
 
 
 @pytest.mark.parametrize("at_once", [16, 66, 528])
-def test_room_for_pieces(at_once: int) -> None:
+def test_room_for_splits(at_once: int) -> None:
     """One a row at least, more for more rows, and rounds of programs that are full as far as rows allow."""
     rooms = [ours.kv_splits_for(rows, at_once) for rows in range(1, 2000)]
     assert rooms[0] == at_once
@@ -177,7 +177,7 @@ def test_room_for_pieces(at_once: int) -> None:
 @pytest.mark.parametrize(
     ("lengths", "most"),
     [
-        ([600] * 32, 5),  # two pieces each, which are taken at once, and not three, of which some would wait
+        ([600] * 32, 5),  # two splits each, which are taken at once, and not three, of which some would wait
         ([600] * 64, 10),  # one piece each
         ([600] * 63 + [100_000], 23),  # as many of the long one as there is room for
         ([*range(1000, 2000, 10)], 16),  # two each: rounds are full, and the last of them is short
@@ -185,7 +185,7 @@ def test_room_for_pieces(at_once: int) -> None:
 )
 def test_pieces_that_take_the_least_time(lengths: list[int], most: int, device: str) -> None:
     """With 66 taken at once, as on an H200 with 8 KV heads; what was measured there."""
-    found, expected = cut(lengths, ours.kv_splits_for(len(lengths), 66), None, 64, device, fewest=2, at_once=66)
+    found, expected = cut(lengths, ours.kv_splits_for(len(lengths), 66), None, 64, device, min_tiles=2, at_once=66)
     assert torch.equal(found[:, 6], expected[:, 6])
     longest = max(end - begin for _, _, begin, end, _, _, count, _ in found.tolist() if count)
     assert -(-longest // 64) == most

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from quire.kernels.reference import paged_attention as reference
 from quire.kernels.triton.attention import decode, decode_large_batch
-from quire.kernels.triton.attention.decode import FEWEST, keys_of_tile, kv_splits_at_once, kv_splits_for, plan_kv_splits
+from quire.kernels.triton.attention.decode import (
+    MIN_SPLIT_TILES,
+    keys_of_tile,
+    kv_splits_at_once,
+    kv_splits_for,
+    plan_kv_splits,
+)
 from quire.kernels.triton.attention.decode_large_batch import (
     MANY_ROWS,
     can_read,
@@ -28,12 +34,12 @@ LLAMA = (32, 8, 128)
 @dataclass
 class Rows:
     """Rows of one token on a card, their contexts, and what attends to them. Before and behind their tokens, and in the
-    lines of pieces that there are not, is poison.
+    lines of splits that there are not, is poison.
 
     Args:
         lengths: Of contexts.
         heads: Query heads, KV heads, their width.
-        room: For pieces; None: as in serving.
+        room: For splits; None: as in serving.
         at_once: The same.
     """
 
@@ -55,7 +61,7 @@ class Rows:
         self.q[0] = self.q[-1] = NAN
         self.at_once = self.at_once or kv_splits_at_once(kv_heads, device)
         room = self.room or kv_splits_for(rows, self.at_once)
-        self.pieces = torch.full((room, reference.KV_SPLIT_COLUMNS), -(2**31), dtype=torch.int32, device=device)
+        self.splits = torch.full((room, reference.KV_SPLIT_COLUMNS), -(2**31), dtype=torch.int32, device=device)
         self.starts = torch.tensor(self.lengths, device=device) - 1
         self.slots = torch.arange(rows, device=device)
         self.partials = reference.new_decode_partials(room, query, kv_heads, d, device)
@@ -65,19 +71,19 @@ class Rows:
     def cut(self) -> None:
         tile, which = keys_of_tile(self.heads[2], 2), torch.arange(len(self.slots), device="cuda")
         assert self.at_once is not None
-        rest = (self.window, tile, self.pieces, self.at_once, FEWEST)
+        rest = (self.window, tile, self.splits, self.at_once, MIN_SPLIT_TILES)
         plan_kv_splits(self.starts, self.slots, which, which + 1, *rest)
 
     def attend(self, out: Tensor) -> None:
         """[tokens, heads, d] by the kernel."""
         decode_attention_large_batch(
-            self.q, *vars(self.cache).values(), self.pieces, self.partials, out, self.scale, self.cap
+            self.q, *vars(self.cache).values(), self.splits, self.partials, out, self.scale, self.cap
         )
 
     def check(self, out: Tensor) -> None:
         """Against the reference."""
         expected = torch.full_like(out, NAN)
-        rest = (self.pieces, self.partials, expected, self.scale, self.cap)
+        rest = (self.splits, self.partials, expected, self.scale, self.cap)
         reference.decode_attention(self.q, *vars(self.cache).values(), *rest)
         assert out[0].isnan().all()
         assert out[-1].isnan().all()
@@ -157,7 +163,7 @@ def test_one_long_row_among_many() -> None:
 @pytest.mark.gpu
 def test_no_row() -> None:
     rows = Rows([5] * 20)
-    rows.pieces[:, 6] = 0
+    rows.splits[:, 6] = 0
     out = torch.full_like(rows.q, NAN)
     rows.attend(out)
     assert out.isnan().all()
@@ -237,11 +243,11 @@ def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "decode_attention_large_batch", lambda q, *rest: served.append(1))
     monkeypatch.setattr(decode, "_decode_attention", {(66 * 8,): lambda *args, **kwargs: served.append(0)})
     q, keys = operands()
-    pieces = torch.empty((66, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device="meta")
+    splits = torch.empty((66, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device="meta")
     partials = reference.new_decode_partials(66, 32, 8, 128, q.device)
     table = torch.empty((len(q), 9), dtype=torch.int64, device="meta")
     for rows in (MANY_ROWS - 1, MANY_ROWS, None):
-        decode.decode_attention(q, keys, keys, table, pieces, partials, q, 0.1, None, rows)
+        decode.decode_attention(q, keys, keys, table, splits, partials, q, 0.1, None, rows)
     assert served == [0, 1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Contexts in one piece, and the attention of long prompts over them, against the reference."""
+"""Contexts in contiguous memory, and the attention of long prompts over them, against the reference."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import numpy as np
 import pytest
 import torch
 
-from quire.attention import tiling
-from quire.attention.tiling import Kinds, TileSizes
+from quire.attention.tiling import PrefillTiling, RowKinds, dense_prefill
 from quire.kernels.reference import paged_attention as reference
 from quire.kernels.triton.attention.gather_kv import gather_kv
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
 DTYPES = [torch.float32, torch.bfloat16]
-PACK = 128
+GATHER_CHUNK = 128
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 @pytest.mark.parametrize(("kv_heads", "d"), [(1, 16), (3, 48), (8, 128)])
-def test_contexts_in_one_piece(kv_heads: int, d: int, block_size: int, dtype: torch.dtype, device: str) -> None:
+def test_gathered_contexts(kv_heads: int, d: int, block_size: int, dtype: torch.dtype, device: str) -> None:
     """Exactly what is in the cache, and zeros in between."""
     lengths = [1, 128, 130] if kv_heads < 8 else [70]
     cache = paged(lengths, block_size, kv_heads, d, dtype, device)
     slots = torch.arange(len(lengths), device=device).flip(0).contiguous()
     counts = np.array(lengths[::-1])  # by row: the last slot's comes first
-    kinds = Kinds(counts[:0], counts[:0], np.arange(len(lengths)))
-    packs = tiling.packs(counts, 0 * counts, kinds, TileSizes(1, pack=PACK))
-    columns = (torch.from_numpy(column).to(device) for column in packs)
+    kinds = RowKinds(counts[:0], counts[:0], np.arange(len(lengths)))
+    chunks = dense_prefill(counts, 0 * counts, kinds, PrefillTiling(1, gather_chunk=GATHER_CHUNK)).chunks
+    columns = (torch.from_numpy(column).to(device) for column in chunks)
     rest = (*vars(cache).values(), slots, *columns)
     found, expected = (
-        torch.full((2, PACK * len(packs[0]), kv_heads, d), NAN, dtype=dtype, device=device) for _ in range(2)
+        torch.full((2, GATHER_CHUNK * len(chunks[0]), kv_heads, d), NAN, dtype=dtype, device=device) for _ in range(2)
     )
     gather_kv(*rest, *found)
     reference.gather_kv(*rest, *expected)
@@ -44,7 +43,7 @@ def test_contexts_in_one_piece(kv_heads: int, d: int, block_size: int, dtype: to
 @pytest.mark.parametrize(
     "rows", [[(1, 0)], [(3, 0), (17, 5)], [(127, 0), (128, 127), (129, 128)], [(300, 1000), (1, 640), (700, 0)]]
 )
-def test_long_rows(
+def test_rows_of_many_tokens(
     rows: list[tuple[int, int]], heads: int, kv_heads: int, d: int, cap: float | None, dtype: torch.dtype
 ) -> None:
     """Rows as (tokens, tokens before them)."""
@@ -53,7 +52,7 @@ def test_long_rows(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [[(8192, 0)], [(2000, 30_000)], [(512, 0)] * 16, [(1000, 3), (333, 4000)]])
-def test_long_rows_of_real_sizes(rows: list[tuple[int, int]]) -> None:
+def test_rows_of_many_tokens_of_real_sizes(rows: list[tuple[int, int]]) -> None:
     for _ in range(5):  # barriers that go wrong do so now and then
         check(rows, 32, 8, 128, torch.bfloat16, None)
 
@@ -64,18 +63,19 @@ def check(
     from quire.kernels.triton.attention.prefill_dense import QUERIES, prefill_attention_dense
 
     counts, befores = (np.array(column) for column in zip(*rows, strict=True))
-    sizes = TileSizes(1, long_tile=QUERIES, long_from=1, pack=PACK)
-    kinds = Kinds(counts[:0], counts[:0], np.arange(len(rows)))
-    tiles = [torch.from_numpy(column).cuda() for column in tiling.long_tiles(counts, befores, kinds, sizes)]
+    tiling = PrefillTiling(1, dense_tile_queries=QUERIES, dense_min_queries=1, gather_chunk=GATHER_CHUNK)
+    kinds = RowKinds(counts[:0], counts[:0], np.arange(len(rows)))
+    metadata = dense_prefill(counts, befores, kinds, tiling)
+    tiles = [torch.from_numpy(column).cuda() for column in metadata.tiles]
     tiles[0] += 1  # the first token is nobody's
-    packs = len(tiling.packs(counts, befores, kinds, sizes)[0])
+    chunks = len(metadata.chunk_rows)
     q = torch.randn((int(counts.sum()) + 2, heads, d), device="cuda", dtype=dtype)
-    k, v = torch.zeros((2, packs * PACK, kv_heads, d), device="cuda", dtype=dtype)
+    k, v = torch.zeros((2, chunks * GATHER_CHUNK, kv_heads, d), device="cuda", dtype=dtype)
     base = 0
     for n, before in rows:
         k[base : base + n + before].normal_()
         v[base : base + n + before].normal_()
-        base += -(-(n + before) // PACK) * PACK
+        base += -(-(n + before) // GATHER_CHUNK) * GATHER_CHUNK
     q[0] = q[-1] = NAN
     found, expected = (torch.full_like(q, NAN) for _ in range(2))
     prefill_attention_dense(q, k, v, *tiles, found, d**-0.5, cap)

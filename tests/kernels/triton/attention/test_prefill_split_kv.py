@@ -65,7 +65,7 @@ def test_contexts_and_windows(before: int, window: int | None, parts: int, devic
 
 @pytest.mark.parametrize("parts", [13, 32])
 def test_more_parts_than_are_in_work_at_once(parts: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "FEWEST", 1)
+    monkeypatch.setattr(ours, "MIN_SPLIT_TILES", 1)
     check([(600, 3)], heads=3, kv_heads=1, d=16, device=device, parts=parts)
 
 

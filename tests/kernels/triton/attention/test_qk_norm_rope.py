@@ -39,12 +39,14 @@ def check(
     weight = None if norm is None else (1 + 0.3 * torch.randn(heads + kv_heads, d)).to(norm).to(device)
     angle = None if width is None else 10 * torch.randn(tokens, width // 2, device=device)
     cos, sin = (None, None) if angle is None else (angle.cos().to(dtype), angle.sin().to(dtype))
-    places = torch.randperm(24, device=device)[:tokens] + 8 if tokens <= 24 else torch.arange(tokens, device=device)
+    slot_mapping = (
+        torch.randperm(24, device=device)[:tokens] + 8 if tokens <= 24 else torch.arange(tokens, device=device)
+    )
     blocks = 4 if tokens <= 24 else -(-tokens // 8)
     caches = torch.full((2, 2, blocks, 8, kv_heads, d), NAN, dtype=dtype, device=device)
     found, expected = (torch.full((tokens, heads, d), NAN, dtype=dtype, device=device) for _ in range(2))
-    qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[0], places, found)
-    reference.qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[1], places, expected)
+    qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[0], slot_mapping, found)
+    reference.qk_norm_rope_and_cache(qkv, weight, 1e-3, cos, sin, *caches[1], slot_mapping, expected)
     assert torch.equal(wide, before)
     assert torch.equal(caches[0].isnan(), caches[1].isnan())  # nothing else is touched
     largest = 1.0 if not tokens else float(expected.float().abs().max())
@@ -82,9 +84,9 @@ def test_the_norm_rounds_as_the_reference_does(dtype: torch.dtype, device: str) 
     for weight in (norm, norm.to(dtype)):
         keys, values = torch.zeros((2, 2, 8, 1, 64), dtype=dtype, device=device)
         found, expected = (torch.empty((9, 4, 64), dtype=dtype, device=device) for _ in range(2))
-        places = torch.arange(9, device=device)
-        qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, places, found)
-        reference.qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, places, expected)
+        slot_mapping = torch.arange(9, device=device)
+        qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, slot_mapping, found)
+        reference.qk_norm_rope_and_cache(qkv, weight, 1e-6, None, None, keys, values, slot_mapping, expected)
         assert (found != expected).float().mean() < 0.01
 
 

@@ -1,8 +1,8 @@
-"""A branch of a recorded step: kernels on it run beside those that follow, as far as the card has room for both.
+"""A second stream within a recorded step: kernels on it run beside those that follow, as far as the device has room.
 
-A step that is launched kernel by kernel has none: events and a second stream cost the host more than a device gains.
-Kernels that start while the one before ends (dependent launch) do so on a branch too; where it ends, the next kernel
-waits for both. What is written on a branch must be read or written by nobody else until it is joined.
+A step that is launched kernel by kernel does not use it: events and a second stream cost the host more than the device
+gains. Kernels on it may start while the one before ends (dependent launch); where the streams join, the next kernel
+waits for both. Nobody else may read or write what is written on it until then.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import torch
 
 
-class Branch:
+class AuxStream:
     """Made where steps of one device are launched.
 
     Args:
-        device: On a processor it is never left.
+        device: On a CPU there is no second stream, and everything runs in order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,7 +25,7 @@ class Branch:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def fork(self) -> Iterator[None]:
         """What is launched inside may run at the same time as what is launched until `join`."""
         if self._stream is None or not torch.cuda.is_current_stream_capturing():
             yield

@@ -1,0 +1,155 @@
+"""What attention needs to know of a step beside its batch: which rows are decoded, which are prefilled, and in what
+tiles.
+
+Made on the host as numpy arrays, which travel in the step's one copy to the device, and rebuilt there around tensors
+(`AttentionMetadata.arrays`, `with_arrays`). All arrays are one-dimensional int64. Knows nothing about kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+A = TypeVar("A")
+"""IntArray on the host, Tensor on the device."""
+B = TypeVar("B")
+
+
+@dataclass(frozen=True)
+class DecodeMetadata(Generic[A]):
+    """Rows of one token.
+
+    Attributes:
+        rows: [n] numbers of the rows; -1 is padding.
+        tokens: [n] each one's token in the batch.
+    """
+
+    rows: A
+    tokens: A
+
+    def arrays(self) -> tuple[A, ...]:
+        """In the order of `with_arrays`."""
+        return self.rows, self.tokens
+
+    def with_arrays(self, arrays: Iterator[B]) -> DecodeMetadata[B]:
+        """The same with the next of these arrays."""
+        return DecodeMetadata(next(arrays), next(arrays))
+
+
+@dataclass(frozen=True)
+class KVSplitMetadata(Generic[A]):
+    """How each tile's keys are split. A tile stands among the tiles once for each of its splits.
+
+    Attributes:
+        numbers: [tiles] which split of its tile this is, from 0.
+        counts: [tiles] how many splits the tile has, at most; 0 is padding.
+    """
+
+    numbers: A
+    counts: A
+
+
+@dataclass(frozen=True)
+class PrefillMetadata(Generic[A]):
+    """Rows of several tokens, cut into tiles of query tokens, which read the context through the block table.
+
+    Attributes:
+        tile_rows, tile_offsets: [tiles] a tile's row, and which of its tokens in this step is the tile's first. A tile
+            at 0 of a row without tokens is padding.
+        counts: [rows] tokens of every row of the step, of decode rows too.
+        first_tokens: [rows] the place of each row's first token in the batch.
+        splits: Of the tiles' keys, if they are split.
+        dense_tiles: So many of the first tiles are of rows that DensePrefillMetadata serves too: they are only for
+            layers with a window.
+    """
+
+    tile_rows: A
+    tile_offsets: A
+    counts: A
+    first_tokens: A
+    splits: KVSplitMetadata[A] | None = None
+    dense_tiles: int = 0
+
+    def arrays(self) -> tuple[A, ...]:
+        """In the order of `with_arrays`."""
+        own = (self.tile_rows, self.tile_offsets, self.counts, self.first_tokens)
+        return own if self.splits is None else (*own, self.splits.numbers, self.splits.counts)
+
+    def with_arrays(self, arrays: Iterator[B]) -> PrefillMetadata[B]:
+        """The same with the next of these arrays."""
+        rows, offsets, counts, first_tokens = (next(arrays) for _ in range(4))
+        splits = None if self.splits is None else KVSplitMetadata(next(arrays), next(arrays))
+        return PrefillMetadata(rows, offsets, counts, first_tokens, splits, self.dense_tiles)
+
+
+@dataclass(frozen=True)
+class DensePrefillMetadata(Generic[A]):
+    """Rows of many tokens: their keys and values are gathered out of the paged cache, chunk by chunk, then tiles of
+    their queries attend to these.
+
+    Attributes:
+        tile_tokens: [tiles] the place of a tile's first token in the batch.
+        tile_queries: [tiles] how many tokens it has.
+        tile_contexts: [tiles] positions of its row before the first of them.
+        tile_bases: [tiles] where its row begins among the gathered keys.
+        chunk_rows, chunk_offsets, chunk_counts: [chunks] a chunk's row, its first position, and how many it has.
+    """
+
+    tile_tokens: A
+    tile_queries: A
+    tile_contexts: A
+    tile_bases: A
+    chunk_rows: A
+    chunk_offsets: A
+    chunk_counts: A
+
+    @property
+    def tiles(self) -> tuple[A, A, A, A]:
+        """As the op `prefill_attention_dense` takes them."""
+        return self.tile_tokens, self.tile_queries, self.tile_contexts, self.tile_bases
+
+    @property
+    def chunks(self) -> tuple[A, A, A]:
+        """As the op `gather_kv` takes them."""
+        return self.chunk_rows, self.chunk_offsets, self.chunk_counts
+
+    def arrays(self) -> tuple[A, ...]:
+        """In the order of `with_arrays`."""
+        return *self.tiles, *self.chunks
+
+    def with_arrays(self, arrays: Iterator[B]) -> DensePrefillMetadata[B]:
+        """The same with the next of these arrays."""
+        return DensePrefillMetadata(*(next(arrays) for _ in range(7)))
+
+
+@dataclass(frozen=True)
+class AttentionMetadata(Generic[A]):
+    """A step's. Without any part, every row is a decode row and has the token of its own number."""
+
+    decode: DecodeMetadata[A] | None = None
+    prefill: PrefillMetadata[A] | None = None
+    dense_prefill: DensePrefillMetadata[A] | None = None
+
+    def arrays(self) -> tuple[A, ...]:
+        """All of them, in the order of `with_arrays`."""
+        return tuple(array for part in self._parts() for array in part.arrays())
+
+    def with_arrays(self, arrays: Sequence[B]) -> AttentionMetadata[B]:
+        """The same metadata around other arrays, those of `arrays` on a device for example."""
+        left = iter(arrays)
+        return AttentionMetadata(
+            None if self.decode is None else self.decode.with_arrays(left),
+            None if self.prefill is None else self.prefill.with_arrays(left),
+            None if self.dense_prefill is None else self.dense_prefill.with_arrays(left),
+        )
+
+    def _parts(self) -> Iterator[DecodeMetadata[A] | PrefillMetadata[A] | DensePrefillMetadata[A]]:
+        for part in (self.decode, self.prefill, self.dense_prefill):
+            if part is not None:
+                yield part
