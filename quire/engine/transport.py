@@ -1,7 +1,7 @@
 """The only ZMQ: the engine's port and its client over ipc sockets in a private directory.
 
-Messages are msgpack of the structs in `quire.messages`. The engine answers a request that does not decode with an error;
-a client is told when a message to it does not. The directory is readable by its owner only, so the sockets are as private
+Messages are msgpack of the structs in `quire.messages`. A request that does not decode is answered with an error; a
+client is told when a message to it does not. The directory is readable by its owner only, so the sockets are as private
 as a Unix socket can be.
 """
 
