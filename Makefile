@@ -27,8 +27,12 @@ serve: $(VENV)/.installed ## Serve the built-in model on port 8000 (installs wha
 	@exec $(BIN)/quire serve $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.installed-dev ## Run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.installed-dev ## Run the tests, but for the long ones
+	@$(BIN)/python -m pytest -m 'not long' $(ARGS)
+
+.PHONY: test-long
+test-long: $(VENV)/.installed-dev ## Run the long tests, which a merge needs as well
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it

@@ -35,6 +35,7 @@ WIDE = MANY_LOGITS | {
 }  # fmt: skip
 
 
+@pytest.mark.long("engine")
 @pytest.mark.parametrize(("model", "tokens", "near"), [(MANY_LOGITS, 512, 0.03), (WIDE, 4_096, 0.12)])
 def test_the_report_is_near_what_is_used(tmp_path: Path, model: dict[str, object], tokens: int, near: float) -> None:
     """A process's own memory at its highest (weights, a KV cache written to its last block, the largest steps), less

@@ -251,6 +251,7 @@ def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     assert served == [0, 1, 1]
 
 
+@pytest.mark.long("engine")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a card, other tests compile what they run")
 def test_compiles_once_for_all_steps() -> None:
     lines = printed_by("tests.kernels.triton.attention.compile_decode_large_batch").splitlines()

@@ -13,6 +13,7 @@ CASES = ("86:256:bfloat16", "86:128:bfloat16", "86:256:float32", "90:256:bfloat1
 """Cards with least shared memory, and those that tiles are tuned for; heads that need most of it."""
 
 
+@pytest.mark.long("engine")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a card, every test launches what it runs")
 def test_programs_find_shared_memory_and_registers() -> None:
     assert printed_by("tests.kernels.triton.attention.fits", *CASES).count("_prefill_attention_split_kv") == len(CASES)

@@ -56,7 +56,7 @@ def check(
 
 @pytest.mark.parametrize("parts", [1, 2, 9])
 @pytest.mark.parametrize("window", [None, 1, 140, 600])
-@pytest.mark.parametrize("before", [127, 383])
+@pytest.mark.parametrize("before", [127, pytest.param(383, marks=pytest.mark.long("engine"))])
 def test_contexts_and_windows(before: int, window: int | None, parts: int, device: str) -> None:
     """Some parts are empty, some are all that there is, and some see nothing of what others do."""
     rows = [(before, 7), (0, 5), (before - 1, 1)]
