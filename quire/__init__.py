@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from quire.version import __version__
 
 if TYPE_CHECKING:
-    from quire.offline.beam_search import BeamSearchParams as BeamSearchParams
+    from quire.beam_search import BeamSearchParams as BeamSearchParams
     from quire.offline.llm import LLM as LLM
     from quire.sampling import SamplingParams as SamplingParams
 
 __all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
 _EXPORTS = {
-    "BeamSearchParams": "quire.offline.beam_search",
+    "BeamSearchParams": "quire.beam_search",
     "LLM": "quire.offline.llm",
     "SamplingParams": "quire.sampling",
 }

@@ -10,7 +10,8 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from quire.api.engine_health import EngineHealth
@@ -80,6 +81,7 @@ class EngineSession:
         self._receiver = EngineReceiver(client, self._on_message)
         self._ready_event, self._idle, self._dead_event = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
+        self._num_kept_open = 0
         self._closing = False
         self._beating: asyncio.Task[None] | None = None
 
@@ -137,6 +139,17 @@ class EngineSession:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def keep_open(self) -> Iterator[None]:
+        """For a request that is several to the engine, one after the other: a drain waits for it as a whole."""
+        self._num_kept_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_kept_open -= 1
+            self._set_idle()
+
     @property
     def submission(self) -> Submission:
         """Checks and limits of the engine.
@@ -156,17 +169,20 @@ class EngineSession:
         priority: int = 0,
         cache_salt: str = "",
         bad_words: Sequence[Sequence[int]] = (),
+        continuing: bool = False,
     ) -> OutputCollector:
         """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
 
         Args:
             priority, cache_salt, bad_words: See Submission.adds.
+            continuing: It belongs to a request that was taken before (see `keep_open`), so a drain lets it in.
 
         Raises:
             UnavailableError: No work is taken now.
             RequestError: The engine could not run it; nothing was started.
         """
-        submission = self.submission
+        let_in = continuing and self.state == "draining" and not self._closing
+        submission = self._submission if let_in and self._submission is not None else self.submission
         if len(prompts) * params.n > MAX_SEQUENCES:
             raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
@@ -324,7 +340,10 @@ class EngineSession:
     def _release(self, sequence: int) -> None:
         """The engine is done with a sequence; the only place where one leaves."""
         del self._streams[sequence]
-        if not self._streams:
+        self._set_idle()
+
+    def _set_idle(self) -> None:
+        if not self._streams and not self._num_kept_open:
             self._idle.set()
 
     def _fail_all(self, error: QuireError, reason: EndReason) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.beam_search_request import beam_choice, run_beam_search
 from quire.api.engine_session import EngineSession
 from quire.api.output_collector import OutputCollector
 from quire.api.prompt_renderer import PromptRenderer
@@ -19,8 +21,11 @@ from quire.api.schemas.sampling import SamplingFields
 from quire.api.serializers import Serializer
 from quire.api.sse_response import SseResponse
 from quire.api.sse_writer import SseWriter
+from quire.beam_search import BeamSearchParams
 from quire.config import Config
-from quire.errors import UnknownModelError
+from quire.errors import RequestError, UnknownModelError
+from quire.messages import Add
+from quire.sampling import SamplingParams
 from quire.text.model_text import ModelText
 
 logger = logging.getLogger(__name__)
@@ -76,7 +81,7 @@ class Serving:
         request_id = request.state.request_id
         stream = bool(fields.stream)
         head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
-        self._log(request_id, request.url.path, collector, stream)
+        self._log(request_id, request.url.path, collector.adds, stream=stream)
         if stream:
             writer = SseWriter(head, serializer, choices, fields.streams_usage, request_id)
             return SseResponse(writer, choices.close, self.slow_reader_s)
@@ -86,10 +91,60 @@ class Serving:
             choices.close()
         return json_response({**head, **await serializer.body(outputs), "usage": choices.usage()})
 
-    def _log(self, request_id: str, path: str, collector: OutputCollector, stream: bool) -> None:
+    async def respond_with_beams(
+        self,
+        request: Request,
+        fields: SamplingFields,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        options: dict[str, Any],
+        make_serializer: Callable[[Sequence[Sequence[int]]], Serializer],
+    ) -> Response:
+        """The response to a request with `use_beam_search`.
+
+        Args:
+            params: How prompts are truncated, and how many tokens are generated.
+            options: See EngineSession.add_request.
+            make_serializer: From the prompts as they were truncated.
+        """
+        adds = [self.session.submission.adds(prompt, params, **options)[0] for prompt in prompts]
+        prompts = [add.tokens[: add.prompt_len] for add in adds]
+        beams = fields.beam_search(adds[0].sampling.max_tokens or 1)
+        self._check_beams(beams)
+        request_id, tokenizer = request.state.request_id, self.text.tokenizer
+        serializer = make_serializer(prompts)
+        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=False)
+        self._log(request_id, request.url.path, adds, stream=False)
+        found = await run_beam_search(self.session, prompts, beams, self.text.eos_ids, options)
+        choices = [
+            beam_choice(sequence, prompt, tokenizer, skip_special_tokens=fields.skip_special_tokens is not False)
+            for prompt, sequences in zip(prompts, found, strict=True)
+            for sequence in sequences
+        ]
+        num_prompt, num_output = sum(map(len, prompts)), sum(len(choice.tokens) for choice in choices)
+        usage = {"prompt_tokens": num_prompt, "total_tokens": num_prompt + num_output, "completion_tokens": num_output}
+        return json_response({**head, **await serializer.body(choices), "usage": usage})
+
+    def _check_beams(self, params: BeamSearchParams) -> None:
+        """Each step asks for the 2 × n likeliest tokens of a beam."""
+        model = self.config.model
+        if model.logprobs_mode.endswith("logits"):
+            raise RequestError(
+                "use_beam_search needs log probabilities: this server was started with --logprobs-mode "
+                f"{model.logprobs_mode}.",
+                param="use_beam_search",
+            )
+        if 0 <= model.max_logprobs < 2 * params.beam_width:
+            raise RequestError(
+                f"n must be at most {model.max_logprobs // 2} with use_beam_search on this server, half of "
+                f"--max-logprobs; got {params.beam_width}.",
+                param="n",
+            )
+
+    def _log(self, request_id: str, path: str, adds: Sequence[Add], *, stream: bool) -> None:
         if self.config.server.enable_log_requests:
-            sampling = msgspec.json.encode(collector.adds[0].sampling).decode()
-            lengths = [add.prompt_len for add in collector.adds[:: collector.adds[0].sampling.n]]
+            sampling = msgspec.json.encode(adds[0].sampling).decode()
+            lengths = [add.prompt_len for add in adds[:: adds[0].sampling.n]]
             logger.info("request %s %s stream=%s prompt_tokens=%s %s", request_id, path, stream, lengths, sampling)
 
 

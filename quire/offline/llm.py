@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from quire.beam_search import BeamSearchParams, search
 from quire.clock import SystemClock
 from quire.config import BUILTIN_MODEL, Config, environment
 from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
@@ -25,7 +26,6 @@ from quire.errors import ConfigError, RequestError
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
 from quire.messages import Add, Ready, TokenLogprobs
-from quire.offline.beam_search import BeamSearchParams, search
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.auto_config import resolve

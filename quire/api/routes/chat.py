@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,17 +45,32 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
     if fields.longest is None:
         params = serving.text.defaults.limit_chat(params, longest - len(tokens))
     with fields.named_as_sent():
+        if fields.use_beam_search:
+            return await serving.respond_with_beams(
+                request,
+                fields,
+                [tokens],
+                params,
+                options,
+                lambda prompts: _serializer(serving, fields, params, prompts),
+            )
         collector = serving.session.add_request([tokens], params, **options)
+    serializer = _serializer(serving, fields, params, collector.prompts)
+    return await serving.respond(request, fields, collector, serializer)
+
+
+def _serializer(
+    serving: Serving, fields: ChatRequest, params: SamplingParams, prompts: Sequence[Sequence[int]]
+) -> ChatSerializer:
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
-    serializer = ChatSerializer(
+    return ChatSerializer(
         fields.token_names(tokenizer),
         params.num_reported,
         role,
-        fields.prompt_fields(collector.prompts, tokenizer),
+        fields.prompt_fields(prompts, tokenizer),
         echo=fields.echoed(role),
         token_ids=bool(fields.return_token_ids),
     )
-    return await serving.respond(request, fields, collector, serializer)
 
 
 def _sampling(serving: Serving, fields: ChatRequest) -> SamplingParams:

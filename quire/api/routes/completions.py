@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -47,23 +48,35 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
         await serving.renderer.encode(prompt, special, limit) if isinstance(prompt, str) else prompt
         for prompt in prompts
     ]
+    if fields.use_beam_search:
+        return await serving.respond_with_beams(
+            request, fields, tokens, params, options, lambda prompts: _serializer(serving, fields, params, prompts)
+        )
     collector = serving.session.add_request(tokens, params, **options)
-    tokenizer = serving.text.tokenizer
-    serializer = CompletionSerializer(
-        fields.token_names(tokenizer),
-        params.num_reported is not None,
-        fields.prompt_fields(collector.prompts, tokenizer),
-        echo=bool(fields.echo),
-        token_ids=bool(fields.return_token_ids),
-    )
+    serializer = _serializer(serving, fields, params, collector.prompts)
     return await serving.respond(request, fields, collector, serializer, show_output=not fields.only_echo)
 
 
+def _serializer(
+    serving: Serving, fields: CompletionRequest, params: SamplingParams, prompts: Sequence[Sequence[int]]
+) -> CompletionSerializer:
+    tokenizer = serving.text.tokenizer
+    return CompletionSerializer(
+        fields.token_names(tokenizer),
+        params.num_reported is not None,
+        fields.prompt_fields(prompts, tokenizer),
+        echo=bool(fields.echo),
+        token_ids=bool(fields.return_token_ids),
+    )
+
+
 def _sampling(serving: Serving, fields: CompletionRequest) -> SamplingParams:
-    """With `echo`, log probabilities are the prompt's as well, and no token may be asked for: one is drawn then, which
-    nobody sees."""
+    """With `echo`, log probabilities are the prompt's as well, and max_tokens may be 0: then one token is sampled, and
+    not shown."""
     more: dict[str, Any] = {"max_tokens": DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens}
     if fields.only_echo:
+        if fields.use_beam_search:
+            raise RequestError("max_tokens must be at least 1 with use_beam_search, got 0.", param="max_tokens")
         more["max_tokens"] = 1
     if fields.echo and fields.logprobs is not None:
         if fields.stream:

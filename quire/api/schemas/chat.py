@@ -88,7 +88,7 @@ class ChatRequest(SamplingFields):
     @contextmanager
     def named_as_sent(self) -> Iterator[None]:
         """A RequestError about a field that stands for another names the one that was sent."""
-        sent = {"logprobs": "top_logprobs"}
+        sent = {} if self.top_logprobs is None else {"logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             sent["max_tokens"] = "max_completion_tokens"
         try:

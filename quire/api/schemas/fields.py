@@ -37,7 +37,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (),
     "include_reasoning": (True, False),
     "kv_transfer_params": ({},),
-    "length_penalty": (1,),
     "logits_processors": ([],),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -54,7 +53,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncation_side": ("left",),
-    "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

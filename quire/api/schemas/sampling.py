@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.prompt_fields import PromptFields
 from quire.api.token_names import TokenNames
+from quire.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.errors import RequestError
 from quire.sampling import RepetitionDetectionParams, SamplingParams
 from quire.text.bad_words import bad_word_tokens
@@ -20,6 +21,27 @@ from quire.validation import integer
 MAX_BIAS = 100.0
 MAX_SALT = 1_024
 MAX_PRIORITY = 2**31 - 1
+_NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
+    "stream": (False,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "repetition_detection": (),
+    "vllm_xargs": ({},),
+}
+"""Fields that would change which tokens are found, or ask for what the search does not report; with the values (beside
+null) that ask for nothing."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
@@ -68,6 +90,8 @@ class SamplingFields(BaseModel):
     logit_bias: dict[str, float] | None = Field(default=None, description="By token id; held within -100 and 100.")
     allowed_token_ids: list[int] | None = Field(default=None, description="No other token is drawn.")
     bad_words: list[str] | None = Field(default=None, description="Texts that the answer must not have.")
+    use_beam_search: bool | None = Field(default=None, description="Return the n likeliest answers of n beams.")
+    length_penalty: float | None = Field(default=None, description="Of beam search: above 0 favours long answers.")
     prompt_logprobs: int | None = Field(default=None, description="Log probabilities of the prompt's tokens.")
     logprob_token_ids: list[int] | None = Field(default=None, description="Report these tokens' log probabilities.")
     truncate_prompt_tokens: int | None = Field(default=None, description="The prompt's last so many; -1: what fits.")
@@ -93,6 +117,8 @@ class SamplingFields(BaseModel):
     def sampling(self, defaults: DefaultSampling, *, text: bool, **more: Any) -> SamplingParams:
         """Checked parameters.
 
+        For beam search these are the prompt's: they say whether it fits, and how it is truncated.
+
         Args:
             defaults: The model's.
             text: Whether there is a tokenizer.
@@ -105,12 +131,33 @@ class SamplingFields(BaseModel):
         given = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         given |= {"logit_bias": self._logit_bias(), "extra_args": self.vllm_xargs}
         given["repetition_detection"] = self.repetition_detection and self.repetition_detection.params()
+        if self.use_beam_search:
+            given["n"] = 1  # each step asks for one token of each beam
         if self.best_of not in (None, self.n or 1):
             raise RequestError(f"best_of must be n ({self.n or 1}), got {self.best_of}.", param="best_of")
+        if self.use_beam_search:
+            self._check_beam_search(more["logprobs"])
+        if self.length_penalty not in (None, 1.0) and not self.use_beam_search:
+            raise RequestError("length_penalty needs use_beam_search=true.", param="length_penalty")
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
         params = defaults.fill({name: value for name, value in given.items() if name not in more})
         return SamplingParams(**params, **more, detokenize=text)
+
+    def beam_search(self, max_tokens: int) -> BeamSearchParams:
+        """Checked parameters of a beam search; `n` is the number of beams and of answers.
+
+        Raises:
+            RequestError: A value is out of its range.
+        """
+        return BeamSearchParams(
+            beam_width=integer("n", self.n or 1, 1, MAX_BEAM_WIDTH),
+            max_tokens=max_tokens,
+            ignore_eos=bool(self.ignore_eos),
+            temperature=self.temperature or 0.0,
+            length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+        )
 
     def options(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
         """What EngineSession.add_request takes beside prompts and parameters.
@@ -144,6 +191,14 @@ class SamplingFields(BaseModel):
             show_logprobs=self.prompt_logprobs is not None,
             show_token_ids=bool(self.return_token_ids),
         )
+
+    def _check_beam_search(self, logprobs: int | None) -> None:
+        asked = "logprobs" if logprobs is not None else None
+        for name, neutral in _NOT_FOR_BEAM_SEARCH.items():
+            if (value := getattr(self, name)) is not None and value not in neutral:
+                asked = name
+        if asked is not None:
+            raise RequestError(f"{asked} cannot be combined with use_beam_search: leave it out.", param=asked)
 
     def _logit_bias(self) -> dict[int, float] | None:
         """By token id, and within OpenAI's limits."""

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest sequences of a prompt as far as a beam of them sees. Plain data; knows no engine.
+"""Beam search: the likeliest sequences of a prompt as far as a beam of them sees. Knows no engine and no text.
 
 The semantics are vLLM's. In every step each live beam is extended by its 2 × width likeliest tokens; extensions by an
 end-of-sequence token are complete, of the others the `width` best live on. A sequence's score is its log probability
@@ -120,14 +120,17 @@ class BeamSearch:
         Args:
             answers: The 2 × width likeliest next tokens of each query.
         """
-        extended: list[_Beam] = []
+        extended: list[tuple[float, _Beam, int]] = []
         for beam, answer in zip(self._live, answers, strict=True):
             for token, logprob in zip(answer.top_ids, answer.top_logprobs, strict=True):
                 if token in self._ends:
                     self._complete.append(_Beam(beam.tokens, beam.logprob + logprob, token))
                 else:
-                    extended.append(_Beam([*beam.tokens, token], beam.logprob + logprob))
-        self._live = self._best(extended)
+                    extended.append((beam.logprob + logprob, beam, token))
+        # All are equally long, so the likeliest have the best scores. Only these get token lists of their own.
+        extended.sort(key=lambda each: -each[0])
+        best = extended[: self._params.beam_width]
+        self._live = [_Beam([*beam.tokens, token], logprob) for logprob, beam, token in best]
         self._complete = self._best(self._complete)
 
     def result(self) -> list[BeamSearchSequence]:

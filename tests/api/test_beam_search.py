@@ -1,0 +1,102 @@
+"""`use_beam_search` over HTTP: what `LLM.beam_search` finds, as choices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from quire import LLM, BeamSearchParams
+from quire.clock import SystemClock
+from quire.engine.inprocess import InProcessClient
+from quire.executor.local import LocalExecutor
+from tests.api.scripted import READY, ScriptedClient
+from tests.api.server import Server, resolved, running
+from tests.api.test_lifetimes import eventually, in_background
+from tests.checkpoints import make_llama
+
+PROMPTS = [[5, 6, 7], [100, 200, 300, 4]]
+SETTINGS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small weights, so that an end of sequence is never far from likely."""
+    return make_llama(tmp_path_factory.mktemp("llama") / "model", seed=1, std=0.06)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Iterator[Server]:
+    config = resolved(checkpoint, **SETTINGS)
+    with Server(config, lambda: InProcessClient(config, LocalExecutor(config, SystemClock()))) as server:
+        yield server.wait_ready()
+
+
+@pytest.mark.parametrize("length_penalty", [1.0, -2.0])
+def test_completions_are_what_is_found_offline(model: Server, checkpoint: Path, length_penalty: float) -> None:
+    with LLM(str(checkpoint), **SETTINGS) as llm:
+        params = BeamSearchParams(beam_width=3, max_tokens=8, length_penalty=length_penalty)
+        found = llm.beam_search(PROMPTS, params)
+    client = openai.OpenAI(base_url=model.url + "/v1", api_key="none", max_retries=0)
+    body = {"use_beam_search": True, "length_penalty": length_penalty, "return_token_ids": True}
+    answer = client.completions.create(model="tiny", prompt=PROMPTS, n=3, max_tokens=8, temperature=0, extra_body=body)
+    expected = [
+        (sequence.tokens[len(prompt) :], sequence.finish_reason, sequence.stop_reason)
+        for prompt, output in zip(PROMPTS, found, strict=True)
+        for sequence in output.sequences
+    ]
+    shown: list[Any] = list(answer.choices)
+    assert [(choice.token_ids, choice.finish_reason, choice.stop_reason) for choice in shown] == expected
+    decode = model.text.tokenizer.decode  # type: ignore[union-attr]
+    assert [choice.text for choice in shown] == [decode(tokens) for tokens, _, _ in expected]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 7
+    assert answer.usage.completion_tokens == sum(len(tokens) for tokens, _, _ in expected)
+
+
+def test_chat_echo_and_a_truncated_prompt(model: Server) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "use_beam_search": True, "n": 2, "max_tokens": 3}
+    answer = model.post("/v1/chat/completions", body).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    body = {"prompt": [9, 9, 5, 6, 7], "truncate_prompt_tokens": 3, "max_tokens": 4, "use_beam_search": True}
+    cut, whole = (
+        model.post("/v1/completions", fields | {"echo": True, "return_token_ids": True}).json()["choices"]
+        for fields in (body, body | {"prompt": [5, 6, 7]})
+    )
+    assert cut == whole
+
+
+def test_nothing_is_held_afterwards(model: Server) -> None:
+    model.assert_all_free()
+
+
+def test_a_drain_waits_for_the_whole_search(tmp_path: Path) -> None:
+    """Also between two steps, when the engine has nothing of it."""
+    with running(tmp_path, step_s=0.005) as server:
+        body = {"prompt": "a", "max_tokens": 60, "use_beam_search": True, "n": 2}
+        thread, result = in_background(lambda: server.post("/v1/completions", body))
+        eventually(lambda: server.session.num_sequences > 0)
+        assert server.in_loop(server.session.drain(20)) is True
+        assert server.session.num_sequences == 0
+        thread.join()
+        assert result[0].status_code == 200
+        assert result[0].json()["usage"]["completion_tokens"] == 120
+        assert server.post("/v1/completions", {"prompt": "a"}).status_code == 503
+
+
+def test_a_client_that_leaves_ends_the_search(tmp_path: Path) -> None:
+    client = ScriptedClient()
+    client.say(READY)
+    with running(tmp_path, client=lambda: client) as server:
+        body = {"prompt": "a", "max_tokens": 60, "use_beam_search": True}
+        with pytest.raises(Exception, match="timed out"):
+            server.post("/v1/completions", body, timeout=0.3)
+        (add,) = client.wait_for_adds(1)
+        eventually(lambda: client.aborted == [add.id])
+        threading.Event().wait(0.05)
+        assert len(client.adds) == 1
