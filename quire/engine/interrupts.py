@@ -1,7 +1,7 @@
-"""Ctrl-C while the engine's state changes: held back until it is consistent again.
+"""Ctrl-C while the engine's state changes: deferred until it is consistent again.
 
-Signal handlers run between any two bytecodes of the main thread, so a KeyboardInterrupt could leave a plan that was
-never submitted, or a result that was half settled.
+Signal handlers run between any two bytecodes of the main thread, so a KeyboardInterrupt could leave behind a plan that
+was never submitted, or a result that is half settled.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class InterruptGuard:
-    """A context around each change of state: a SIGINT within is delivered when it is left, a second one at once.
+    """A context around each change of state: a SIGINT inside is delivered on leaving it, a second one at once.
 
-    Works between `install` and `uninstall`, in the main thread; elsewhere nothing is interrupted by signals.
+    Works between `install` and `uninstall`, in the main thread; Python runs signal handlers in no other one.
     """
 
     def __init__(self) -> None:
@@ -26,18 +26,17 @@ class InterruptGuard:
         self._pending = False
 
     def install(self) -> None:
-        """Take the place of the process's handler for SIGINT, unless that is no function of Python."""
-        if self._previous is None and threading.current_thread() is threading.main_thread():
-            previous = signal.getsignal(signal.SIGINT)
-            if callable(previous):
-                self._previous = previous
+        """Take the place of the process's handler for SIGINT, unless that is not a Python function."""
+        if threading.current_thread() is threading.main_thread():
+            current = signal.getsignal(signal.SIGINT)
+            if callable(current) and current != self._on_signal:
+                self._previous = current
                 signal.signal(signal.SIGINT, self._on_signal)
 
     def uninstall(self) -> None:
-        """Give its place back."""
-        if self._previous is not None:
+        """Restore that handler."""
+        if self._previous is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
 
     def __enter__(self) -> None:
         self._pending = False
