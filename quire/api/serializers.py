@@ -203,6 +203,43 @@ class ChatSerializer:
         return {"choices": shown, **prompt_logprobs, **self._prompt.token_ids_field(0)}
 
 
+class GenerateSerializer:
+    """Choices of /inference/v1/generate, which have token ids and no text.
+
+    Args:
+        logprobs: How many likeliest tokens are shown; None for no log probabilities.
+        prompt: Fields about the prompt.
+    """
+
+    text_only = False
+
+    def __init__(self, logprobs: int | None, prompt: PromptFields) -> None:
+        self._names = TokenNames(None)
+        self._logprobs = logprobs
+        self._prompt = prompt
+
+    def head(self, request_id: str, created: int, model: str, *, stream: bool) -> dict[str, Any]:
+        return {"request_id": f"generate-tokens-{request_id}"}
+
+    def first_chunk(self, index: int) -> dict[str, Any] | None:
+        return None
+
+    def chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
+        logprobs = None if self._logprobs is None else chat_logprobs(self._names, self._logprobs, delta)
+        return {"index": index, "logprobs": logprobs, "finish_reason": None, "token_ids": delta.tokens}
+
+    def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
+        return {"index": index, "logprobs": None, **_finish(delta), "token_ids": []}
+
+    async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        (prompt_logprobs,) = await self._prompt.logprobs_fields(choices)
+        shown = []
+        for index, choice in enumerate(choices):
+            logprobs = await encode_chat_logprobs(self._names, self._logprobs, choice)
+            shown.append({"index": index, "logprobs": logprobs, **_finish(choice), "token_ids": choice.tokens})
+        return {"choices": shown, **prompt_logprobs}
+
+
 def chat_logprobs(names: TokenNames, num_top: int, delta: ChoiceDelta) -> dict[str, list[Any]]:
     """Log probabilities in the form of OpenAI's chat."""
 

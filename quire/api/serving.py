@@ -17,6 +17,7 @@ from quire.api.engine_session import EngineSession
 from quire.api.output_collector import OutputCollector
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_choices import RequestChoices
+from quire.api.schemas.request_fields import RequestFields
 from quire.api.schemas.sampling import SamplingFields
 from quire.api.serializers import Serializer
 from quire.api.sse_response import SseResponse
@@ -69,7 +70,7 @@ class Serving:
     async def respond(
         self,
         request: Request,
-        fields: SamplingFields,
+        fields: RequestFields,
         collector: OutputCollector,
         serializer: Serializer,
         *,

@@ -100,7 +100,7 @@ class SseWriter:
     def _chunks(self, index: int, gained: ChoiceDelta) -> bytes:
         data = b""
         if index not in self._around_text:
-            self._around_text[index] = self._split_at_text(index)
+            self._around_text[index] = self._split_at_text(index) if self._text_only else (b"", b"")
             if (first := self._serializer.first_chunk(index)) is not None:
                 data = self._chunk(index, first, num_tokens=0)
         if self._text_only:

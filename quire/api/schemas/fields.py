@@ -27,6 +27,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "documents": ([],),
     "echo": (False,),
+    "features": ({},),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "guided_choice": (),

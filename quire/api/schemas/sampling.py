@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.prompt_fields import PromptFields
+from quire.api.schemas.request_fields import RequestFields
 from quire.api.token_names import TokenNames
 from quire.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.errors import RequestError
@@ -19,8 +20,6 @@ from quire.text.tokenizer import Tokenizer
 from quire.validation import integer
 
 MAX_BIAS = 100.0
-MAX_SALT = 1_024
-MAX_PRIORITY = 2**31 - 1
 _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "presence_penalty": (0,),
@@ -45,16 +44,6 @@ null) that ask for nothing."""
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
-class StreamOptions(BaseModel):
-    """What a stream says beside the text."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    include_usage: bool | None = Field(default=None, description="A last chunk with the token counts.")
-    continuous_usage_stats: bool | None = Field(default=None, description="In every chunk, so far.")
-    include_obfuscation: bool | None = Field(default=None, description="Ignored: nothing is padded here.")
-
-
 class RepetitionDetection(BaseModel):
     """When an answer that goes in circles is ended."""
 
@@ -69,12 +58,9 @@ class RepetitionDetection(BaseModel):
         return RepetitionDetectionParams(**self.model_dump(exclude_none=True))
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(RequestFields):
     """How tokens are drawn; what is left open comes from the model's defaults."""
 
-    model_config = ConfigDict(strict=True, protected_namespaces=())
-
-    model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
     n: int | None = Field(default=None, description="Answers to draw.")
     best_of: int | None = Field(default=None, description="Must be n: every answer that is drawn is returned.")
     presence_penalty: float | None = Field(default=None, description="-2 to 2, for each token the answer has.")
@@ -97,8 +83,6 @@ class SamplingFields(BaseModel):
     truncate_prompt_tokens: int | None = Field(default=None, description="The prompt's last so many; -1: what fits.")
     repetition_detection: RepetitionDetection | None = None
     vllm_xargs: dict[str, Any] | None = Field(default=None, description="For the server's logits processors.")
-    priority: int | None = Field(default=None, description="Lower goes first, if the server orders by priority.")
-    cache_salt: str | None = Field(default=None, description="Cached prefixes are shared within one salt only.")
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -110,9 +94,6 @@ class SamplingFields(BaseModel):
     return_tokens_as_token_ids: bool | None = Field(
         default=None, description="Log probabilities name tokens by id: 'token_id:123'."
     )
-    request_id: str | None = Field(default=None, description="Id of the request, unless X-Request-Id is sent.")
-    stream: bool | None = Field(default=None, description="Server-sent events.")
-    stream_options: StreamOptions | None = None
 
     def sampling(self, defaults: DefaultSampling, *, text: bool, **more: Any) -> SamplingParams:
         """Checked parameters.
@@ -165,13 +146,7 @@ class SamplingFields(BaseModel):
         Raises:
             RequestError: A value is out of its range.
         """
-        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT:
-            raise RequestError(f"cache_salt must be a text of 1 to {MAX_SALT} characters.", param="cache_salt")
-        return {
-            "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
-            "cache_salt": self.cache_salt or "",
-            "bad_words": bad_word_tokens(tokenizer, self.bad_words),
-        }
+        return {**self.queue_options(), "bad_words": bad_word_tokens(tokenizer, self.bad_words)}
 
     def token_names(self, tokenizer: Tokenizer | None) -> TokenNames:
         """How log probabilities name tokens."""
@@ -208,14 +183,3 @@ class SamplingFields(BaseModel):
         if wrong is not None:
             raise RequestError(f"logit_bias: '{wrong[:64]}' is not a token id.", param="logit_bias")
         return {int(name): max(-MAX_BIAS, min(MAX_BIAS, value)) for name, value in self.logit_bias.items()}
-
-    def check_stream_options(self) -> None:
-        """Raises RequestError for stream_options without stream."""
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream=true.", param="stream_options")
-
-    @property
-    def streams_usage(self) -> tuple[bool, bool]:
-        """Whether token counts stand in a last chunk, and in every chunk."""
-        options = self.stream_options or StreamOptions()
-        return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)

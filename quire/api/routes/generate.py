@@ -1,0 +1,44 @@
+"""POST /inference/v1/generate."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.disconnect import cancel_on_disconnect
+from quire.api.prompt_fields import PromptFields
+from quire.api.request_body import openapi_body, read_body
+from quire.api.request_ids import use_request_id
+from quire.api.schemas.generate import GenerateRequest
+from quire.api.serializers import GenerateSerializer
+from quire.api.serving import Serving
+from quire.errors import RequestError
+from quire.text.bad_words import bad_word_tokens
+
+
+def add_generate(app: FastAPI, serving: Serving) -> None:
+    """Token ids go on."""
+
+    @app.post("/inference/v1/generate", openapi_extra=openapi_body(GenerateRequest), tags=["generate"])
+    async def generate(request: Request) -> Response:
+        """Go on with token ids; the answer has token ids, no text."""
+        fields = await read_body(request, GenerateRequest)
+        return await cancel_on_disconnect(request, _answer(serving, request, fields))
+
+
+async def _answer(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
+    use_request_id(request, fields.request_id)
+    serving.model_name(fields.model)
+    fields.check_stream_options()
+    with fields.named_as_sent():
+        params = fields.sampling()
+        if params.prompt_logprobs is not None and fields.stream:
+            raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
+        bad_words = bad_word_tokens(serving.text.tokenizer, params.bad_words)
+        collector = serving.session.add_request(
+            [fields.token_ids], params, **fields.queue_options(), bad_words=bad_words
+        )
+    tokenizer = serving.text.tokenizer
+    prompt = PromptFields(collector.prompts, params.n, tokenizer, show_logprobs=params.prompt_logprobs is not None)
+    return await serving.respond(request, fields, collector, GenerateSerializer(params.num_reported, prompt))

@@ -1,0 +1,63 @@
+"""The fields that all generating endpoints share: which model, under which id and priority, streamed or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.errors import RequestError
+from quire.validation import integer
+
+MAX_SALT = 1_024
+"""Characters."""
+MAX_PRIORITY = 2**31 - 1
+
+
+class StreamOptions(BaseModel):
+    """What a stream reports beside the text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = Field(default=None, description="A last chunk with the token counts.")
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Token counts of its choice so far in every chunk; with include_usage only."
+    )
+    include_obfuscation: bool | None = Field(default=None, description="Ignored: nothing is padded here.")
+
+
+class RequestFields(BaseModel):
+    """Fields beside the prompt and the sampling parameters."""
+
+    model_config = ConfigDict(strict=True, protected_namespaces=())
+
+    model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
+    request_id: str | None = Field(default=None, description="Id of the request, unless X-Request-Id is sent.")
+    priority: int | None = Field(default=None, description="Lower goes first, if the server orders by priority.")
+    cache_salt: str | None = Field(default=None, description="Cached prefixes are shared within one salt only.")
+    stream: bool | None = Field(default=None, description="Server-sent events.")
+    stream_options: StreamOptions | None = None
+
+    def queue_options(self) -> dict[str, Any]:
+        """Priority and salt, as EngineSession.add_request takes them.
+
+        Raises:
+            RequestError: A value is out of its range.
+        """
+        if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT:
+            raise RequestError(f"cache_salt must be a text of 1 to {MAX_SALT} characters.", param="cache_salt")
+        return {
+            "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
+            "cache_salt": self.cache_salt or "",
+        }
+
+    def check_stream_options(self) -> None:
+        """Raises RequestError for stream_options without stream."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream=true.", param="stream_options")
+
+    @property
+    def streams_usage(self) -> tuple[bool, bool]:
+        """Whether token counts are in a last chunk, and in every chunk."""
+        options = self.stream_options or StreamOptions()
+        return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
