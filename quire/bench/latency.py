@@ -14,7 +14,7 @@ from quire.bench.report import measured_with, table, write_json
 from quire.bench.summary import percentile_name, summarize
 from quire.config import Config
 from quire.errors import ConfigError
-from quire.offline.llm import Prompt
+from quire.offline.prompts import Prompt
 from quire.sampling import SamplingParams
 
 DESCRIPTION = "Measure how long a batch takes, from prompts to the last token. Each iteration has new random prompts."

@@ -12,7 +12,7 @@ from quire.bench.offline import OfflineEngine, start
 from quire.bench.report import measured_with, table, write_json
 from quire.config import Config
 from quire.errors import ConfigError
-from quire.offline.llm import Prompt
+from quire.offline.prompts import Prompt
 from quire.sampling import SamplingParams
 
 DESCRIPTION = "Measure the throughput of an engine in this process. --seed is the dataset's as well."

@@ -58,43 +58,43 @@ def first_visible_gpu() -> str | None:
     return visible.split(",")[0].strip() if visible else None
 
 
-def count_gpus_by_bus() -> None:
-    """Let CUDA number GPUs as their driver's library does, unless the user chose; its own way is the fastest first.
+def number_gpus_by_pci_bus() -> None:
+    """Number GPUs by PCI bus, as NVML does, unless the user chose an order. CUDA's default is the fastest first.
 
-    Call it before torch or the driver is loaded: what was chosen for a GPU must meet the same one.
+    Call it before torch or the driver is loaded, so that settings chosen for a GPU are applied to the same one.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
-def let_waiting_threads_sleep() -> None:
-    """Cut short how long OpenMP's threads spin at a barrier, unless the user chose. Call it before torch is imported.
+def limit_openmp_spinning() -> None:
+    """Limit how long OpenMP threads spin at a barrier, unless the user chose. Call it before torch is imported.
 
-    With libgomp's default a step takes 35 times as long while another program keeps one of two cores busy; with this,
-    2 to 4 times, and some 5% more on an idle machine.
+    While another program keeps one of two cores busy, a step takes 35 times as long with libgomp's default, and 2 to 4
+    times with this limit. On an idle machine the limit costs some 5%.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "5000"
 
 
 def allocator_is_set() -> bool:
-    """Whether the user chose how torch takes a GPU's memory."""
+    """Whether the user configured torch's GPU allocator."""
     return bool(os.environ.keys() & {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 
 
 def kernel_cache() -> Path:
     """Where Triton keeps compiled kernels."""
-    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # which may not be known: it stays as it is then
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # unchanged where the home is not known
     return Path(os.environ.get(_KERNEL_CACHE) or Path(home) / ".triton" / "cache")
 
 
 def kernel_settings() -> dict[str, str]:
-    """What may change which kernels are compiled, and how."""
+    """Variables that may change which kernels are compiled, and how."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(("TRITON_", "CUDA_"))}
 
 
 @contextmanager
 def kernels_cached_in(directory: Path) -> Iterator[None]:
-    """Processes that are started inside find compiled kernels in this directory, and leave them there."""
+    """Processes started inside read and write compiled kernels in this directory."""
     before = os.environ.get(_KERNEL_CACHE)
     os.environ[_KERNEL_CACHE] = str(directory)
     try:
@@ -106,7 +106,7 @@ def kernels_cached_in(directory: Path) -> Iterator[None]:
 
 
 def shown_variables() -> dict[str, str]:
-    """Variables that change what Quire, CUDA or torch do, for a bug report; secrets are blotted out."""
+    """Variables that change what Quire, CUDA or torch do, for a bug report; secrets are masked."""
     return {
         name: "(set, not shown)" if any(word in name for word in _SECRET_WORDS) else value
         for name, value in sorted(os.environ.items())

@@ -64,12 +64,11 @@ class EngineCore:
         masker: Masker | None = None,
     ) -> None:
         self.ready = build_ready(config, device_limits, runtime_info)
-        self._scheduler = build_scheduler(
-            config, device_limits, runtime_info, clock, None if masker is None else masker.wants
-        )
-        self._masks = (
-            None if masker is None else MaskSender(masker, self._scheduler, executor, device_limits.vocab_size)
-        )
+        is_masked = None if masker is None else masker.wants
+        self._scheduler = build_scheduler(config, device_limits, runtime_info, clock, is_masked)
+        self._masks = None
+        if masker is not None:
+            self._masks = MaskSender(masker, self._scheduler, executor, device_limits.vocab_size)
         self._executor = executor
         self._port = port
         self._clock = clock

@@ -72,7 +72,7 @@ class LocalExecutor:
     def _run(self) -> None:
         try:
             began = self._clock.now()
-            environment.let_waiting_threads_sleep()
+            environment.limit_openmp_spinning()
             from quire.worker.worker import Worker  # torch: only a process that computes pays for it
 
             imported = self._clock.now() - began

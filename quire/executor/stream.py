@@ -63,7 +63,7 @@ class StreamExecutor:
 
     def start(self) -> DeviceLimits:
         began = self._clock.now()
-        environment.count_gpus_by_bus()
+        environment.number_gpus_by_pci_bus()
         with _without_collections():
             precompiler = _begin(self._config) if self._config.device.device == "cuda" else None
             try:
@@ -102,7 +102,7 @@ class StreamExecutor:
             result = self._oldest(timeout)
         except Exception as error:  # an interrupt of the wait leaves the step where it is
             self._failure = error
-            self._handles.clear()  # nothing behind it can be relied on
+            self._handles.clear()  # later steps build on it
             raise
         if result is not None:
             self._fault("collect", result.step)
@@ -142,15 +142,15 @@ class StreamExecutor:
 
 
 def _shorten_timer_slack() -> None:
-    """Let this thread's sleeps end when they should: Linux adds up to 50 µs, to wake several threads at once; see
-    prctl(2). Elsewhere steps are found done a little later.
+    """Let this thread's sleeps end on time: by default Linux adds up to 50 µs, to wake several threads together. See
+    prctl(2). On other systems polling is a little coarser.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # nanosecond
 
 
 def _begin(config: Config) -> Precompiler:
-    """What takes long and does without torch goes on in threads and in other processes while torch is imported."""
+    """Start what takes long and needs no torch in threads and other processes, while torch is imported."""
     cores = max(1, min(len(os.sched_getaffinity(0)), cpu_quota()))
     trace = marker_path(environment.kernel_cache(), _settings_of_kernels(config))
     processes = None if is_there(trace) else begin_processes(cores)
@@ -165,7 +165,7 @@ def _begin(config: Config) -> Precompiler:
 
 
 def _settings_of_kernels(config: Config) -> bytes:
-    """What decides which kernels a start asks for."""
+    """What decides which kernels a start compiles."""
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
     return msgspec.json.encode((of_model, config.cache, config.scheduler, config.device, environment.kernel_settings()))
@@ -173,8 +173,9 @@ def _settings_of_kernels(config: Config) -> bytes:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """No looks for garbage among objects that are all to stay: a tenth of the time that imports take. Then one, after
-    which they are old: young ones are looked at again and again, 50 ms each time, while the first requests wait.
+    """No garbage collection while objects are made that all stay: it takes a tenth of the time of imports. Then one,
+    which moves them to the oldest generation; collections of the younger ones would take 50 ms each during the first
+    requests.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,1 +1,1 @@
-"""The offline front door: `LLM`, and what turns the engine of this process for it."""
+"""Offline inference: `LLM`, and how it runs an engine in this process."""

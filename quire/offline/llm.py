@@ -1,6 +1,6 @@
 """`LLM`: offline inference. Prompts in, finished outputs back, on an engine in this process.
 
-Parses prompts and assembles outputs; `OfflineRun` runs the engine, and everything else is shared with the server.
+Assembles outputs; `OfflineRun` runs the engine, and everything else is shared with the server.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from quire.errors import ConfigError, RequestError
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
 from quire.messages import Add, Ready, TokenLogprobs
+from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.auto_config import resolve
@@ -39,15 +40,7 @@ from quire.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from quire.offline.progress_bar import ProgressBar
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`, these two with a `cache_salt` if wanted."""
 Message = Mapping[str, Any]
-
-
-class _ParsedPrompt(NamedTuple):
-    text: str | None
-    tokens: list[int]
-    cache_salt: str = ""
 
 
 class LLM:
@@ -55,7 +48,7 @@ class LLM:
 
     Args:
         model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
-        **settings: Any setting of `quire serve` that is not the server's, under its flag's name with underscores.
+        **settings: Settings of `quire serve`, under their flags' names with underscores; not those of the server alone.
 
     Attributes:
         startup: Seconds of the engine's start, by stage.
@@ -107,15 +100,16 @@ class LLM:
             priority: One number for each prompt, lower goes first; with scheduling_policy="priority" only.
 
         Raises:
-            RequestError: A prompt or its parameters cannot be served; what was begun for others is dropped.
+            RequestError: A prompt or its parameters cannot be served; the others are aborted.
+            EngineDeadError: An earlier call failed or was interrupted in the middle of a step; create a new LLM.
         """
-        singles = _as_prompts(prompts)
-        params = self._params_for(len(singles), sampling_params)
-        if priority is not None and len(priority) != len(singles):
+        several = as_prompts(prompts)
+        params = self._params_for(len(several), sampling_params)
+        if priority is not None and len(priority) != len(several):
             raise RequestError(
-                f"{len(singles)} prompts need as many priorities, got {len(priority)}.", param="priority"
+                f"{len(several)} prompts need as many priorities, got {len(priority)}.", param="priority"
             )
-        return self._run(map(self._parse, singles), params, use_tqdm, priority)
+        return self._run(map(self._parse, several), params, use_tqdm, priority)
 
     def chat(
         self,
@@ -140,7 +134,7 @@ class LLM:
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
             )
-            prompts.append(_ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False)))
+            prompts.append(ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False)))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
 
     def beam_search(
@@ -155,20 +149,20 @@ class LLM:
         Args:
             prompts: See `generate`.
             params: Of all of them.
-            concurrency_limit: Prompts that are searched at once; all of them by default.
+            concurrency_limit: Prompts searched at once; all of them by default.
 
         Raises:
             RequestError: A prompt or the parameters cannot be served; nothing was computed.
         """
         self._check_beams(params)
-        singles = [self._parse(prompt).tokens for prompt in _as_prompts(prompts)]
-        for tokens in singles:
-            self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # does it fit as a whole
+        parsed = [self._parse(prompt).tokens for prompt in as_prompts(prompts)]
+        for tokens in parsed:
+            self._submission.adds(tokens, SamplingParams(max_tokens=params.max_tokens))  # raises if it does not fit
         found: list[BeamSearchOutput] = []
         tokenizer, step = self._text.tokenizer, params.step()
-        at_once = concurrency_limit or max(1, len(singles))
-        for start in range(0, len(singles), at_once):
-            several = singles[start : start + at_once]
+        at_once = concurrency_limit or max(1, len(parsed))
+        for start in range(0, len(parsed), at_once):
+            several = parsed[start : start + at_once]
             for sequences in search(several, params, self._text.eos_ids, lambda beams: self._next_tokens(beams, step)):
                 texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
                 found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
@@ -204,12 +198,12 @@ class LLM:
 
     def _run(
         self,
-        prompts: Iterable[_ParsedPrompt],
+        prompts: Iterable[ParsedPrompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Submit one after another, wait until each sequence has ended, and put the outputs together."""
+        """Submit all prompts, wait until each sequence has ended, and assemble the outputs."""
         requests: list[tuple[str | None, list[SequenceAccumulator]]] = []
         head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
         with ExitStack() as stack:
@@ -228,7 +222,7 @@ class LLM:
         return [self._output(text, sequences) for text, sequences in requests]
 
     def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
-        """The likeliest next tokens of each, as one step of beam search wants them."""
+        """The likeliest next tokens of each sequence, for one step of beam search."""
         gathered = [self._sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
         with OfflineRun(self._engine) as run:
             for sequence in gathered:
@@ -262,21 +256,8 @@ class LLM:
             num_cached_tokens=first.choice.cached_tokens,
         )
 
-    def _parse(self, prompt: Prompt) -> _ParsedPrompt:
-        salt = ""
-        if isinstance(prompt, Mapping):
-            if unknown := prompt.keys() - {"prompt", "prompt_token_ids", "cache_salt"}:
-                raise RequestError(
-                    f"A prompt with '{min(unknown)}' is not supported: leave it out.", param=min(unknown)
-                )
-            salt = str(prompt.get("cache_salt") or "")
-            if "prompt_token_ids" in prompt:
-                return _ParsedPrompt(prompt.get("prompt"), list(prompt["prompt_token_ids"]), salt)
-            prompt = prompt.get("prompt", "")
-        if isinstance(prompt, str):
-            return _ParsedPrompt(prompt, self.get_tokenizer().encode(prompt), salt)
-        tokens: list[Any] = list(prompt)
-        return _ParsedPrompt(None, tokens if _are_ints(tokens) else [int(token) for token in tokens], salt)
+    def _parse(self, prompt: Prompt) -> ParsedPrompt:
+        return parse_prompt(prompt, self.get_tokenizer)
 
     def _params_for(
         self, count: int, given: SamplingParams | Sequence[SamplingParams] | None
@@ -295,27 +276,18 @@ class LLM:
 
 
 def _bar(total: int) -> ProgressBar:
-    """Over so many sequences."""
-    from quire.offline.progress_bar import ProgressBar  # what draws it is imported only where somebody looks
+    """For so many sequences."""
+    from quire.offline.progress_bar import ProgressBar  # imports rich, which only a terminal needs
 
     return ProgressBar(total)
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if prompts and (_are_ints(prompts) or all(isinstance(item, int) for item in prompts)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _are_ints(items: Sequence[Any]) -> bool:
-    """Whether they all are, and no other kind of integer; quick, for long prompts."""
-    return set(map(type, items)) == {int}
-
-
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those of vLLM's that have no effect here; others of vLLM's raise."""
+    """Settings without those of vLLM that have no effect here.
+
+    Raises:
+        ConfigError: A setting of vLLM that is not supported.
+    """
     for name in settings.keys() & VLLM_SETTINGS.keys():
         check_vllm_setting(name, settings[name])
     known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS}

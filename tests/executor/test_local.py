@@ -147,7 +147,7 @@ def test_waiting_threads_sleep_unless_the_user_chose(chosen: dict[str, str], mon
         monkeypatch.delenv(name)
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
-    environment.let_waiting_threads_sleep()
+    environment.limit_openmp_spinning()
     assert {n: os.environ[n] for n in names if n in os.environ} == (chosen or {"GOMP_SPINCOUNT": "5000"})
 
 
