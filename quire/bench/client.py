@@ -32,8 +32,8 @@ class Outcome:
 
     Attributes:
         start: When it was sent.
-        prompt_tokens, output_tokens, cached_tokens: As the server counted them; output tokens are counted from events
-            where it did not, cached ones are None.
+        prompt_tokens, output_tokens, cached_tokens: As the server counted them; where it did not,
+            output tokens are counted from the chunks, and cached ones are None.
         first: From `start` to the first token; None if none came.
         last: When the last token came.
         end: When the answer was over, whatever became of it.
@@ -81,6 +81,7 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
 
     @property
     def said(self) -> str:
@@ -89,10 +90,13 @@ class _Choice(msgspec.Struct):
         return self.delta.content or self.delta.reasoning_content or ""
 
     @property
-    def brings_token(self) -> bool:
-        """A token's text may be empty; what only opens or closes the stream is no token."""
+    def num_tokens(self) -> int:
+        """Token ids, where they are sent. Otherwise 1 for a chunk that does more than open or close the stream:
+        its text may be empty."""
+        if self.token_ids is not None:
+            return len(self.token_ids)
         opens = self.delta is not None and self.delta.role is not None
-        return bool(self.said) or not (opens or self.finish_reason)
+        return int(bool(self.said) or not (opens or self.finish_reason))
 
 
 class _CachedTokens(msgspec.Struct):
@@ -165,7 +169,7 @@ class _Reading:
         self._unread = b""
         self._other: list[bytes] = []
         self._said: list[str] = []
-        self._events = 0
+        self._num_tokens = 0
         self._done = False
 
     def on_body(self, piece: bytes) -> None:
@@ -190,7 +194,7 @@ class _Reading:
         """The answer is over."""
         outcome = self.outcome
         outcome.text = "".join(self._said)
-        outcome.output_tokens = outcome.output_tokens or self._events
+        outcome.output_tokens = outcome.output_tokens or self._num_tokens
         if not outcome.error and not self._done:
             outcome.error = "The stream ended early."
         elif not outcome.error and outcome.first is None:
@@ -205,12 +209,12 @@ class _Reading:
             outcome.output_tokens = event.usage.completion_tokens
             if event.usage.prompt_tokens_details is not None:
                 outcome.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
-        brought = False
+        num_tokens = 0
         for choice in event.choices:
-            brought = brought or choice.brings_token
+            num_tokens += choice.num_tokens
             self._said.append(choice.said)
-        if brought:
-            self._events += 1
+        if num_tokens:
+            self._num_tokens += num_tokens
             outcome.token_came(now)
 
 

@@ -20,7 +20,7 @@ from quire.bench.progress import progress
 from quire.bench.server_counters import read_counters
 from quire.bench.serving_figures import Run, ServingReportOptions, check_report_options
 from quire.bench.serving_report import publish
-from quire.bench.tokens import LocalTokens, ServedTokens, Tokens
+from quire.bench.tokens import LocalTokens, ServedTokens, Tokens, has_tokenizer
 from quire.errors import ConfigError, QuireError, UnavailableError, reason
 from quire.text.tokenizer import load_tokenizer
 from quire.weights import hub
@@ -47,7 +47,8 @@ class ServeOptions:
     model: str | None = None
     """Name of the model in requests. Default: the first one that the server serves."""
     tokenizer: str | None = None
-    """Directory or hub id of a tokenizer. Default: the server's own, by /tokenize and /detokenize."""
+    """Directory or hub id of a tokenizer. Default: the server's own, by /tokenize and /detokenize; where the server has
+    none, random token ids below its vocabulary's size."""
     vocab_size: int | None = None
     """Draw random token ids below this, without any tokenizer."""
     api_key: str | None = None
@@ -84,6 +85,21 @@ class ServeOptions:
         return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
 
 
+@dataclass(frozen=True)
+class _ServedModel:
+    """What the server says of its model.
+
+    Attributes:
+        name: As requests call it.
+        vocab_size: None if the server does not say.
+        has_tokenizer: Otherwise the server takes and returns token ids only.
+    """
+
+    name: str
+    vocab_size: int | None
+    has_tokenizer: bool
+
+
 def run(options: ServeOptions) -> int:
     """Measure and report; 1 when requests failed.
 
@@ -96,7 +112,7 @@ def run(options: ServeOptions) -> int:
     rng = random.Random(seed)
     settings: dict[str, Any] = {"base_url": options.root, "headers": _headers(options), "verify": not options.insecure}
     with httpx.Client(timeout=CONNECT_S, **settings) as http:
-        model = _model(http, options)
+        model = _served_model(http, options)
         samples, warmups = _samples(options, http, model, rng)
         times = arrival_times(options.arrivals, len(samples), rng)
         before = read_counters(http)
@@ -105,7 +121,7 @@ def run(options: ServeOptions) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             load = runner.run(_measure(options, address, body, samples, warmups, times))
         counted = read_counters(http).since(before)
-    publish(Run(options, options.report, model, seed, load, samples, counted))
+    publish(Run(options, options.report, model.name, seed, load, samples, counted))
     return 1 if len(load.completed) < len(samples) else 0
 
 
@@ -127,8 +143,8 @@ async def _measure(
             return await run_load(client, samples, times, options.arrivals.max_concurrency, advance)
 
 
-def _model(http: httpx.Client, options: ServeOptions) -> str:
-    """The model's name, once the server answers."""
+def _served_model(http: httpx.Client, options: ServeOptions) -> _ServedModel:
+    """The model, once the server answers."""
     deadline = time.monotonic() + options.ready_check_timeout_sec
     while True:
         try:
@@ -136,8 +152,10 @@ def _model(http: httpx.Client, options: ServeOptions) -> str:
                 raise ValueError("it is starting or draining: --ready-check-timeout-sec waits for it")
             answer = http.get("/v1/models")
             answer.raise_for_status()
-            return options.model or str(answer.json()["data"][0]["id"])
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+            card = answer.json()["data"][0]
+            name = options.model or str(card["id"])
+            return _ServedModel(name, card.get("vocab_size"), has_tokenizer(http, name))
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, AttributeError) as error:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
                 raise QuireError(f"{options.root} asks for an API key: give --api-key.") from error
             if time.monotonic() > deadline:
@@ -149,7 +167,7 @@ def _model(http: httpx.Client, options: ServeOptions) -> str:
 
 
 def _samples(
-    options: ServeOptions, http: httpx.Client, model: str, rng: random.Random
+    options: ServeOptions, http: httpx.Client, model: _ServedModel, rng: random.Random
 ) -> tuple[list[Sample], list[Sample]]:
     """What is measured, and what is sent before."""
     tokens: Tokens
@@ -158,8 +176,10 @@ def _samples(
         tokens = LocalTokens(options.vocab_size or tokenizer.vocab_size, tokenizer)
     elif options.vocab_size is not None:
         tokens = LocalTokens(options.vocab_size)
+    elif model.vocab_size is not None and not model.has_tokenizer:
+        tokens = LocalTokens(model.vocab_size)
     else:
-        tokens = ServedTokens(http, model)
+        tokens = ServedTokens(http, model.name)
     drawn = draw_samples(replace(options.dataset, num_prompts=_wanted(options)), tokens, rng)
     if options.backend == "openai-chat":
         drawn = [_as_text(sample, tokens) for sample in drawn]
@@ -189,10 +209,12 @@ def _headers(options: ServeOptions) -> dict[str, str]:
     return headers
 
 
-def _body(options: ServeOptions, model: str) -> dict[str, Any]:
+def _body(options: ServeOptions, model: _ServedModel) -> dict[str, Any]:
     """Fields of every request."""
     sampling = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    body = {"model": model} | {name: value for name, value in sampling.items() if value is not None}
+    body = {"model": model.name} | {name: value for name, value in sampling.items() if value is not None}
+    if not model.has_tokenizer:  # a stream without text has chunks only if they carry token ids
+        body["return_token_ids"] = True
     if options.ignore_eos:
         body["ignore_eos"] = True
     return body | options.extra_body

@@ -19,6 +19,15 @@ _LOWEST_ID = 3
 _SAMPLE = string.printable + " ".join(a + b for a in string.ascii_lowercase for b in string.ascii_lowercase)
 
 
+def has_tokenizer(http: httpx.Client, model: str) -> bool:
+    """Whether the server takes text. One that works on token ids only refuses to tokenize with status 400."""
+    try:
+        answer = http.post("/tokenize", json={"model": model, "prompt": "a"})
+    except httpx.HTTPError:
+        return True
+    return answer.status_code != httpx.codes.BAD_REQUEST
+
+
 class Tokens(Protocol):
     """A model's tokens."""
 

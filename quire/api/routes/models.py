@@ -38,4 +38,5 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
         "root": serving.names[0],
         "parent": None,
         "max_model_len": length,
+        "vocab_size": ready.vocab_size if ready else None,
     }
