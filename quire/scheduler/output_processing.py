@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from quire.messages import EndReason, Result, TokenLogprobs
 from quire.scheduler.lengths import IntArray, Lengths
-from quire.scheduler.repetition import repeats
 from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.step import ScheduledStep
@@ -172,7 +171,7 @@ def _may_have_stopped(new: NewTokens, lengths: Lengths, request_table: RequestTa
         requests = new.requests
         places |= {i for i, token in zip(owners, new.tokens, strict=True) if token in requests[i].stop_ids}
     if request_table.detects_repetition:
-        places |= {i for i, r in enumerate(new.requests) if r.add.sampling.repetition_detection is not None}
+        places |= {i for i, r in enumerate(new.requests) if r.repetition is not None}
     return places
 
 
@@ -193,8 +192,7 @@ def _stop_reason(request: Request, length: int) -> EndReason | None:
     prompt_len, sampling = request.add.prompt_len, request.add.sampling
     if request.tokens[length - 1] in request.stop_ids and length - prompt_len >= sampling.min_tokens:
         return "stop"
-    asked = sampling.repetition_detection
-    if asked is not None and repeats(request.tokens[prompt_len:length], asked):
+    if request.repetition is not None and request.repetition.append(request.tokens[length - 1]):
         return "repetition"
     return "length" if length >= request.limit else None
 

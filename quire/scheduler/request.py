@@ -9,6 +9,7 @@ from quire.kvcache.block_hashes import BlockHashes
 from quire.kvcache.block_table import BlockTable
 from quire.messages import Add, End, EndReason
 from quire.scheduler.lengths import Lengths
+from quire.scheduler.repetition import RepetitionDetector
 
 
 class Request:
@@ -30,6 +31,7 @@ class Request:
         swapped: Whether its blocks are on the host.
         num_cached_tokens: Prompt tokens that were in the prefix cache when it was first admitted.
         scored: Prompt tokens whose next token's log probability has been planned; at most the prompt's length less 1.
+        repetition: Watches its output for repetition, if that is wanted.
         rope_length: The length that its keys are rotated for, at least; 0 for models without RopeLengthMode.
         preemptions: How often it was preempted, in either way.
         ended: Why it is over, or None.
@@ -37,8 +39,8 @@ class Request:
 
     __slots__ = (
         "_lengths", "_parent", "add", "admitted_at", "block_hashes", "ended", "error", "first_token_at", "id", "index",
-        "num_cached_tokens", "preemptions", "prompt_step", "queue_key", "rope_length", "scored", "slot", "stop_ids",
-        "swapped", "table", "tokens",
+        "num_cached_tokens", "preemptions", "prompt_step", "queue_key", "repetition", "rope_length", "scored", "slot",
+        "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +55,8 @@ class Request:
         self.id = add.id
         self.tokens = add.tokens  # shared with its forks until it is admitted
         self.stop_ids = frozenset(add.stop_ids)
+        detection = add.sampling.repetition_detection
+        self.repetition = RepetitionDetector(detection, add.tokens[add.prompt_len :]) if detection else None
         self.table = table
         self.block_hashes = block_hashes
         self.queue_key = queue_key

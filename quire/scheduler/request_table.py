@@ -90,7 +90,7 @@ class RequestTable:
 
     def _count(self, request: Request, by: int) -> None:
         """Count what could end the request before its token limit."""
-        self._num_detecting += by * (request.add.sampling.repetition_detection is not None)
+        self._num_detecting += by * (request.repetition is not None)
         for token in request.stop_ids:
             self._stop_counts[token] = self._stop_counts.get(token, 0) + by
             if not self._stop_counts[token]:
