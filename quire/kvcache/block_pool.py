@@ -22,6 +22,9 @@ class BlockPool:
     Args:
         num_blocks: Usable blocks, the dummy not counted.
         block_size: Tokens per block.
+
+    Attributes:
+        has_cached_watched: Whether a block with a key given to `watch` has entered the cache since.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -32,6 +35,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
         self._key_of: dict[int, BlockKey] = {}
         self._block_of: dict[BlockKey, int] = {}
+        self._watched: set[BlockKey] = set()
+        self.has_cached_watched = False
 
     @property
     def num_free(self) -> int:
@@ -87,21 +92,33 @@ class BlockPool:
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key] = block
             self._key_of[block] = key
+            if key in self._watched:
+                self.has_cached_watched = True
 
     def get_cached_block(self, key: BlockKey) -> int | None:
         """A block with these contents, held or free."""
         return self._block_of.get(key)
 
     def get_cached_run(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
-        """Cached blocks for one hash after another, up to the first that is not cached: the hashes and their blocks."""
-        get, found, blocks = self._block_of.get, [], []
+        """Cached blocks for one hash after another, up to the first that is not cached: all hashes that were read, and
+        the blocks of all but that one."""
+        get, read, blocks = self._block_of.get, [], []
         for block_hash in hashes:
+            read.append(block_hash)
             block = get((group, block_hash))
             if block is None:
                 break
-            found.append(block_hash)
             blocks.append(block)
-        return found, blocks
+        return read, blocks
+
+    def num_unheld(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks are free."""
+        ref_counts = self._ref_counts
+        return sum(ref_counts[block] == 0 for block in blocks)
+
+    def watch(self, keys: Iterable[BlockKey]) -> None:
+        """Notice when a block with one of these keys enters the cache; earlier keys are forgotten."""
+        self._watched, self.has_cached_watched = set(keys), False
 
     def evict(self, block: int) -> None:
         """The block's contents are not found any more."""

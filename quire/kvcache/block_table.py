@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from quire.kvcache.block_pool import DUMMY_BLOCK, BlockPool
+from quire.kvcache.block_pool import DUMMY_BLOCK, BlockKey, BlockPool
 from quire.kvcache.groups import GroupWindow
 
 
@@ -34,6 +34,25 @@ class Reservation(NamedTuple):
 
     entries: TableEntries
     copies: list[tuple[int, int]]
+
+
+class PrefixMatch(NamedTuple):
+    """A sequence's longest prefix in the prefix cache.
+
+    Attributes:
+        num_tokens: Its length, a multiple of the block size.
+        blocks: By group, its blocks; the dummy where a window does not reach.
+        missing: A longer prefix can match only after a block with one of these keys was cached.
+    """
+
+    num_tokens: int
+    blocks: list[list[int]]
+    missing: list[BlockKey]
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Its blocks but for dummies, over all groups."""
+        return [block for blocks in self.blocks for block in blocks if block != DUMMY_BLOCK]
 
 
 class BlockTable:
@@ -136,6 +155,11 @@ class BlockTable:
         )
         return all(block > DUMMY_BLOCK for blocks in visible for block in blocks)
 
+    def num_blocks_within(self, length: int) -> int:
+        """Blocks held for the first `length` tokens, over all groups."""
+        count = self._pool.blocks_for(length)
+        return sum(_num_held(blocks[:count]) for blocks in self._blocks)
+
     def fork(self, parent: BlockTable, length: int) -> None:
         """Share the parent's blocks of its first `length` tokens; this table must be empty."""
         assert not self._blocks[0], "only an empty table can fork"
@@ -145,9 +169,8 @@ class BlockTable:
             self._pool.share(block for block in own if block != DUMMY_BLOCK)
         self._num_cached = min(parent._num_cached, length // self._pool.block_size)
 
-    def match_prefix(self, hashes: Iterable[bytes], length: int) -> int:
-        """Share the blocks of the longest prefix that is cached in all groups; its length in tokens. The table must be
-        empty.
+    def match_prefix(self, hashes: Iterable[bytes], length: int) -> PrefixMatch:
+        """The longest prefix that is cached in all groups. Nothing is held yet, and the LRU order stays.
 
         A group with a window needs only the blocks that the next token sees.
 
@@ -155,27 +178,37 @@ class BlockTable:
             hashes: The chain of the sequence, by block; read no further than there may be a hit.
             length: Most tokens that may be matched.
         """
-        assert not self._blocks[0], "only an empty table can match a prefix"
         pool, size = self._pool, self._pool.block_size
         full = next((number for number, group in enumerate(self._groups) if group.window is None), None)
-        candidates, of_full = list[bytes](), list[int]()
+        of_full = list[int]()
         if full is None:
-            candidates = list(islice(hashes, length // size))
+            read = list(islice(hashes, length // size))
         else:  # no hit goes beyond the first block that is missing in a group without a window
-            candidates, of_full = pool.get_cached_run(full, islice(hashes, length // size))
+            read, of_full = pool.get_cached_run(full, islice(hashes, length // size))
+        candidates = read if full is None else read[: len(of_full)]
         found: list[Sequence[int | None]] = [
             of_full if group == full else [pool.get_cached_block((group, block_hash)) for block_hash in candidates]
             for group in range(len(self._groups))
         ]
         count = len(candidates) if len(found) == 1 and full is not None else self._longest_hit(found)
-        for group, own, blocks in zip(self._groups, self._blocks, found, strict=True):
+        matched = []
+        for group, blocks in zip(self._groups, found, strict=True):
             first = min(count, group.first_visible(count * size) // size)
             hit = [block for block in blocks[first:count] if block is not None]
             assert len(hit) == count - first
-            own += [DUMMY_BLOCK] * first + hit
-            self._pool.share(hit)
-        self._num_cached = count
-        return count * self._pool.block_size
+            matched.append([DUMMY_BLOCK] * first + hit)
+        missing = [] if full is None else [(full, block_hash) for block_hash in read[len(of_full) :]]
+        for number, blocks in enumerate(found):
+            missing += [(number, candidates[entry]) for entry, block in enumerate(blocks) if block is None]
+        return PrefixMatch(count * size, matched, missing)
+
+    def share_prefix(self, match: PrefixMatch) -> None:
+        """Hold the blocks of a match, which was made since blocks were last allocated; the table must be empty."""
+        assert not self._blocks[0], "only an empty table can share a prefix"
+        for own, blocks in zip(self._blocks, match.blocks, strict=True):
+            own += blocks
+            self._pool.share(block for block in own if block != DUMMY_BLOCK)
+        self._num_cached = match.num_tokens // self._pool.block_size
 
     def cache_blocks(self, hashes: Sequence[bytes], length: int) -> None:
         """The full blocks among the first `length` tokens enter the prefix cache under their hashes."""

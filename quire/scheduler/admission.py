@@ -5,8 +5,11 @@ Decides; the scheduler assigns slots and moves requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from quire.config.scheduler import Policy
-from quire.kvcache.block_pool import BlockPool
+from quire.kvcache.block_pool import BlockKey, BlockPool
 from quire.scheduler.budget import Budget
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.preemption import Preemption
@@ -15,6 +18,23 @@ from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.rope_lengths import RopeLengths
 from quire.scheduler.step import Step
+
+
+@dataclass(frozen=True)
+class _Lack:
+    """Why a request did not fit.
+
+    Attributes:
+        request: Which.
+        parent: Its parent then.
+        blocks: Free blocks that it needed.
+        uncomputed: Tokens that it had to compute.
+    """
+
+    request: Request
+    parent: Request | None
+    blocks: int
+    uncomputed: int
 
 
 class Admission:
@@ -48,6 +68,7 @@ class Admission:
         self._policy = policy
         self._prefix_cacher = prefix_cacher
         self._rope_lengths = rope_lengths
+        self._lack: _Lack | None = None  # of the last request that did not fit
 
     def priority_victim(self, step: Step) -> Request | None:
         """Under `priority`, the running request to preempt for the first in the queue: the last one, if it has a higher
@@ -55,7 +76,8 @@ class Admission:
         waiting, running = self._request_table.waiting, self._request_table.running
         if self._policy != "priority" or not waiting or not running:
             return None
-        urgent, last = waiting[0], running[-1]
+        urgent, last = waiting.first, running[-1]
+        assert urgent is not None
         if last.add.priority <= urgent.add.priority or last.queue_key <= urgent.queue_key:
             return None
         if not self.is_ready(urgent, step):
@@ -81,6 +103,7 @@ class Admission:
         parent = request.parent
         if parent is not None and (parent.ended is not None or parent.preemptions):
             request.parent = parent = None  # it computes its own prompt, or finds it in the prefix cache
+            self._request_table.waiting.refresh(request)
         can_fork = parent is None or 0 < parent.prompt_step < step.number
         return not request.in_flight_tokens and can_fork
 
@@ -95,14 +118,12 @@ class Admission:
         if request.swapped:
             room = self.num_blocks_to_allocate(request) + promised <= self._pool.num_free
             return room and self._preemption.swap_in(request, step)
-        self._rope_lengths.assign(request)
-        start, to_copy = self._share_computed(request)
-        has_room = self.num_blocks_to_allocate(request) + to_copy + promised <= self._pool.num_free
-        if not has_room or not self._budget.has_time(len(request.tokens) - start):
-            request.table.free()
+        if self._still_lacks(request, promised):
             return False
-        request.set_computed(start)
-        return True
+        self._rope_lengths.assign(request)
+        if request.parent is not None and request.parent.table.covers(request.add.prompt_len - 1):
+            return self._try_fork(request, request.parent, promised)
+        return self._try_share_prefix(request, promised)
 
     def _min_uncomputed(self, request: Request) -> int:
         """Tokens that it has to compute at least: the prefix cache holds whole blocks only."""
@@ -110,17 +131,56 @@ class Admission:
             return request.num_new_tokens
         return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1
 
-    def _share_computed(self, request: Request) -> tuple[int, int]:
-        """Share blocks that others have computed. How many tokens they hold, at most all but the last; and how many of
-        the blocks must be copied before the request can write."""
-        parent, prompt_len = request.parent, request.add.prompt_len
-        if parent is not None and parent.table.covers(prompt_len - 1):
-            request.table.fork(parent.table, prompt_len)
-            request.block_hashes = parent.block_hashes.branch(prompt_len)
-            self._lengths.allocated[parent.index] = 0  # its last block is shared now, so it must reserve before writing
-            return prompt_len - 1, self._num_groups
-        if not self._prefix_cacher.enabled or not request.reads_cache:
-            return 0, 0
+    def _try_fork(self, request: Request, parent: Request, promised: int) -> bool:
+        """Share the parent's prompt: all but its last token, which is computed again to sample from."""
+        prompt_len = request.add.prompt_len
+        shared = parent.table.num_blocks_within(prompt_len)
+        to_copy = self._num_groups  # the last block of each group, before the request writes to it
+        blocks = max(0, self.num_blocks_to_allocate(request) - shared) + to_copy
+        if not self._fits(request, blocks, len(request.tokens) - prompt_len + 1, promised):
+            return False
+        request.table.fork(parent.table, prompt_len)
+        request.block_hashes = parent.block_hashes.branch(prompt_len)
+        self._lengths.allocated[parent.index] = 0  # its last block is shared now, so it must reserve before writing
+        request.set_computed(prompt_len - 1)
+        return True
+
+    def _try_share_prefix(self, request: Request, promised: int) -> bool:
+        """Share what the prefix cache holds: at most all but the last token, which is computed to sample from."""
+        most = len(request.tokens) - 1 if self._prefix_cacher.enabled and request.reads_cache else 0
         self._prefix_cacher.cache_deferred()
-        most = len(request.tokens) - 1
-        return request.table.match_prefix(request.block_hashes.each(request.tokens, most), most), 0
+        match = request.table.match_prefix(request.block_hashes.each(request.tokens, most), most)
+        shared = match.held_blocks
+        # Shared blocks that are free now are not allocated, but not free any more either.
+        blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_unheld(shared)
+        if not self._fits(request, blocks, len(request.tokens) - match.num_tokens, promised, match.missing):
+            return False
+        request.table.share_prefix(match)
+        request.set_computed(match.num_tokens)
+        return True
+
+    def _fits(
+        self, request: Request, blocks: int, uncomputed: int, promised: int, missing: Sequence[BlockKey] = ()
+    ) -> bool:
+        """Whether there are blocks and time for a request. If not, remember what it lacks."""
+        if blocks + promised <= self._pool.num_free and self._budget.has_time(uncomputed):
+            self._lack = None
+            return True
+        self._lack = _Lack(request, request.parent, blocks, uncomputed)
+        self._pool.watch(missing)
+        return False
+
+    def _still_lacks(self, request: Request, promised: int) -> bool:
+        """Whether a request that did not fit cannot fit now, so that it need not be looked up in the prefix cache.
+
+        Without more of it being cached, it needs at least as many blocks and tokens as before. Blocks of its prefix may
+        have been evicted meanwhile, or freed by their last holder, who then made `num_free` larger by as much; both
+        only make it need more, which the next lookup finds. Nobody else shares them, since it is first in the queue.
+        """
+        lack = self._lack
+        if lack is None or lack.request is not request or lack.parent is not request.parent:
+            return False
+        self._prefix_cacher.cache_deferred()
+        if self._pool.has_cached_watched:
+            return False
+        return lack.blocks + promised > self._pool.num_free or not self._budget.has_time(lack.uncomputed)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 COLUMNS = ("planned", "computed", "known", "in_flight", "prompt", "limit", "allocated", "epoch", "serial", "host_bound",
-           "max_drafts", "masked", "shared")  # fmt: skip
+           "max_drafts", "masked")  # fmt: skip
 
 
 class Lengths:
@@ -31,7 +31,6 @@ class Lengths:
         host_bound: 1 for a request that moves only when the host knows all its tokens.
         max_drafts: Most draft tokens in one read.
         masked: 1 where every read waits for a mask.
-        shared: Tokens that it will not compute, because it forks from a request that does.
     """
 
     planned: IntArray
@@ -46,7 +45,6 @@ class Lengths:
     host_bound: IntArray
     max_drafts: IntArray
     masked: IntArray
-    shared: IntArray
 
     def __init__(self, size: int = 64) -> None:
         for name in COLUMNS:
@@ -70,10 +68,6 @@ class Lengths:
         """Its request is over. Steps in flight see that by the serial."""
         self.serial[index] = 0
         self._free.append(index)
-
-    def num_uncomputed(self, index: IntArray) -> int:
-        """Tokens that these requests still have to compute, of those that the host knows."""
-        return int((self.known[index] - np.maximum(self.planned[index], self.shared[index])).sum())
 
     def _grow(self) -> None:
         size = len(self.planned)

@@ -24,7 +24,8 @@ class Request:
     Attributes:
         tokens: Prompt and output, as far as the host knows them.
         block_hashes: Of its full blocks.
-        queue_key: See RequestQueue.
+        parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
+        queue_key: Its place in the order of service; the lowest goes first.
         index: Its index into Lengths.
         slot: Its slot in the device's slot table while running.
         prompt_step: The step that reached its prompt's end; 0 before.
@@ -38,9 +39,9 @@ class Request:
     """
 
     __slots__ = (
-        "_lengths", "_parent", "add", "admitted_at", "block_hashes", "ended", "error", "first_token_at", "id", "index",
-        "num_cached_tokens", "preemptions", "prompt_step", "queue_key", "repetition", "rope_length", "scored", "slot",
-        "stop_ids", "swapped", "table", "tokens",
+        "_lengths", "add", "admitted_at", "block_hashes", "ended", "error", "first_token_at", "id", "index",
+        "num_cached_tokens", "parent", "preemptions", "prompt_step", "queue_key", "repetition", "rope_length", "scored",
+        "slot", "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -48,7 +49,8 @@ class Request:
     ) -> None:
         """
         Args:
-            queue_key: Its place among all requests; the lowest goes first.
+            parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
+        queue_key: Its place among all requests; the lowest goes first.
             lengths: Where its lengths are kept.
         """
         self.add = add
@@ -63,7 +65,7 @@ class Request:
         self._lengths = lengths
         self.index = lengths.allocate(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
         self.slot: int | None = None
-        self._parent: Request | None = None
+        self.parent: Request | None = None
         self.prompt_step = 0
         self.swapped = False
         self.num_cached_tokens: int | None = None
@@ -100,16 +102,6 @@ class Request:
     def output_len(self) -> int:
         """Output tokens the host knows."""
         return len(self.tokens) - self.add.prompt_len
-
-    @property
-    def parent(self) -> Request | None:
-        """The request it forks from: it waits to share all of the parent's prompt but the last token."""
-        return self._parent
-
-    @parent.setter
-    def parent(self, value: Request | None) -> None:
-        self._parent = value
-        self._lengths.shared[self.index] = 0 if value is None else self.add.prompt_len - 1
 
     @property
     def host_bound(self) -> bool:

@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from quire.scheduler.request import Request
-from quire.scheduler.request_queue import RequestQueue
+from quire.scheduler.running_queue import RunningQueue
+from quire.scheduler.waiting_queue import WaitingQueue
 
 
 class RequestTable:
@@ -25,8 +26,8 @@ class RequestTable:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.waiting = RequestQueue()
-        self.running = RequestQueue()
+        self.waiting = WaitingQueue()
+        self.running = RunningQueue()
         self._by_id: dict[int, Request] = {}
         self._free_slots = list(range(num_slots))  # a heap: low slots first keeps the device's reads dense
         self._stop_counts: dict[int, int] = {}  # by token: how many requests it stops

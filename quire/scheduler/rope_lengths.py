@@ -12,7 +12,7 @@ from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.sampling import SamplingParams
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.request import Request
-from quire.scheduler.request_queue import RequestQueue
+from quire.scheduler.running_queue import RunningQueue
 
 
 class RopeLengths:
@@ -52,7 +52,7 @@ class RopeLengths:
         switches = mode is not None and mode.kind == "longrope" and request.rope_length <= mode.original_max_len
         request.max_drafts = 0 if self._max_drafts is None or request.masked or switches else self._max_drafts(sampling)
 
-    def at_rope_switch(self, running: RequestQueue) -> list[Request]:
+    def at_rope_switch(self, running: RunningQueue) -> list[Request]:
         """Running requests whose next token lies beyond the original length, last in queue order first. All their keys
         change there, so they are computed again from the start."""
         mode, lengths, index = self._mode, self._lengths, running.indices

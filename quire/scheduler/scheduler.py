@@ -36,9 +36,9 @@ from quire.scheduler.output_processing import (
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.prefix_caching import PrefixCacher
 from quire.scheduler.request import Request
-from quire.scheduler.request_queue import queue_key_of
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.rope_lengths import RopeLengths
+from quire.scheduler.running_queue import queue_key_of
 from quire.scheduler.step import ScheduledStep, Step
 
 
@@ -145,12 +145,12 @@ class Scheduler:
     @property
     def waiting_tokens(self) -> int:
         """Tokens of waiting requests that are to be computed before their next output."""
-        return sum(len(request.tokens) for request in self._waiting)
+        return self._waiting.num_tokens
 
     @property
     def deferred(self) -> int:
         """Waiting requests that wait for a token in flight or the prompt they fork from, not for room."""
-        return sum(bool(request.in_flight_tokens) or request.parent is not None for request in self._waiting)
+        return self._waiting.num_deferred
 
     @property
     def unwritten_tokens(self) -> int:
@@ -232,7 +232,7 @@ class Scheduler:
         uncomputed = np.where(length < lengths.limit[index], length - planned, 0)
         if self._host_bound is not None:
             uncomputed[(lengths.host_bound[index] > 0) & (lengths.in_flight[index] > 0)] = 0
-        counts = self._budget.open(planned, uncomputed, requests, lengths.num_uncomputed(self._waiting.indices))
+        counts = self._budget.open(planned, uncomputed, requests, self._waiting.num_uncomputed)
         for place in ((counts > 0) & (planned + counts > lengths.allocated[index])).nonzero()[0].tolist():
             request = requests[place]
             if request.slot is None or not self._reserve(request, int(counts[place]), step):
@@ -265,18 +265,22 @@ class Scheduler:
 
     def _admit_waiting(self, step: Step) -> None:
         """Give slots to waiting requests, in queue order, while slots, tokens, time and blocks last."""
-        if not self._waiting or not self._request_table.num_free_slots:
+        waiting, admission = self._waiting, self._admission
+        if not waiting or not self._request_table.num_free_slots:
             return
-        promised = self._admission.num_promised_blocks()
-        for request in list(self._waiting):
-            if not self._request_table.num_free_slots or not self._budget.has_room(step.tokens):
-                return
-            if not self._admission.is_ready(request, step):
+        promised = admission.num_promised_blocks()
+        while self._request_table.num_free_slots and self._budget.has_room(step.tokens):
+            request = waiting.first
+            if request is None:
+                break
+            if not admission.is_ready(request, step):
+                waiting.skip_first()
                 continue
-            if not self._admission.try_admit(request, promised, step):
-                return
+            if not admission.try_admit(request, promised, step):
+                break
             self._start(request, step)
-            promised += self._admission.num_blocks_to_allocate(request)
+            promised += admission.num_blocks_to_allocate(request)
+        waiting.restore_skipped()
 
     def _start(self, request: Request, step: Step) -> None:
         """Move an admitted request for the first time."""
@@ -330,8 +334,8 @@ class Scheduler:
     def _preempt(self, victim: Request, step: Step, recompute: bool = False) -> None:
         """Free the victim's slot and blocks; it waits again, and is computed from the start if `recompute`."""
         self._prefix_cacher.cache_blocks(victim)
-        self._request_table.free_slot(victim)
         self._preemption.preempt(victim, step, recompute)
+        self._request_table.free_slot(victim)
         self.stats.preemptions += 1
 
     # --- settle -----------------------------------------------------------------------------------------------------
@@ -352,6 +356,7 @@ class Scheduler:
             self._free(request)
         if len(update.shrunk):
             self._trim(step, update.shrunk)
+        self._waiting.refresh_in_flight()
         ids = [request.id for request in new.requests]
         return StepOutputs(ids, new.counts, new.tokens, new.logprobs, ended, prompt_logprobs, cached_tokens)
 

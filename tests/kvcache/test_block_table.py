@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.kvcache.block_hashes import BlockHashes
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.block_table import BlockTable
@@ -12,6 +14,13 @@ SIZE = 4
 
 def hashes_of(tokens: list[int], salt: str = "") -> list[bytes]:
     return BlockHashes(SIZE, salt).upto(tokens, len(tokens))
+
+
+def matched(table: BlockTable, hashes: Iterable[bytes], length: int) -> int:
+    """Tokens of the prefix that is found and shared."""
+    match = table.match_prefix(hashes, length)
+    table.share_prefix(match)
+    return match.num_tokens
 
 
 def test_a_table_grows_by_what_is_missing_or_not_at_all() -> None:
@@ -81,10 +90,10 @@ def test_a_prefix_is_found_by_tokens_and_salt() -> None:
     first.reserve(0, 11)
     first.cache_blocks(hashes_of(tokens), 11)
     first.free()
-    assert BlockTable(pool, FULL_ATTENTION).match_prefix(hashes_of(tokens, "other"), 11) == 0
-    assert BlockTable(pool, FULL_ATTENTION).match_prefix(hashes_of([99, *tokens[1:]]), 11) == 0
+    assert matched(BlockTable(pool, FULL_ATTENTION), hashes_of(tokens, "other"), 11) == 0
+    assert matched(BlockTable(pool, FULL_ATTENTION), hashes_of([99, *tokens[1:]]), 11) == 0
     again = BlockTable(pool, FULL_ATTENTION)
-    assert again.match_prefix(hashes_of([*tokens[:8], 77, 78, 79, 80]), 11) == 8
+    assert matched(again, hashes_of([*tokens[:8], 77, 78, 79, 80]), 11) == 8
     assert pool.num_free == 6
     again.free()
     assert pool.num_free == 8
@@ -103,7 +112,7 @@ def test_what_a_window_no_longer_sees_is_free_and_a_hit_needs_only_what_is_seen(
     assert table.num_blocks == 5
     table.free()
     again = BlockTable(pool, groups)
-    assert again.match_prefix(hashes_of(tokens), 16) == 16
+    assert matched(again, hashes_of(tokens), 16) == 16
     assert again.num_blocks == 5
     assert again.covers(16)
     assert not again.covers(14)
@@ -118,7 +127,7 @@ def test_a_hit_ends_where_a_group_has_lost_its_blocks() -> None:
     lost = table.entries().blocks[3]
     table.free()
     pool.evict(lost)
-    assert BlockTable(pool, (GroupWindow(4),)).match_prefix(hashes_of(tokens), 16) == 12
+    assert matched(BlockTable(pool, (GroupWindow(4),)), hashes_of(tokens), 16) == 12
 
 
 def test_swapping_keeps_the_order_of_blocks() -> None:
@@ -173,5 +182,5 @@ def test_a_hit_is_looked_for_no_further_than_where_all_is_seen() -> None:
     first.cache_blocks(hashes_of(tokens), 12)
     asked: list[bytes] = []
     chain = (asked.append(digest) or digest for digest in hashes_of(tokens))  # type: ignore[func-returns-value]
-    assert BlockTable(pool, (GroupWindow(None), GroupWindow(5))).match_prefix(chain, 40) == 12
+    assert matched(BlockTable(pool, (GroupWindow(None), GroupWindow(5))), chain, 40) == 12
     assert len(asked) == 4

@@ -22,7 +22,7 @@ from quire.scheduler.budget import (
     Budget,
 )
 from quire.scheduler.preemption import Preemption
-from quire.scheduler.request_queue import PRIORITY_S
+from quire.scheduler.running_queue import PRIORITY_S
 from quire.scheduler.scheduler import Scheduler
 from tests.engine.harness import add
 from tests.engine.test_client_liveness import ManualClock

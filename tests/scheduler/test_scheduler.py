@@ -23,8 +23,10 @@ from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.groups import GroupWindow, capacity
 from quire.kvcache.host_pool import HostPool
 from quire.messages import Add
+from quire.scheduler.admission import Admission
 from quire.scheduler.budget import Budget
 from quire.scheduler.preemption import Preemption
+from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 from tests.engine.harness import HashMasker, add, drafts_of
 from tests.scheduler.test_order import LinearCost
@@ -99,8 +101,28 @@ class Lives(RuleBasedStateMachine):
             max_drafts=drafts_of,
             masked=self.masker.wants,
         )
+        self.look_again_at_what_lacks(self.scheduler._admission)
         self.masks = MaskSender(self.masker, self.scheduler, self.executor, 512)
         self.budget, self.seqs = tokens, seqs
+
+    def look_again_at_what_lacks(self, admission: Admission) -> None:
+        """A request that is turned away without a lookup would be turned away with one."""
+        remembered = admission._still_lacks
+
+        def still_lacks(request: Request, promised: int) -> bool:
+            lacks = remembered(request, promised)
+            if lacks:
+                lack, watched = admission._lack, self.pool._watched
+                parent = request.parent
+                if parent is not None and parent.table.covers(request.add.prompt_len - 1):
+                    assert not admission._try_fork(request, parent, promised)
+                else:
+                    assert not admission._try_share_prefix(request, promised)
+                admission._lack = lack
+                self.pool.watch(watched)
+            return lacks
+
+        admission._still_lacks = still_lacks  # type: ignore[method-assign]
 
     def alone(self, message: Add) -> list[int]:
         """What a request would get with the engine to itself."""
@@ -219,6 +241,19 @@ class Lives(RuleBasedStateMachine):
         assert len(held) + self.pool.num_free == self.pool.num_blocks
         assert swapped + self.host.num_free == self.host.num_blocks
         assert self.scheduler.num_running + self.scheduler.num_free_slots == self.seqs
+
+    @invariant()
+    def what_waits_is_counted(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        waiting = [request for request in self.scheduler.requests() if request.slot is None]
+        assert self.scheduler.num_waiting == len(waiting)
+        assert self.scheduler.waiting_tokens == sum(len(request.tokens) for request in waiting)
+        awaiting = [request for request in waiting if request.in_flight_tokens or request.parent is not None]
+        assert self.scheduler.deferred == len(awaiting)
+        computed = (request.planned if r is None else max(request.planned, request.add.prompt_len - 1)
+                    for request in waiting for r in [request.parent])  # fmt: skip
+        assert self.scheduler._waiting.num_uncomputed == self.scheduler.waiting_tokens - sum(computed)
 
     @invariant()
     def lengths_are_in_order(self) -> None:

@@ -1,4 +1,4 @@
-"""The order in which requests are served, and a queue that keeps it.
+"""The order in which requests are served, and the queue of those that have a slot.
 
 Knows nothing about slots, blocks or budgets.
 """
@@ -25,8 +25,8 @@ def queue_key_of(add: Add, policy: Policy) -> tuple[float, int]:
     return add.arrival + shift, add.id
 
 
-class RequestQueue:
-    """Requests sorted by queue key. A key never changes, so a preempted request is first again."""
+class RunningQueue:
+    """Requests sorted by queue key; at most as many as there are slots."""
 
     def __init__(self) -> None:
         self._sorted: list[Request] = []

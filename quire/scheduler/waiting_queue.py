@@ -1,0 +1,106 @@
+"""The queue of requests without a slot, and what waits in it in sum.
+
+Adding costs O(log n), looking at the first and reading the sums O(1). Knows nothing about slots, blocks or budgets.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+from quire.scheduler.request import Request
+
+_MAX_STALE = 64
+
+
+class _Share(NamedTuple):
+    """A request's share of the sums."""
+
+    tokens: int
+    uncomputed: int
+    deferred: bool
+
+
+class WaitingQueue:
+    """Requests by queue key, the lowest first. A key never changes, so a preempted request is first again.
+
+    Attributes:
+        num_tokens: Known tokens of all requests.
+        num_uncomputed: Tokens of these that are still to be computed, if the prefix cache holds nothing of theirs.
+        num_deferred: Requests that wait for a token in flight or the prompt they fork from, not for room.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_uncomputed = 0
+        self.num_deferred = 0
+        self._heap: list[tuple[float, int]] = []  # queue keys; removed requests stay until they come first
+        self._skipped: list[tuple[float, int]] = []
+        self._requests: dict[int, Request] = {}
+        self._shares: dict[int, _Share] = {}
+        self._in_flight: dict[int, Request] = {}  # preempted while plans in flight sample for them
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @property
+    def first(self) -> Request | None:
+        """The first that is not skipped."""
+        heap, requests = self._heap, self._requests
+        while heap and heap[0][1] not in requests:
+            heapq.heappop(heap)
+        return requests[heap[0][1]] if heap else None
+
+    def skip_first(self) -> None:
+        """Set the first aside until `restore_skipped`."""
+        self._skipped.append(heapq.heappop(self._heap))
+
+    def restore_skipped(self) -> None:
+        """Those that were skipped are back at their places."""
+        for key in self._skipped:
+            heapq.heappush(self._heap, key)
+        self._skipped.clear()
+
+    def add(self, request: Request) -> None:
+        """A request waits."""
+        self._requests[request.id] = request
+        heapq.heappush(self._heap, request.queue_key)
+        self._count(request)
+
+    def remove(self, request: Request) -> None:
+        """A request runs, or is over."""
+        del self._requests[request.id]
+        self._discount(request)
+        if self._heap and self._heap[0] == request.queue_key:
+            heapq.heappop(self._heap)
+        elif len(self._heap) > 2 * len(self._requests) + _MAX_STALE:
+            self._heap = [key for key in self._heap if key[1] in self._requests]
+            heapq.heapify(self._heap)
+
+    def refresh(self, request: Request) -> None:
+        """Its lengths or its parent have changed."""
+        self._discount(request)
+        self._count(request)
+
+    def refresh_in_flight(self) -> None:
+        """A step has settled, and may have brought tokens of requests that were preempted meanwhile."""
+        for request in list(self._in_flight.values()):
+            self.refresh(request)
+
+    def _count(self, request: Request) -> None:
+        known, in_flight = len(request.tokens), request.in_flight_tokens
+        computed = request.planned if request.parent is None else max(request.planned, request.add.prompt_len - 1)
+        share = _Share(known, known - computed, in_flight > 0 or request.parent is not None)
+        self._shares[request.id] = share
+        self.num_tokens += share.tokens
+        self.num_uncomputed += share.uncomputed
+        self.num_deferred += share.deferred
+        if in_flight:
+            self._in_flight[request.id] = request
+
+    def _discount(self, request: Request) -> None:
+        share = self._shares.pop(request.id)
+        self.num_tokens -= share.tokens
+        self.num_uncomputed -= share.uncomputed
+        self.num_deferred -= share.deferred
+        self._in_flight.pop(request.id, None)
