@@ -24,7 +24,7 @@ from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.cuda_context import open_context
 from quire.executor.executor import FaultHook, no_faults
-from quire.kernels.triton.launching.compile_marker import is_there, leave, marker_path
+from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import begin_processes
 from quire.messages import DeviceLimits, Masks, Plan, Result
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
@@ -149,19 +149,24 @@ def _shorten_timer_slack() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # nanosecond
 
 
-def _begin(config: Config) -> Precompiler:
+def _begin(config: Config) -> Precompiler | None:
     """Start what takes long and needs no torch in threads and other processes, while torch is imported."""
     cores = max(1, min(len(os.sched_getaffinity(0)), cpu_quota()))
-    trace = marker_path(environment.kernel_cache(), _settings_of_kernels(config))
-    processes = None if is_there(trace) else begin_processes(cores)
+    marker = marker_path(environment.kernel_cache(), _settings_of_kernels(config))
+    processes = None if is_written(marker) else begin_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     try:
         from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch
+        from quire.kernels.triton.launching.triton_private import can_compile_ahead
     except BaseException:
         if processes is not None:
             processes.close()
         raise
-    return Precompiler(cores, processes=processes, done=partial(leave, trace))
+    if not can_compile_ahead():
+        if processes is not None:
+            processes.close()
+        return None
+    return Precompiler(cores, processes=processes, done=partial(write, marker))
 
 
 def _settings_of_kernels(config: Config) -> bytes:

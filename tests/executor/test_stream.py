@@ -197,6 +197,20 @@ def test_nobody_stays_behind_where_triton_is_missing(monkeypatch: pytest.MonkeyP
     assert closed == [1]
 
 
+def test_kernels_are_not_compiled_ahead_where_triton_lacks_what_that_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from quire.kernels.triton.launching import triton_private
+
+    closed: list[int] = []
+    monkeypatch.setattr(stream, "open_context", lambda: None)
+    monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / "marker")
+    monkeypatch.setattr(stream, "begin_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setattr(triton_private, "can_compile_ahead", lambda: False)
+    assert stream._begin(Config()) is None
+    assert closed == [1]
+
+
 def test_what_a_start_has_made_is_old_when_requests_come(tiny: Path) -> None:
     """Else it is looked at again by the next two collections, while somebody waits."""
     executor = StreamExecutor(config_for(tiny), SystemClock())

@@ -1,8 +1,9 @@
-"""Whether a start like this one has left all its kernels on disk before, so that nobody has to be ready to compile.
+"""A marker in Triton's cache: an earlier start with these settings has left all its kernels on disk, so no processes
+need to get ready to compile.
 
-A file in Triton's cache says so, and is gone with it. Its name stands for the settings, and for the sources of kernels
-and Triton as they are. It may be wrong, because the card is another one or somebody tidied up: then threads compile,
-which takes that start longer, and nothing else happens. Imports no Triton.
+The marker is an empty file whose name stands for the settings, and for the sources of kernels and Triton; it goes with
+the cache. It may be wrong, because the GPU is another one or somebody tidied up: then threads compile,
+that start takes longer, and nothing else happens. Imports no Triton.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 def marker_path(cache: Path, settings: bytes) -> Path:
-    """The file, there once a start with these settings has come to its end.
+    """Where the marker is, once a start with these settings has come to its end.
 
     Args:
         cache: Triton's directory.
@@ -34,14 +35,14 @@ def marker_path(cache: Path, settings: bytes) -> Path:
     return cache / f"quire-start-{digest.hexdigest()[:32]}"
 
 
-def is_there(trace: Path) -> bool:
-    """Whether an earlier start has left it. Where nobody may look, it is not."""
-    return os.path.exists(trace)
+def is_written(marker: Path) -> bool:
+    """Whether an earlier start has; not, where the directory may not be read."""
+    return os.path.exists(marker)
 
 
-def leave(trace: Path) -> None:
+def write(marker: Path) -> None:
     """Let the next start know."""
     try:
-        trace.touch()
+        marker.touch()
     except OSError as error:
-        _log.debug("kernels     nobody is told that all are on disk: %s", error)
+        _log.debug("kernels     the next start is not told that all are on disk: %s", error)

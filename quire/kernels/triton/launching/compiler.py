@@ -44,11 +44,10 @@ def main(descriptors: Sequence[int]) -> None:
 def _prepare() -> None:
     """What all workers share: Triton, the hash of its 400 MB, and our kernels."""
     _do_without_torch()
-    from triton.runtime import cache
-
     import quire.kernels.triton as kernels
+    from quire.kernels.triton.launching.triton_private import hash_triton
 
-    cache.triton_key()
+    hash_triton()
     for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
         importlib.import_module(module.name)
 
@@ -127,40 +126,19 @@ def _compile(module: str, name: str, target: dict[str, Any], specialization: str
         module: Where the kernel is.
         name: Its own, there.
         target: The fields of Triton's `GPUTarget`.
-        specialization: As Triton writes it down for `JITFunction.preload`.
+        specialization: See triton_private.Miss.
         has_time: Nobody waits for it.
     """
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
-
-    from quire.kernels.triton.launching.cache_keys import make_cache_key
+    from quire.kernels.triton.launching.triton_private import compile_for, compile_on_disk, make_cache_key
 
     if has_time:  # from now on, for nearly all that comes afterwards has time too
         os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
-    driver.set_active(_Card(GPUTarget(**target)))
+    compile_for(target)
     function = getattr(importlib.import_module(module), name)
     function = getattr(function, "function", function)  # of `launch.Kernel`
     make_cache_key(function)
-    kernel = function.preload(specialization)
-    function.device_caches.clear()
-    with suppress(Exception):  # no C compiler, or no driver to link to: the parent will say so. Later Tritons need none
-        from triton.backends.nvidia.driver import CudaLauncher
-
-        CudaLauncher(kernel.src, kernel.metadata)
+    compile_on_disk(function, specialization)
 
 
 _LOW_PRIORITY = 10
 """A nice value: the engine serves meanwhile."""
-
-
-class _Card:
-    """A driver that knows what to compile for, and can do nothing else."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0

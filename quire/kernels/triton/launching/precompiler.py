@@ -22,21 +22,17 @@ from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from triton import knobs
-from triton.backends.nvidia.driver import CudaUtils
-from triton.runtime import cache
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime import JITFunction
 
-from quire.kernels.triton.launching.cache_keys import make_cache_key
+from quire.kernels.triton.launching import triton_private
 from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
-from quire.kernels.triton.launching.loading import load_apart
+from quire.kernels.triton.launching.triton_private import Miss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Compile = Callable[[JITFunction[Any], str], Any]
-"""A function and one of its specialisations, as Triton writes it down → the compiled kernel."""
+"""A function and one of its specialisations (see triton_private.Miss) → the compiled kernel."""
 _LATER_PART = 8
 """One thread in so many loads or compiles what has time: they share the interpreter's lock with the first requests."""
 _TURN_S = 2e-4
@@ -68,15 +64,15 @@ class Precompiler:
         processes: CompilerProcesses | None = None,
         done: Callable[[], None] | None = None,
     ) -> None:
-        load_apart()
+        triton_private.load_launchers_apart()
         self.names: list[str] = []
         self._processes = processes
         self._done = done
         self._all: list[Future[Any]] = []
-        self._compile = compile or _compile_and_load
+        self._compile = compile or triton_private.compile_and_load
         self._now = ThreadPoolExecutor(threads, "compile now")
         self._later = ThreadPoolExecutor(max(1, threads // _LATER_PART), "compile later")
-        self._prepared = self._now.submit(prepare or _prepare)
+        self._prepared = self._now.submit(prepare or triton_private.prepare_to_load)
         self._undisturbed = threading.Event()  # set while nobody rehearses
         self._needed = threading.Event()  # what was to be compiled later is waited for, or all else is done
         self._rehearsing = self._has_time = self._closed = False
@@ -141,13 +137,13 @@ class Precompiler:
 
         from quire.kernels.triton.launching.launch import Kernel
 
-        rehearsing, hook = threading.get_ident(), knobs.runtime.jit_cache_hook
+        rehearsing = threading.get_ident()
 
-        def miss(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
+        def on_miss(miss: Miss) -> bool:
             """Whether Triton shall not compile by itself."""
             if threading.get_ident() != rehearsing:
                 return False
-            self._begin(fn.jit_function, compile)
+            self._begin(miss)
             return True
 
         def look_up(launches: Any, look_up_of: Callable[[Any], Callable[..., object]]) -> Callable[[Any, Any], Any]:
@@ -161,35 +157,32 @@ class Precompiler:
                 return linear(x, weight, bias)
             return x.new_empty((*x.shape[:-1], len(weight)))
 
-        usual, linear = (JITFunction.__getitem__, Kernel.__getitem__), F.linear
+        def look_up_in_triton(launches: Callable[..., Any]) -> Callable[..., Any]:
+            return look_up(launches, lambda function: functools.partial(function.run, grid=None, warmup=True))
+
+        launches, linear = Kernel.__getitem__, F.linear
         self._undisturbed.clear()
         self._rehearsing = True
-        knobs.runtime.jit_cache_hook = miss
-        JITFunction.__getitem__ = look_up(
-            usual[0], lambda function: functools.partial(function.run, grid=None, warmup=True)
-        )
-        Kernel.__getitem__ = look_up(usual[1], lambda kernel: kernel.look_up)  # type: ignore[method-assign]
+        Kernel.__getitem__ = look_up(launches, lambda kernel: kernel.look_up)  # type: ignore[method-assign]
         F.linear = multiply  # type: ignore[assignment]
         try:
-            yield
+            with triton_private.intercepted(on_miss, look_up_in_triton):
+                yield
         except BaseException:
             self._done = None  # who knows what would have been missed
             raise
         finally:
-            F.linear = linear
-            knobs.runtime.jit_cache_hook = hook
-            JITFunction.__getitem__, Kernel.__getitem__ = usual  # type: ignore[method-assign]
+            F.linear, Kernel.__getitem__ = linear, launches  # type: ignore[method-assign]
             self._rehearsing = False
             self._undisturbed.set()
             if self._processes is not None:
                 self._processes.release()
 
-    def _begin(self, function: JITFunction[Any], missed: dict[str, Any]) -> None:
+    def _begin(self, miss: Miss) -> None:
         """Compile what a launch missed, and say so where Triton looks for it."""
-        kernels, key = function.device_caches[missed["device"]][0], missed["key"]
+        function, specialization, kernels, key = miss
         self.names.append(function.fn.__name__)
         pool, begins = (self._later, self._needed) if self._has_time else (self._now, self._undisturbed)
-        specialization = missed["specialization_data"]
         elsewhere = self._ask_processes(function, specialization)
         done = pool.submit(self._compile_prepared, elsewhere, begins, function, specialization)
         self._all.append(done)
@@ -204,8 +197,7 @@ class Precompiler:
         """Done when they are, whether they could compile it or not."""
         if self._processes is None:
             return None
-        target = vars(driver.active.get_current_target())
-        return self._processes.ask(function, specialization, target, has_time=self._has_time)
+        return self._processes.ask(function, specialization, triton_private.current_target(), has_time=self._has_time)
 
     def _compile_prepared(
         self,
@@ -221,7 +213,7 @@ class Precompiler:
             raise CancelledError
         self._prepared.result()
         with self._turns if begins is self._needed else nullcontext():
-            make_cache_key(function)
+            triton_private.make_cache_key(function)
             return self._compile(function, specialization)
 
 
@@ -294,19 +286,3 @@ class _Compilation:
                 _log.info("kernels     one was not compiled ahead: %r", error)
             if self._kernels.get(self._key) is self:
                 del self._kernels[self._key]
-
-
-def _compile_and_load(function: JITFunction[Any], specialization: str) -> Any:
-    """The compiled kernel on the device, with what launches it, which Triton makes by a C compiler. Both come from the
-    disk if they lie there.
-    """
-    kernel = function.preload(specialization)
-    kernel.run  # noqa: B018
-    return kernel
-
-
-@functools.cache
-def _prepare() -> None:
-    """What Triton wants for its first kernel: a module that it compiles from C, and the hash of its own 400 MB."""
-    CudaUtils()
-    cache.triton_key()

@@ -10,7 +10,7 @@ import pytest
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.launching.cache_keys import make_cache_key
+from quire.kernels.triton.launching.triton_private import make_cache_key
 
 # mypy: disable-error-code="no-untyped-def, operator"
 _ONE = tl.constexpr(1)

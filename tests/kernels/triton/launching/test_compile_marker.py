@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.kernels.triton.launching import compile_marker
-from quire.kernels.triton.launching.compile_marker import is_there, leave, marker_path
+from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 
 
 @pytest.fixture
@@ -21,10 +21,10 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_one_like_it_finds_the_trace(tmp_path: Path) -> None:
-    trace = marker_path(tmp_path, b"settings")
-    assert not is_there(trace)
-    leave(trace)
-    assert is_there(marker_path(tmp_path, b"settings"))
+    marker = marker_path(tmp_path, b"settings")
+    assert not is_written(marker)
+    write(marker)
+    assert is_written(marker_path(tmp_path, b"settings"))
 
 
 def test_others_do_not(sources: Path, tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_others_do_not(sources: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_looked_at_is_not_there(sources: Path, tmp_path: Path) -> None:
     (sources / ".#decode.py").symlink_to("nowhere")  # an editor's
     (tmp_path / "file").touch()
-    assert not is_there(marker_path(tmp_path / "file", b"settings"))
+    assert not is_written(marker_path(tmp_path / "file", b"settings"))
 
 
 def test_without_a_cache_nobody_is_told(tmp_path: Path) -> None:
-    leave(trace := marker_path(tmp_path / "gone", b"settings"))
-    assert not trace.exists()
+    write(marker := marker_path(tmp_path / "gone", b"settings"))
+    assert not marker.exists()

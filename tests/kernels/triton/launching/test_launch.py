@@ -57,7 +57,7 @@ class Launches:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     made = Launches()
-    monkeypatch.setattr(launch, "CompiledKernel", SimpleNamespace)
+    monkeypatch.setattr("triton.compiler.CompiledKernel", SimpleNamespace)
     monkeypatch.setattr(JITFunction, "__getitem__", lambda self, grid: made.launch_by_triton)
     active = SimpleNamespace(get_current_stream=lambda device: STREAM + device, get_current_device=lambda: 0)
     monkeypatch.setattr(driver, "_active", active)

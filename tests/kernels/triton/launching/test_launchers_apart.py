@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from triton.runtime import build
 
-from quire.kernels.triton.launching.loading import load_apart
 from quire.kernels.triton.launching.precompiler import Precompiler
+from quire.kernels.triton.launching.triton_private import load_launchers_apart
 
 SOURCE = """
 #include <Python.h>
@@ -52,13 +52,13 @@ def test_each_thread_has_what_it_asked_for(tmp_path: Path, monkeypatch: pytest.M
 
 def test_once_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_load_module_from_path", lambda name, path: None)
-    load_apart()
+    load_launchers_apart()
     once = build._load_module_from_path
-    load_apart()
+    load_launchers_apart()
     assert build._load_module_from_path is once
 
 
 def test_a_triton_that_loads_otherwise_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(build, "_load_module_from_path")
-    load_apart()
+    load_launchers_apart()
     assert not hasattr(build, "_load_module_from_path")

@@ -1,0 +1,298 @@
+"""All that launching and compiling ahead use of Triton's inside, which it may rename with any version.
+
+Checked with Triton 3.6.0, on GPUs, and 3.9.0. Two features stand on these names:
+
+    launching          launch.py calls what launches a compilation, without Triton's own look at each argument
+    compiling ahead    precompiler.py and compiler.py learn which compilations will be wanted, and make them early
+
+Each is used only where all of its names are found (LAUNCHING, COMPILING_AHEAD). Otherwise one line of the log says what
+is missing and what it costs, and Triton launches, or compiles at the first launch, by itself. The rest of Quire uses
+`triton.jit`, `gluon.jit`, the two languages, tensor descriptors and `triton.knobs` only. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import triton
+from triton import knobs
+from triton.runtime import JITFunction
+from triton.runtime.driver import driver
+
+CHECKED = ("3.6", "3.9")
+"""The oldest and the newest Triton that this file was checked with."""
+LAUNCHING = (
+    "triton.compiler:CompiledKernel.run",
+    "triton.knobs:runtime.launch_enter_hook.calls",
+    "triton.knobs:runtime.launch_exit_hook.calls",
+    "triton.runtime.jit:JITFunction.run",
+    "triton.runtime.jit:KernelParam.annotation_type",
+    "triton.runtime.jit:KernelParam.has_default",
+    "triton.runtime.jit:KernelParam.is_constexpr",
+)
+"""Also objects' own: `params`, `arg_names` and `pre_run_hooks` of a JITFunction, `module`, `function` and
+`packed_metadata` of a CompiledKernel, and what its `run` takes (see RUN)."""
+COMPILING_AHEAD = (
+    "triton.backends.compiler:GPUTarget",
+    "triton.backends.nvidia.driver:CudaUtils",
+    "triton.knobs:runtime.jit_cache_hook",
+    "triton.runtime.cache:triton_key",
+    "triton.runtime.jit:JITCallable.cache_key",
+    "triton.runtime.jit:JITFunction.__getitem__",
+    "triton.runtime.jit:JITFunction.preload",
+    "triton.runtime.jit:JITFunction.run",
+)
+"""Also a JITFunction's own `device_caches` and `fn`, and what the hook is called with (see `Miss`)."""
+RUN = "_run(_x, _y, _z, _stream_of(_device), _function, _metadata, None, None, None, {values})"
+"""How `CompiledKernel.run` is called: the grid, the stream, the loaded function and its metadata; no metadata of the
+launch and no hooks; then the kernel's arguments, constants too."""
+_log = logging.getLogger(__name__)
+_loading = threading.Lock()
+
+
+@functools.cache
+def can_launch() -> bool:
+    """Whether kernels can be launched without Triton's own look at each argument."""
+    return _all_found(LAUNCHING, "launched by Triton itself, which takes the host some 10 µs more each")
+
+
+@functools.cache
+def can_compile_ahead() -> bool:
+    """Whether kernels can be compiled before they are launched."""
+    return _all_found(COMPILING_AHEAD, "compiled at their first launch: the start and the first requests take longer")
+
+
+def missing(names: tuple[str, ...]) -> list[str]:
+    """Those of these names that Triton does not have."""
+    return [name for name in names if not _found(name)]
+
+
+def _all_found(names: tuple[str, ...], otherwise: str) -> bool:
+    lacking = missing(names)
+    if lacking:
+        _log.info("kernels     %s: Triton %s has no %s", otherwise, triton.__version__, ", ".join(lacking))
+    return not lacking
+
+
+def _found(name: str) -> bool:
+    module, _, path = name.partition(":")
+    try:
+        functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+# --- launching ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel's.
+
+    Attributes:
+        name: As it is called.
+        is_constexpr: Known at compile time: every value is a compilation.
+        by_value: Whether there is a compilation for the integer 1.
+        by_alignment: Whether there is one for what 16 divides.
+    """
+
+    name: str
+    is_constexpr: bool
+    by_value: bool
+    by_alignment: bool
+
+
+def parameters_of(function: JITFunction[Any]) -> list[Parameter]:
+    """A kernel's parameters. Only constants among them may have annotations, and none a default."""
+    found = []
+    for each in function.params:
+        assert not each.has_default, each.name
+        assert each.is_constexpr or not each.annotation_type, each.name
+        by_value, by_alignment = not each.do_not_specialize, not each.do_not_specialize_on_alignment
+        found.append(Parameter(each.name, each.is_constexpr, by_value, by_alignment))
+    return found
+
+
+class CompiledLaunch(NamedTuple):
+    """What launches a compilation, called as RUN says."""
+
+    run: Callable[..., None]
+    stream_of: Callable[[int], int]
+    device: int
+    function: int
+    metadata: tuple[object, ...]
+
+
+def compiled_launch(kernel: Any) -> CompiledLaunch | None:
+    """Of what a launch by Triton returns; None if that is no compilation that is loaded."""
+    from triton.compiler import CompiledKernel
+
+    if not isinstance(kernel, CompiledKernel) or kernel.module is None:
+        return None
+    active = driver.active
+    return CompiledLaunch(
+        kernel.run, active.get_current_stream, active.get_current_device(), kernel.function, kernel.packed_metadata
+    )
+
+
+def look_up(function: JITFunction[Any], arguments: tuple[object, ...], named: dict[str, object]) -> None:
+    """Let Triton look for the compilation that serves this launch, as a launch would, and launch nothing."""
+    function.run(*arguments, **named, grid=None, warmup=True)
+
+
+# --- compiling ahead ------------------------------------------------------------------------------------------------
+
+
+class Miss(NamedTuple):
+    """A compilation that a launch lacks.
+
+    Attributes:
+        function: The kernel.
+        specialization: Which of its compilations, as JSON for `compile_specialization`.
+        kernels: Where Triton looks for it, and at which key.
+    """
+
+    function: JITFunction[Any]
+    specialization: str
+    kernels: dict[str, Any]
+    key: str
+
+
+@contextmanager
+def intercepted(
+    on_miss: Callable[[Miss], bool], getitem: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Within, launches that find no compilation are shown to `on_miss`, which says whether Triton shall leave it, and
+    `getitem` makes `kernel[grid]` of Triton's own.
+    """
+    hook, own = knobs.runtime.jit_cache_hook, JITFunction.__getitem__
+
+    def miss(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
+        kernels = fn.jit_function.device_caches[compile["device"]][0]
+        return on_miss(Miss(fn.jit_function, compile["specialization_data"], kernels, compile["key"]))
+
+    knobs.runtime.jit_cache_hook = miss
+    JITFunction.__getitem__ = getitem(own)
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_cache_hook, JITFunction.__getitem__ = hook, own
+
+
+@functools.cache
+def prepare_to_load() -> None:
+    """What Triton wants for its first kernel: a module that it compiles from C, and the hash of its own 400 MB."""
+    from triton.backends.nvidia.driver import CudaUtils
+
+    CudaUtils()
+    hash_triton()
+
+
+def hash_triton() -> None:
+    """Part of every key on disk; kept for this process and its forks."""
+    from triton.runtime import cache
+
+    cache.triton_key()
+
+
+def compile_specialization(function: JITFunction[Any], specialization: str) -> Any:
+    """One of a function's compilations, from Triton's cache on disk if it lies there."""
+    return function.preload(specialization)
+
+
+def compile_and_load(function: JITFunction[Any], specialization: str) -> Any:
+    """The compilation on the device, with what launches it, which Triton makes by a C compiler."""
+    kernel = compile_specialization(function, specialization)
+    kernel.run  # noqa: B018
+    return kernel
+
+
+def compile_on_disk(function: JITFunction[Any], specialization: str) -> None:
+    """Put the compilation into Triton's cache; and what launches it, where Triton compiles that too."""
+    kernel = compile_specialization(function, specialization)
+    function.device_caches.clear()
+    with suppress(Exception):  # no C compiler, or no driver to link to: the parent will say so. Later Tritons need none
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        CudaLauncher(kernel.src, kernel.metadata)
+
+
+def current_target() -> dict[str, Any]:
+    """What this process compiles for: the fields of Triton's `GPUTarget`."""
+    target: dict[str, Any] = vars(driver.active.get_current_target())
+    return target
+
+
+def compile_for(target: dict[str, Any]) -> None:
+    """Compile for this from now on, with a GPU or without."""
+    from triton.backends.compiler import GPUTarget
+
+    driver.set_active(_TargetOnly(GPUTarget(**target)))
+
+
+class _TargetOnly:
+    """A driver that knows what to compile for, and can do nothing else."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+
+def make_cache_key(function: Any, met: set[Callable[..., Any]] | None = None) -> None:
+    """Let Triton make this function's key on disk after those of all that it calls. Safe in several threads.
+
+    A key says which constants the function reads, and which the functions read that it calls. Triton 3.6 takes the
+    latter from what it knows of these already: nothing, until their own keys have been made. A kernel that was compiled
+    before another that calls the same function, or after it, had different keys. Made from the inside out, they are the
+    same in every process.
+
+    Args:
+        function: A JITFunction, or another that kernels call.
+        met: Functions whose keys are made, or are about to be.
+    """
+    from triton.runtime.jit import JITCallable
+
+    met = set() if met is None else met
+    met.add(function.fn)
+    for name in function.fn.__code__.co_names:  # Triton does not look into its own
+        callee = function.fn.__globals__.get(name)
+        if isinstance(callee, JITCallable) and callee.fn not in met:
+            make_cache_key(callee, met)
+    function.cache_key  # noqa: B018
+
+
+def load_launchers_apart() -> None:
+    """From now on each module that Triton loads is an object of its own.
+
+    Triton 3.6 compiles a C module for each signature of a kernel, and calls all of them by one name. CPython gives
+    modules of one name one object with the contents of the last: a thread that takes its launcher from there may find
+    another thread's, which reads other arguments. Later Tritons have one launcher for all.
+    """
+    from triton.runtime import build
+
+    load = getattr(build, "_load_module_from_path", None)
+    if load is None or hasattr(load, "apart"):
+        return
+
+    def load_one(name: str, *where: Any, **named: Any) -> ModuleType:
+        module = ModuleType(name)
+        with _loading:
+            module.__dict__.update(load(name, *where, **named).__dict__)
+        return module
+
+    load_one.apart = True  # type: ignore[attr-defined]
+    build._load_module_from_path = load_one
