@@ -1,6 +1,6 @@
-"""Zero configuration: what the user left open is chosen from the model and the machine, each with its reason.
+"""Automatic configuration: settings that the user left open are chosen from the model and the machine, with reasons.
 
-Returns a new Config; changes nothing in place. Imports no torch, so the supervisor can choose before any child starts.
+Returns a new Config and changes nothing in place. Imports no torch, so the supervisor can call it before any child runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Dtype = Literal["bfloat16", "float32"]
 
 DEFAULT_SEQS = 256
 DEFAULT_SEQS_LARGE_GPU = 512
-"""Where keys and values of so many sequences have room beside a model of usual size. More at once would bring a dense
-model no more tokens a second, since a step takes longer in proportion, and each would wait longer for its next one."""
+"""For GPUs whose memory holds the KV cache of that many sequences beside a model of usual size. More rows would bring a
+dense model no more tokens a second, because a step takes longer in proportion; each sequence would only wait longer."""
 LARGE_GPU_BYTES = 60 * GIB
 DEFAULT_TOKENS_CPU = 512
 DEFAULT_TOKENS_GPU = 8192
@@ -94,7 +94,7 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
 
 
 def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
-    """What computes, and its line."""
+    """The device, and its line of the report."""
     asked, gpu = config.device.device, machine.gpu
     if asked == "cuda" and gpu is None:
         raise ConfigError(f"--device cuda: {machine.why_no_gpu}. Leave it out to run on the CPU.", param="device")
@@ -105,7 +105,7 @@ def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
 
 
 def _with_graphs(device: DeviceConfig) -> DeviceConfig:
-    """How large steps are that are replayed from graphs."""
+    """With the largest step that is replayed from CUDA graphs."""
     asked = device.max_cudagraph_capture_size
     if asked is not None and asked < 0:
         raise ConfigError(
@@ -133,7 +133,7 @@ def _dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -
 
 
 def _batch(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
-    """The largest step, and its line."""
+    """The limits of a step, and their line of the report."""
     default_tokens = DEFAULT_TOKENS_CPU if gpu is None else DEFAULT_TOKENS_GPU
     default_seqs = DEFAULT_SEQS_LARGE_GPU if gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES else DEFAULT_SEQS
     seqs = default_seqs if asked.max_num_seqs is None else asked.max_num_seqs
@@ -162,7 +162,7 @@ def _with_plan(config: Config, plan: MemoryPlan) -> Config:
 
 
 def _cache_line(config: Config, plan: MemoryPlan, spec: ModelSpec) -> str:
-    """How much the KV cache holds: of sequences at full length, where layers look back unequally far."""
+    """How many tokens the KV cache holds, in sequences of full length: layers with a window keep fewer."""
     size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
     assert chunk, "the batch is resolved first"
     tokens = max_cached_tokens(group_windows(spec), plan.num_blocks, size, chunk, plan.max_model_len)
@@ -171,7 +171,7 @@ def _cache_line(config: Config, plan: MemoryPlan, spec: ModelSpec) -> str:
 
 
 def _memory_line(config: Config, plan: MemoryPlan, available: int) -> str:
-    """What is taken of memory: the report of the start-up."""
+    """How memory is divided."""
     parts, asked = plan.footprint, config.cache.swap_space
     of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""
     return (

@@ -1,7 +1,7 @@
-"""What a model takes of a device's memory while it runs: plain arithmetic from its spec, no torch.
+"""What a model takes of a device's memory while it runs: arithmetic from its spec, without torch.
 
-Weights and keys and values are exact. Activations are what the largest step holds at once, by the layers' own buffers;
-whoever changes these changes the figures here, and `tests/planning/test_memory_plan.py` measures both.
+Weights and the KV cache are exact. Activations are the buffers that the layers hold at once in the largest step. Whoever
+changes these buffers changes the figures here. `tests/planning/test_memory_plan.py` measures both.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from quire.attention.gathered_kv import gathered_tokens
 from quire.models.spec import DTYPE_BYTES, ExpertsSpec, ModelSpec
 from quire.planning.step_limits import StepLimits
 
-RUNTIME_BYTES = 20 * 2**20
-"""Compiled products and their scratch space, and what the allocator holds between steps, whatever the model."""
+CPU_RUNTIME_BYTES = 20 * 2**20
+"""oneDNN's compiled products, their scratch space, and what the allocator keeps between steps, for any model."""
 MAPPED_BYTES = 32 * 2**20
-"""glibc maps a buffer of this size or more apart, and gives it back when it is freed; it keeps smaller ones."""
-LOGIT_BYTES = 24
-"""Of each logit drawn from, beside the model's own: scores and weights in fp32, these and their sums in fp64."""
+"""glibc maps a buffer of at least this size by itself and unmaps it when it is freed; it keeps smaller ones."""
+CPU_LOGIT_BYTES = 24
+"""For each sampled logit beside the model's own: scores and weights in fp32, these and their sums in fp64."""
 MASK_BYTES = 1
-"""Of each pair of positions in a mask, beside the mask itself."""
+"""For each pair of positions in an attention mask, beside the mask itself."""
 GPU_RUNTIME_BYTES = 2**30
-"""What a GPU's driver and libraries take, graphs and staging buffers included."""
+"""A GPU's driver and libraries, CUDA graphs and staging buffers."""
 GPU_LOGIT_BYTES = 8
-"""Of each logit drawn from on a GPU, beside the model's own."""
+"""For each sampled logit on a GPU, beside the model's own."""
 INDEX_BYTES = 8
-"""Of an entry of a block table."""
+"""For each entry of a block table."""
 COUNT_BYTES = 4
-"""Of a slot and token of the vocabulary, for penalties: held by all slots, on a CPU taken up as they are asked for."""
+"""For each slot and token of the vocabulary: penalties' counts. On a CPU a page is taken when it is first written."""
 ROUTE_BYTES = 16
-"""Of each token and expert: the router's logits in fp32, and their softmax beside its exponentials."""
+"""For each token and expert: the router's logits in fp32, and their softmax with its exponentials."""
 PAIR_BYTES = 40
-"""Of each token and expert that it goes to: its number, its place in their order, and what sorting takes."""
+"""For each token and expert that it is routed to: the expert's id, its position in the order, and the sort's memory."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Footprint:
 
     Attributes:
         weights: Of the model.
-        activations: Of the largest step, and of the buffers that steps share.
-        kv_cache: Keys and values, the dummy block included.
-        swap_space: On the host, taken up as it is used.
+        activations: Of the largest step, with the buffers that steps share.
+        kv_cache: Of all blocks, the dummy included.
+        swap_space: On the host; taken page by page as it is used.
     """
 
     weights: int
@@ -57,12 +57,15 @@ class Footprint:
         return self.weights + self.activations + self.kv_cache
 
 
-def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits, blocks: int) -> int:
-    """What the largest step holds at once beside the weights and the cache, in which it may see all `blocks`.
+def cpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits, blocks: int) -> int:
+    """Bytes that the largest step holds at once on a CPU, beside weights and KV cache.
 
-    The stream, its norm and its next addend live through a layer; beside them stand the buffers of attention, then
-    those of the MLP. The logits come after the last layer, but the allocator does not give back what the layers freed:
-    for the MLP, it still holds the small buffers of attention.
+    The hidden states, their norm and the next residual live through a layer. Beside them come the buffers of attention,
+    then those of the MLP. Logits come after the last layer, but the allocator keeps what the layers freed; the MLP's
+    buffers come beside the small ones of attention for the same reason.
+
+    Args:
+        blocks: Of the KV cache, all of which the step may see: attention gathers them, one layer at a time.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -74,34 +77,35 @@ def activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepL
         own = expert_buffers(spec.experts, spec.hidden, width, limits.tokens)
         mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
     masks = limits.tokens * limits.length * (width + MASK_BYTES)
-    logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * (width + LOGIT_BYTES))
+    logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * (width + CPU_LOGIT_BYTES))
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
     counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
     layers = max(len(group.layers) for group in spec.kv_groups())
     gathered = blocks * spec.kv_block_bytes(dtype, block_size) // layers  # keys and values, layer by layer
     layer = max(sum(attention) + gathered, max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
-    return RUNTIME_BYTES + tables + counts + stream + masks + layer + logits
+    return CPU_RUNTIME_BYTES + tables + counts + stream + masks + layer + logits
 
 
 def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Bytes of what a mixture of experts holds at once on a CPU, where experts compute one after the other: at worst
-    all tokens go to the same one. Its products, its output, and the routing.
+    """Bytes of each buffer of a mixture of experts on a CPU: its products, its output and the routing. Experts run one
+    after the other, and at worst all tokens go to the same one.
 
     Args:
-        width: Bytes an element.
+        width: Bytes of an element.
     """
     routing = experts.count * ROUTE_BYTES + experts.chosen * PAIR_BYTES
     return [tokens * each for each in (2 * experts.width * width, experts.width * width, hidden * width, routing)]
 
 
 def _small(buffers: Sequence[int]) -> int:
-    """Bytes of those that the allocator keeps when they are freed."""
+    """Bytes of the buffers that the allocator keeps when they are freed."""
     return sum(each for each in buffers if each < MAPPED_BYTES)
 
 
 def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits) -> int:
-    """The same on a GPU, where attention reads the cache in place and the driver holds memory of its own: an estimate,
-    to be measured before the KV cache is made.
+    """The same on a GPU, with what the driver holds. An estimate: the worker measures before it makes the KV cache.
+
+    Attention reads the cache in place, except that long rows gather their context for dense prefill.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim

@@ -1,6 +1,6 @@
-"""What this machine has to offer: memory, the processor's bfloat16, and an NVIDIA GPU if torch can use one.
+"""What this machine has: memory, a processor with or without bfloat16, and an NVIDIA GPU if torch can use one.
 
-Looks without importing torch: at /proc, /sys, the driver's own library and the version of the torch that is installed.
+Found without importing torch: from /proc, /sys, NVML and the version of the installed torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pynvml
 from quire.config import environment
 
 OLDEST_CAPABILITY = (8, 0)
-"""Of GPUs that are served: the first with bfloat16 products."""
+"""The oldest GPUs that are served: the first with bfloat16 matrix products."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Gpu:
     Attributes:
         name: As its driver calls it.
         capability: Its CUDA compute capability.
-        memory_bytes: All of its memory.
-        free_bytes: What nobody has taken.
+        memory_bytes: Its memory in all.
+        free_bytes: Of that, what no process has taken.
     """
 
     name: str
@@ -42,9 +42,9 @@ class Machine:
 
     Attributes:
         memory_bytes: Main memory that is available now.
-        native_bfloat16: Whether the processor's bfloat16 products are native.
-        gpu: The first that this process may use; None if there is none, or none that is served.
-        why_no_gpu: The reason for that, if somebody asks for one.
+        native_bfloat16: Whether the processor has bfloat16 instructions.
+        gpu: The first GPU that this process may use; None if there is none, or it cannot be served.
+        why_no_gpu: The reason for None.
     """
 
     memory_bytes: int
@@ -54,7 +54,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This one, as it is now."""
+    """The machine as it is now."""
     available = _meminfo("MemAvailable") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _read("/sys/fs/cgroup/memory.max")
     if limit.isdigit():
@@ -93,7 +93,7 @@ def _first_gpu() -> tuple[Gpu | None, str]:
 
 
 def _handle_of(gpu: str) -> Any:
-    """The driver's handle of a GPU by its number on the PCI bus or by its UUID; its beginning will do, as for CUDA."""
+    """NVML's handle of a GPU by its PCI bus order or by its UUID, of which a prefix is enough, as for CUDA."""
     if gpu.isdigit():
         return pynvml.nvmlDeviceGetHandleByIndex(int(gpu))
     handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))

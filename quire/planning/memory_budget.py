@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 from quire.models.spec import ModelSpec
 from quire.planning.byte_sizes import format_bytes
 from quire.planning.context_length import length_limit
-from quire.planning.footprint import Footprint, activation_bytes, gpu_activation_bytes
+from quire.planning.footprint import Footprint, cpu_activation_bytes, gpu_activation_bytes
 from quire.planning.kv_demand import KVDemand
 from quire.planning.machine import Gpu
 from quire.planning.step_limits import StepLimits
@@ -88,7 +88,7 @@ class CpuBudget:
     def footprint(self, length: int, blocks: int) -> Footprint:
         demand, dtype = self._demand, self._config.model.dtype
         limits = StepLimits(demand.rows, demand.chunk, length)
-        activations = activation_bytes(self._spec, dtype, demand.block_size, limits, blocks)
+        activations = cpu_activation_bytes(self._spec, dtype, demand.block_size, limits, blocks)
         return Footprint(self._spec.weight_bytes(dtype), activations, (blocks + 1) * demand.block_bytes)
 
     def swap_limit(self, footprint: Footprint) -> int:

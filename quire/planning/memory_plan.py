@@ -14,7 +14,7 @@ from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import is_auto, length_limit
-from quire.planning.footprint import Footprint, activation_bytes, gpu_activation_bytes
+from quire.planning.footprint import Footprint, cpu_activation_bytes, gpu_activation_bytes
 from quire.planning.kv_demand import KVDemand, requested_blocks
 from quire.planning.machine import Machine
 from quire.planning.memory_budget import CpuBudget, GpuBudget, MemoryBudget, largest_fitting, usable_blocks
@@ -143,7 +143,7 @@ def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> M
     if config.device.device == "cuda":
         activations = gpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
     else:
-        activations = activation_bytes(spec, dtype, config.cache.block_size, limits, num_blocks)
+        activations = cpu_activation_bytes(spec, dtype, config.cache.block_size, limits, num_blocks)
     num_host_blocks = int(config.cache.swap_space * GIB) // block_bytes
     footprint = Footprint(
         spec.weight_bytes(dtype), activations, (num_blocks + 1) * block_bytes, num_host_blocks * block_bytes
