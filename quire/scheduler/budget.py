@@ -1,14 +1,14 @@
-"""What one step may hold: tokens, and beside rows that already stream, milliseconds.
+"""What one step may hold: tokens, and beside decoding rows, milliseconds.
 
 A prompt's chunk shrinks where it would make the streams of others stall, and the more so the longer its context is and
-the fewer other prompts wait.
-Knows nothing about blocks or slots.
+the fewer other prompts wait. Knows nothing about blocks or slots.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,59 +18,100 @@ from quire.scheduler.lengths import IntArray
 from quire.scheduler.request import Request
 from quire.scheduler.step import ScheduledStep
 
-STREAMS_SHARE = 1 / 2
-"""Chunks in a step may take this share of the time that its streaming rows take alone; or, if that is more, as long as
-fills the step with the tokens that are all but free, because their weights are read anyway; or …"""
+DECODE_SHARE = 1 / 2
+"""Chunks may always take this share of the time that a step's decoding rows take alone."""
 BACKLOG_SHARE = 1 / 16
-"""… this share of the time for all prompts that are known. So a queue is worked off in larger steps the longer it is,
-and a prompt waits for some 16 steps. But then …"""
-LONGEST_STALL_MS = 140.0
-"""… the whole step should not take longer than this."""
-SHORTEST_STALL_MS = 25.0
-"""Where each token costs the same, small chunks save nothing: there a step with chunks may last for this long in any
-case, which no reader notices."""
-PATIENCE = 16
-"""A prompt that would take so many more steps for itself is long. Those behind it do not wait for all of it, but …"""
-LONG_SHARE = 3 / 4
-"""… it takes this share of the time for chunks."""
+"""Chunks may take this share of the time for all known prompts, so that a prompt waits for some 16 steps."""
+MAX_STALL_MS = 140.0
+"""A step is not made longer than this many milliseconds because of its share of the backlog."""
+MIN_STALL_MS = 25.0
+"""Where each token costs the same, a step with chunks may always take this many milliseconds: nobody notices."""
+LONG_PROMPT_STEPS = 16
+"""A prompt is long if it would take more than this many steps with all of their time for chunks."""
+LONG_PROMPT_SHARE = 3 / 4
+"""A long prompt takes at most this share of the time for chunks, so that prompts behind it get some."""
 SMALLEST_CHUNK = 16
-"""Tokens that a prompt moves forward by at least, so that it gets through beside any number of streams. What would fit
-less after another prompt's chunk is left alone."""
+"""The first chunk of a step has at least this many tokens, so that a prompt gets through beside any streams."""
 
 
 class StepCost(Protocol):
     """How long steps take, in milliseconds."""
 
     def step_ms(self, tokens: int, context: int) -> float:
-        """A step of `tokens` rows of one token, that see `context` tokens in sum."""
+        """A step of `tokens` rows of one token, whose contexts are `context` tokens in sum."""
         ...
 
     def token_ms(self, context: int) -> float:
-        """One token more in a chunk, that sees `context` tokens."""
+        """One more token in a chunk, with a context of `context` tokens."""
         ...
 
     @property
     def free_tokens(self) -> int:
-        """A step of up to so many tokens takes as long as one with a single token in a chunk: the weights are read."""
+        """A step of up to this many tokens takes as long as one with a chunk of one token: the time that reading the
+        weights takes."""
         ...
 
     def learn(self, step_ms: float, chunk_ms: float, measured_ms: float) -> None:
-        """What a step really took, that was predicted to take `step_ms` for itself and `chunk_ms` for its chunks."""
+        """A step was predicted to take `step_ms` without its chunks and `chunk_ms` for them, and took `measured_ms`."""
         ...
 
 
+@dataclass(frozen=True)
+class StepBudget:
+    """The time of one step.
+
+    Example: 200 rows decode, which takes 10 ms alone; each further token takes 0.05 ms, and known prompts have 8,000
+    tokens left, 400 ms. With 170 free tokens, chunks may take the most of
+
+        half of 10 ms = 5 ms;    170 - 200 tokens: nothing;    a 16th of 400 ms = 25 ms (10 + 25 is less than 140)
+
+    so `limit_ms` is 35. The first chunk could have 25 / 0.05 = 500 tokens, 700 in the step. With sizes 512, 640 and 768
+    the step gets 640 tokens, as 641 to 700 would take as long as 768: the chunk has 440.
+
+    Attributes:
+        decode_ms: Predicted for the step without its chunks.
+        limit_ms: Most for the whole step; None: chunks are limited by tokens only.
+        smallest_ms: Predicted for the smallest chunk.
+        backlog: Tokens of all known prompts that are not computed.
+        sizes: Numbers of tokens up to which the step takes equally long, ascending; none: each token counts.
+    """
+
+    decode_ms: float = 0.0
+    limit_ms: float | None = None
+    smallest_ms: float = 0.0
+    backlog: int = 0
+    sizes: Sequence[int] = ()
+
+    def chunk_tokens(self, affordable: int, used: int, is_first: bool) -> int:
+        """Tokens of the next chunk: what there is time for, rounded down so that the step has one of the sizes.
+
+        Args:
+            affordable: Tokens that there is time for.
+            used: Tokens in the step already.
+            is_first: Whether this is the step's first chunk, which has at least SMALLEST_CHUNK tokens; others have at
+                least 1. If no size lies between, it is rounded up.
+        """
+        most, least = used + max(SMALLEST_CHUNK, affordable), used + (SMALLEST_CHUNK if is_first else 1)
+        below, above = bisect_right(self.sizes, most), bisect_left(self.sizes, least)
+        if below > above:
+            return self.sizes[below - 1] - used
+        if above < len(self.sizes):
+            return self.sizes[above] - used
+        return most - used
+
+
 class Budget:
-    """Limits of a step.
+    """Limits of steps, one after the other.
 
     Args:
         max_tokens: Most tokens of a step.
         long_prefill_threshold: Most tokens of one row; 0 for no such limit.
         cost: Predicts milliseconds; without it only tokens count.
-        sizes: Numbers of tokens from which on a step with chunks takes longer, ascending, and rows up to which it does:
-            it is padded to the next, or products compute whole tiles. Where time cuts a chunk, the step has just so
-            many tokens, so that nothing is computed for nobody. None: each token counts.
-        mode: What prompts may take of the time of rows that stream: a share that grows with the queue, what is all but
-            free, or all of it, where nobody reads before all is there.
+        sizes: (tokens, rows): a step with chunks takes equally long up to so many tokens, if it has at most so many
+            rows, because it is padded to them or computes whole tiles; ascending. Where time limits a chunk, the step
+            gets one of these sizes. None: each token counts.
+        mode: `balanced`: chunks may take a share of the time that grows with the backlog; `interactivity`: not with the
+            backlog; `throughput`: all of it.
     """
 
     def __init__(
@@ -84,70 +125,71 @@ class Budget:
         self.max_tokens = max_tokens
         self._threshold = long_prefill_threshold
         self._cost = cost
-        self._sizes_of_rows = sizes
-        self._sizes: list[int] = []  # that this step may have
+        self._sizes = sizes
         self._mode = mode
-        self._step_ms = self._chunk_ms = 0.0  # predicted for this step, and for the chunks granted in it
-        self._limit_ms: float | None = None  # of the whole step; None: nobody streams
-        self._smallest_ms = 0.0  # the smallest chunk
-        self._backlog = 0  # tokens of all known prompts
-        self._is_cut = False  # whether time has cut a chunk of this step, so that there is none for others
+        self._step = StepBudget()
+        self._chunk_ms = 0.0  # predicted for the chunks granted in this step
+        self._is_full = False  # time has limited a chunk of this step, so there is none for another
 
-    def open(self, planned: IntArray, ahead: IntArray, requests: Sequence[Request], waiting: int = 0) -> IntArray:
-        """A new step begins: how many tokens each running request may move forward by.
+    @property
+    def predicted_ms(self) -> tuple[float, float]:
+        """How long the step should take without its chunks, and its chunks beyond that."""
+        return self._step.decode_ms, self._chunk_ms
+
+    def start_step(
+        self, planned: IntArray, uncomputed: IntArray, requests: Sequence[Request], waiting: int = 0
+    ) -> IntArray:
+        """How many tokens of the next step each running request gets, in queue order.
 
         Args:
-            planned, ahead: Of the running requests, in the order of rank.
-            requests: The same.
-            waiting: Tokens that waiting requests are behind, if the cache holds nothing of theirs.
+            planned: Of each running request.
+            uncomputed: Tokens that each could compute.
+            requests: The same requests.
+            waiting: Tokens that waiting requests have to compute, if the cache holds nothing of theirs.
         """
-        self._start_clock(planned, ahead, waiting)
-        counts = ahead.copy()
-        used = int((ahead == 1).sum())
-        for index in (ahead > 1).nonzero()[0].tolist():
-            counts[index] = 0 if self._time_is_up else self._chunk(requests[index], int(ahead[index]), used)
-            used += int(counts[index])
+        self._step, self._chunk_ms, self._is_full = self._step_budget(planned, uncomputed, waiting), 0.0, False
+        counts = uncomputed.copy()
+        used = int((uncomputed == 1).sum())
+        for place in (uncomputed > 1).nonzero()[0].tolist():
+            counts[place] = 0 if self._time_is_up else self._chunk(requests[place], int(uncomputed[place]), used)
+            used += int(counts[place])
         if counts.sum() <= self.max_tokens:
             return counts
         left = np.maximum(0, self.max_tokens - (np.cumsum(counts) - counts))
         granted: IntArray = np.minimum(counts, left)
         return granted
 
-    def open_idle(self) -> None:
-        """A new step begins, and nobody runs: it will have only what is admitted."""
-        self._limit_ms, self._chunk_ms, self._is_cut = None, 0.0, False
-        self._step_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
+    def start_idle_step(self) -> None:
+        """The next step has only what will be admitted."""
+        decode_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
+        self._step, self._chunk_ms, self._is_full = StepBudget(decode_ms), 0.0, False
 
-    def guess(self, planned: IntArray, counts: IntArray, wanted: IntArray) -> IntArray:
-        """How many guesses each request gets of what `counts` leave of the step's tokens, in the order of rank.
+    def grant_drafts(self, planned: IntArray, counts: IntArray, wanted: IntArray) -> IntArray:
+        """How many draft tokens each request gets of what `counts` leave of the step's tokens, in queue order.
 
         Args:
-            planned, counts: Of those that move.
-            wanted: Of the same; 0 for those that do not stream.
+            planned, counts: Of the requests that move.
+            wanted: Drafts of each; 0 for those that do not decode.
         """
         left = self.max_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)
         granted: IntArray = np.minimum(wanted, np.maximum(0, left))
         if self._cost is not None and granted.any():
-            streaming = counts == 1
-            self._step_ms = self._cost.step_ms(int(streaming.sum() + granted.sum()), int(planned[streaming].sum()))
+            decoding = counts == 1
+            decode_ms = self._cost.step_ms(int(decoding.sum() + granted.sum()), int(planned[decoding].sum()))
+            self._step = replace(self._step, decode_ms=decode_ms)
         return granted
 
     def has_room(self, used: int) -> bool:
-        """Whether a request could be admitted, when `used` tokens are in the step already, if there is time for it."""
+        """Whether tokens are left for a new request when `used` are in the step."""
         return used < self.max_tokens
 
-    def has_time(self, ahead: int) -> bool:
-        """Whether there is time for a newly admitted request of so many tokens: a single one takes next to none."""
-        return ahead <= 1 or not self._time_is_up
+    def has_time(self, uncomputed: int) -> bool:
+        """Whether time is left for a new request with so many tokens to compute; a single one takes next to none."""
+        return uncomputed <= 1 or not self._time_is_up
 
     def grant(self, request: Request, used: int) -> int:
-        """How many tokens a newly admitted request may move forward by: at least 1 while there is room."""
+        """How many tokens a newly admitted request may compute: at least 1 while there is room."""
         return self._chunk(request, min(request.num_new_tokens, self.max_tokens - used), used)
-
-    @property
-    def predicted_ms(self) -> tuple[float, float]:
-        """How long the step should take without its chunks, and its chunks beyond that."""
-        return self._step_ms, self._chunk_ms
 
     def learn(self, step: ScheduledStep, measured_ms: float) -> None:
         """A step has run."""
@@ -155,60 +197,63 @@ class Budget:
             self._cost.learn(*step.predicted_ms, measured_ms)
 
     @property
-    def _left_ms(self) -> float:
-        """For chunks, beside rows that stream."""
-        assert self._limit_ms is not None
-        return self._limit_ms - self._step_ms - self._chunk_ms
+    def _chunk_ms_left(self) -> float:
+        """Time for further chunks in this step."""
+        assert self._step.limit_ms is not None
+        return self._step.limit_ms - self._step.decode_ms - self._chunk_ms
 
     @property
     def _time_is_up(self) -> bool:
-        """Whether chunks have taken the time that rows beside them leave. The first always gets its smallest."""
-        return self._limit_ms is not None and self._chunk_ms > 0 and (self._is_cut or self._left_ms < self._smallest_ms)
+        """Whether no further chunk fits. The first always does."""
+        if self._step.limit_ms is None or self._chunk_ms == 0:
+            return False
+        return self._is_full or self._chunk_ms_left < self._step.smallest_ms
 
-    def _start_clock(self, planned: IntArray, ahead: IntArray, waiting: int) -> None:
-        self._limit_ms, self._step_ms, self._chunk_ms, self._is_cut = None, 0.0, 0.0, False
+    def _step_budget(self, planned: IntArray, uncomputed: IntArray, waiting: int) -> StepBudget:
+        """The time of a step with these running requests."""
         if self._cost is None:
-            return
-        streaming = ahead == 1
-        count = int(streaming.sum())
-        self._step_ms = self._cost.step_ms(max(1, count), int(planned[streaming].sum()))
-        if count and self._mode != "throughput":
-            each = self._cost.token_ms(0)
-            self._backlog = waiting + int(ahead[ahead > 1].sum())
-            for_queue = (BACKLOG_SHARE if self._mode == "balanced" else 0.0) * each * self._backlog
-            self._smallest_ms = SMALLEST_CHUNK * each
-            self._sizes = [tokens for tokens, rows in self._sizes_of_rows if rows > count]  # a chunk is a row as well
-            self._limit_ms = max(
-                self._step_ms * (1 + STREAMS_SHARE),
-                self._step_ms + each * (self._cost.free_tokens - count),
-                min(self._step_ms + for_queue, LONGEST_STALL_MS),
-                0.0 if self._sizes_of_rows else SHORTEST_STALL_MS,
-            )
+            return StepBudget()
+        decoding = uncomputed == 1
+        rows = int(decoding.sum())
+        decode_ms = self._cost.step_ms(max(1, rows), int(planned[decoding].sum()))
+        if rows == 0 or self._mode == "throughput":
+            return StepBudget(decode_ms)
+        token_ms = self._cost.token_ms(0)
+        backlog = waiting + int(uncomputed[uncomputed > 1].sum())
+        return StepBudget(
+            decode_ms,
+            limit_ms=self._limit_ms(decode_ms, rows, token_ms, backlog),
+            smallest_ms=SMALLEST_CHUNK * token_ms,
+            backlog=backlog,
+            sizes=[tokens for tokens, max_rows in self._sizes if max_rows > rows],  # a chunk is a row as well
+        )
+
+    def _limit_ms(self, decode_ms: float, rows: int, token_ms: float, backlog: int) -> float:
+        """Most for a step in which so many rows decode; see StepBudget's example."""
+        assert self._cost is not None
+        backlog_share = BACKLOG_SHARE if self._mode == "balanced" else 0.0
+        return max(
+            decode_ms * (1 + DECODE_SHARE),
+            decode_ms + token_ms * (self._cost.free_tokens - rows),
+            min(decode_ms + backlog_share * token_ms * backlog, MAX_STALL_MS),
+            0.0 if self._sizes else MIN_STALL_MS,
+        )
 
     def _chunk(self, request: Request, count: int, used: int) -> int:
-        """`count`, or less where a limit says so, in a step that has `used` tokens already."""
+        """`count` tokens, or fewer where a limit says so, in a step that has `used` tokens already."""
         if count <= 1:
             return count
         if self._threshold:
             count = min(count, self._threshold)
-        if self._cost is not None:
-            each = self._cost.token_ms(request.planned + count // 2)
-            if self._limit_ms is not None:
-                is_long = PATIENCE * self._left_ms < count * each and count < self._backlog
-                fitting = self._fitting(self._left_ms * (LONG_SHARE if is_long else 1.0) / each, used)
-                self._is_cut = fitting < count and not is_long
-                count = min(count, fitting)
-            self._chunk_ms += count * each
+        if self._cost is None:
+            return count
+        token_ms = self._cost.token_ms(request.planned + count // 2)
+        if self._step.limit_ms is not None:
+            left_ms = self._chunk_ms_left
+            is_long = count * token_ms > LONG_PROMPT_STEPS * left_ms and count < self._step.backlog
+            affordable = int(left_ms * (LONG_PROMPT_SHARE if is_long else 1.0) / token_ms)
+            limit = self._step.chunk_tokens(affordable, used, is_first=self._chunk_ms == 0)
+            self._is_full = limit < count and not is_long
+            count = min(count, limit)
+        self._chunk_ms += count * token_ms
         return count
-
-    def _fitting(self, tokens: float, used: int) -> int:
-        """So many tokens, which fit the time, or fewer that fill a step of `used` tokens up to one of the sizes. At
-        least the smallest chunk if it is the step's first, at least 1 of those behind it."""
-        total = used + max(SMALLEST_CHUNK, int(tokens))
-        least = used + (1 if self._chunk_ms else SMALLEST_CHUNK)
-        below, above = bisect_right(self._sizes, total), bisect_left(self._sizes, least)
-        if below > above:
-            total = self._sizes[below - 1]
-        elif above < len(self._sizes):
-            total = self._sizes[above]
-        return total - used

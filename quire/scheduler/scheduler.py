@@ -215,7 +215,7 @@ class Scheduler:
         if self._running:
             self._move_running(step)
         else:
-            self._budget.open_idle()
+            self._budget.start_idle_step()
         if not step.out_of_blocks:
             self._admit_waiting(step)
         if not step.requests and not step.swap_out:
@@ -232,7 +232,7 @@ class Scheduler:
         uncomputed = np.where(length < lengths.limit[index], length - planned, 0)
         if self._host_bound is not None:
             uncomputed[(lengths.host_bound[index] > 0) & (lengths.in_flight[index] > 0)] = 0
-        counts = self._budget.open(planned, uncomputed, requests, self._waiting.num_uncomputed)
+        counts = self._budget.start_step(planned, uncomputed, requests, self._waiting.num_uncomputed)
         for place in ((counts > 0) & (planned + counts > lengths.allocated[index])).nonzero()[0].tolist():
             request = requests[place]
             if request.slot is None or not self._reserve(request, int(counts[place]), step):
@@ -256,7 +256,7 @@ class Scheduler:
         lengths, planned = self._lengths, self._lengths.planned[index]
         decoding = (counts == 1) & (planned + 1 == lengths.known[index] + lengths.in_flight[index])
         wanted = np.minimum(lengths.max_drafts[index], lengths.limit[index] - planned - 2)  # a sampled token follows
-        drafts = self._budget.guess(planned, counts, np.where(decoding, wanted, 0))
+        drafts = self._budget.grant_drafts(planned, counts, np.where(decoding, wanted, 0))
         most = counts + drafts
         for place in ((drafts > 0) & (planned + most > lengths.allocated[index])).nonzero()[0].tolist():
             if not self._allocate_blocks(requests[place], int(most[place]), step):

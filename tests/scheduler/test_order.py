@@ -14,11 +14,11 @@ from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.host_pool import HostPool
 from quire.scheduler.budget import (
     BACKLOG_SHARE,
-    LONGEST_STALL_MS,
-    PATIENCE,
-    SHORTEST_STALL_MS,
+    DECODE_SHARE,
+    LONG_PROMPT_STEPS,
+    MAX_STALL_MS,
+    MIN_STALL_MS,
     SMALLEST_CHUNK,
-    STREAMS_SHARE,
     Budget,
 )
 from quire.scheduler.preemption import Preemption
@@ -154,7 +154,7 @@ def beside_streams(stage: Stage, *prompts: int, streams: int = 1) -> list[int]:
 
 def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() -> None:
     chunks = beside_streams(Stage(tokens=512, blocks=600, cost=LinearCost()), 4_000)
-    assert chunks[0] == int((LONGEST_STALL_MS - 5) / 2)  # counted in the context of the longest chunk there could be
+    assert chunks[0] == int((MAX_STALL_MS - 5) / 2)  # counted in the context of the longest chunk there could be
     assert max(chunks) == chunks[0]
     assert chunks[-2] == SMALLEST_CHUNK, "what is left at last is worth no long stall"
     assert sum(chunks) == 4_000
@@ -164,12 +164,12 @@ def test_a_queue_of_prompts_is_worth_a_share_of_its_time_in_each_step_and_one_pr
     (first, *_) = beside_streams(Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost()), *[60] * 16)
     assert first == 16 * 60 * BACKLOG_SHARE == 60
     (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost(streams_ms=80.0)), 60)
-    assert first == STREAMS_SHARE * 80
+    assert first == DECODE_SHARE * 80
 
 
 def test_where_each_token_costs_the_same_a_chunk_takes_time_that_nobody_notices() -> None:
     (first, *_) = beside_streams(Stage(tokens=512, cost=LinearCost()), 60)
-    assert first == SHORTEST_STALL_MS - 5 > SMALLEST_CHUNK
+    assert first == MIN_STALL_MS - 5 > SMALLEST_CHUNK
     (first, *_) = beside_streams(
         Stage(tokens=512, cost=LinearCost(), sizes=[(size, 500) for size in range(1, 512)]), 60
     )
@@ -179,7 +179,7 @@ def test_where_each_token_costs_the_same_a_chunk_takes_time_that_nobody_notices(
 def test_a_queue_is_worth_nothing_where_streams_come_first() -> None:
     stage = Stage(tokens=512, seqs=20, blocks=400, cost=LinearCost(), performance="interactivity")
     (first, *_) = beside_streams(stage, *[60] * 16)
-    assert first == SHORTEST_STALL_MS - 5 < 16 * 60 * BACKLOG_SHARE
+    assert first == MIN_STALL_MS - 5 < 16 * 60 * BACKLOG_SHARE
 
 
 def test_where_nobody_reads_meanwhile_prompts_have_all_of_a_step() -> None:
@@ -207,7 +207,7 @@ def test_a_chunk_fills_the_step_with_what_is_free() -> None:
 def test_many_prompts_beside_a_stream_share_its_time_and_all_get_through() -> None:
     stage = Stage(tokens=512, seqs=60, blocks=600, cost=LinearCost())
     beside = beside_streams(stage, *[60] * 49)
-    assert LONGEST_STALL_MS - 5 - SMALLEST_CHUNK < max(beside) <= LONGEST_STALL_MS - 5
+    assert MAX_STALL_MS - 5 - SMALLEST_CHUNK < max(beside) <= MAX_STALL_MS - 5
     assert stage.ended[:49] == list(range(49))
 
 
@@ -220,7 +220,7 @@ def test_beside_streams_short_prompts_do_not_wait_for_all_of_a_long_one() -> Non
     for number in (1, 2):
         stage.scheduler.add(add(number, [2 + number] * 60, 1, arrival=1.0 + number))
     steps = sum(1 for _ in stage.steps(until=2))
-    assert steps < PATIENCE
+    assert steps < LONG_PROMPT_STEPS
     assert 0 not in stage.ended
     assert all(counts[0] >= sum(n for number, n in counts.items() if number > 0) for counts in stage.counts[1:])
     for _ in stage.steps(until=0):
@@ -371,3 +371,14 @@ def test_a_prompt_finds_what_a_step_under_way_fills() -> None:
     plan = stage.scheduler.plan()
     assert plan is not None
     assert plan.admitted[0].length == 16
+
+
+def test_the_example_of_step_budget() -> None:
+    class Cost(LinearCost):
+        def token_ms(self, context: int) -> float:
+            return 0.05
+
+    cost = Cost(free_tokens=170, streams_ms=10.0)
+    stage = Stage(tokens=8_192, seqs=201, blocks=4_000, cost=cost, sizes=[(512, 1_024), (640, 1_024), (768, 1_024)])
+    (first, *_) = beside_streams(stage, 8_000, streams=200)
+    assert first == 440
