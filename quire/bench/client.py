@@ -34,10 +34,10 @@ class Outcome:
         start: When it was sent.
         prompt_tokens, output_tokens, cached_tokens: As the server counted them; where it did not,
             output tokens are counted from the chunks, and cached ones are None.
-        first: From `start` to the first token; None if none came.
+        ttft: From `start` to the first token; None if none came.
         last: When the last token came.
         end: When the answer was over, whatever became of it.
-        gaps: Between events with tokens.
+        itls: Between chunks with tokens.
         error: What went wrong; empty when nothing did.
     """
 
@@ -45,29 +45,29 @@ class Outcome:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int | None = None
-    first: float | None = None
+    ttft: float | None = None
     last: float = 0.0
     end: float = 0.0
-    gaps: list[float] = field(default_factory=list)
+    itls: list[float] = field(default_factory=list)
     text: str = ""
     error: str = ""
 
     @property
-    def whole(self) -> float:
+    def e2e_latency(self) -> float:
         """From `start` to the last token."""
-        return self.last - self.start if self.first is not None else 0.0
+        return self.last - self.start if self.ttft is not None else 0.0
 
     @property
-    def per_token(self) -> float | None:
+    def tpot(self) -> float | None:
         """Seconds a token after the first; None with fewer than two."""
-        return sum(self.gaps) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+        return sum(self.itls) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     def token_came(self, now: float) -> None:
         """An event brought something."""
-        if self.first is None:
-            self.first = now - self.start
+        if self.ttft is None:
+            self.ttft = now - self.start
         else:
-            self.gaps.append(now - self.last)
+            self.itls.append(now - self.last)
         self.last = now
 
 
@@ -197,7 +197,7 @@ class _Reading:
         outcome.output_tokens = outcome.output_tokens or self._num_tokens
         if not outcome.error and not self._done:
             outcome.error = "The stream ended early."
-        elif not outcome.error and outcome.first is None:
+        elif not outcome.error and outcome.ttft is None:
             outcome.error = "The model ended at once, without text: --ignore-eos makes it go on."
 
     def _take(self, event: _Event, now: float) -> None:

@@ -135,7 +135,6 @@ class _Connection(asyncio.Protocol):
         self._framed = self._headers_read = False
 
     async def ask(self, request: bytes, on_body: OnBody) -> int:
-        """See Connections.post."""
         self.reusable = self._framed = self._headers_read = False
         self._ended = asyncio.get_running_loop().create_future()
         self.on_body = on_body  # called by the parser, which looks for it when it is made

@@ -77,7 +77,7 @@ class Sample:
     output_len: int
 
 
-def draw_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> list[Sample]:
+def make_samples(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> list[Sample]:
     """At most `num_prompts` samples; fewer when the dataset's file has no more.
 
     Raises:
@@ -107,9 +107,9 @@ def _random(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iter
         raise ConfigError(f"--random-range-ratio must be in [0, 1), got {ratio}.", param="random_range_ratio")
     if prompt + options.random_prefix_len < 1:
         raise ConfigError("A prompt must have at least 1 token.", param="input_len")
-    prefix = tokens.draw(options.random_prefix_len, rng)
+    prefix = tokens.random_ids(options.random_prefix_len, rng)
     for _ in range(options.num_prompts):
-        yield Sample(prefix + tokens.draw(_around(prompt, ratio, rng), rng), max(1, _around(output, ratio, rng)))
+        yield Sample(prefix + tokens.random_ids(_around(prompt, ratio, rng), rng), max(1, _around(output, ratio, rng)))
 
 
 def _around(length: int, ratio: float, rng: random.Random) -> int:
@@ -123,11 +123,11 @@ def _prefix_repetition(options: DatasetOptions, tokens: Tokens, rng: random.Rand
             "--prefix-repetition-num-prefixes must be at least 1.", param="prefix_repetition_num_prefixes"
         )
     output = options.prefix_repetition_output_len if options.output_len is None else options.output_len
-    prefixes = [tokens.draw(options.prefix_repetition_prefix_len, rng) for _ in range(count)]
+    prefixes = [tokens.random_ids(options.prefix_repetition_prefix_len, rng) for _ in range(count)]
     order = [prefixes[number % count] for number in range(options.num_prompts)]
     rng.shuffle(order)
     for prefix in order:
-        yield Sample(prefix + tokens.draw(options.prefix_repetition_suffix_len, rng), output)
+        yield Sample(prefix + tokens.random_ids(options.prefix_repetition_suffix_len, rng), output)
 
 
 def _sharegpt(options: DatasetOptions, tokens: Tokens, rng: random.Random) -> Iterator[Sample]:

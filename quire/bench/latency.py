@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.bench.offline import OfflineEngine, start
+from quire.bench.offline_engine import OfflineEngine, start_engine
 from quire.bench.progress import progress
 from quire.bench.report import measured_with, table, write_json
 from quire.bench.summary import percentile_name, summarize
@@ -52,7 +52,7 @@ def run(options: LatencyOptions, config: Config) -> int:
     for name in ("input_len", "output_len", "batch_size", "n", "num_iters"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1.", param=name)
-    engine = start(config)
+    engine = start_engine(config)
     with engine.llm:
         once = _iteration(options, engine, random.Random(config.model.seed))
         with progress("Warming up", options.num_iters_warmup) as advance:
@@ -76,7 +76,7 @@ def _iteration(options: LatencyOptions, engine: OfflineEngine, rng: random.Rando
     )
 
     def once() -> float:
-        prompts: list[Prompt] = [engine.tokens.draw(options.input_len, rng) for _ in range(options.batch_size)]
+        prompts: list[Prompt] = [engine.tokens.random_ids(options.input_len, rng) for _ in range(options.batch_size)]
         began = time.perf_counter()
         engine.llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - began

@@ -27,14 +27,15 @@ class Load:
         begin: When it began, on `time.perf_counter`.
         duration: Seconds from the first request sent to the last answer.
         client_cpu: Share of one core that this process used; near 1 the client is what was measured.
-        latest: Most seconds that a request was sent after its time, for want of client speed or of concurrency.
+        max_send_delay: Most seconds that a request was sent after its time, because the client was slow or at its
+            limit of concurrency.
     """
 
     outcomes: list[Outcome]
     begin: float
     duration: float
     client_cpu: float
-    latest: float
+    max_send_delay: float
 
     @property
     def completed(self) -> list[Outcome]:
@@ -75,10 +76,10 @@ class Load:
         server only sums up."""
         found = []
         for outcome in self.completed:
-            at, tokens = outcome.start - self.begin + (outcome.first or 0.0), outcome.output_tokens
-            for gap in (0.0, *outcome.gaps):
+            at, tokens = outcome.start - self.begin + (outcome.ttft or 0.0), outcome.output_tokens
+            for gap in (0.0, *outcome.itls):
                 at += gap
-                found.append((at, tokens / (len(outcome.gaps) + 1)))
+                found.append((at, tokens / (len(outcome.itls) + 1)))
         return found
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from quire.bench.machine import machine, versions
+from quire.bench.system_info import system_info, versions
 from quire.errors import ConfigError, reason
 
 TABLE_WIDTH = 64
@@ -22,7 +22,7 @@ def measured_with(*settings: Any) -> dict[str, Any]:
     """Date, machine, versions, and the settings (dataclasses) of a run without their secrets."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
+        "machine": system_info(),
         "versions": versions(),
         "settings": {name: value for each in settings for name, value in _plain(asdict(each)).items()},
     }

@@ -14,7 +14,7 @@ import uvloop
 from quire.bench.arrivals import ArrivalOptions, arrival_times, check_arrivals
 from quire.bench.client import ENDPOINTS, Backend, StreamingClient
 from quire.bench.connection import Address, Connections
-from quire.bench.datasets import DatasetOptions, Sample, draw_samples
+from quire.bench.datasets import DatasetOptions, Sample, make_samples
 from quire.bench.load import Load, run_load
 from quire.bench.progress import progress
 from quire.bench.server_counters import read_counters
@@ -180,11 +180,11 @@ def _samples(
         tokens = LocalTokens(model.vocab_size)
     else:
         tokens = ServedTokens(http, model.name)
-    drawn = draw_samples(replace(options.dataset, num_prompts=_wanted(options)), tokens, rng)
+    samples = make_samples(replace(options.dataset, num_prompts=_wanted(options)), tokens, rng)
     if options.backend == "openai-chat":
-        drawn = [_as_text(sample, tokens) for sample in drawn]
-    warmups = max(0, min(options.num_warmups, len(drawn) - 1))
-    return drawn[warmups:], drawn[:warmups]
+        samples = [_as_text(sample, tokens) for sample in samples]
+    warmups = max(0, min(options.num_warmups, len(samples) - 1))
+    return samples[warmups:], samples[:warmups]
 
 
 def _wanted(options: ServeOptions) -> int:

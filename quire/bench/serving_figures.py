@@ -19,10 +19,10 @@ from quire.bench.summary import Summary, percentile_name, summarize
 from quire.errors import ConfigError
 
 METRICS: dict[str, tuple[str, Callable[[Outcome], list[float]]]] = {
-    "ttft": ("Time to first token", lambda o: [] if o.first is None else [o.first]),
-    "tpot": ("Time per output token (without the first)", lambda o: [] if o.per_token is None else [o.per_token]),
-    "itl": ("Inter-token latency", lambda o: o.gaps),
-    "e2el": ("End-to-end latency", lambda o: [o.whole]),
+    "ttft": ("Time to first token", lambda o: [] if o.ttft is None else [o.ttft]),
+    "tpot": ("Time per output token (without the first)", lambda o: [] if o.tpot is None else [o.tpot]),
+    "itl": ("Inter-token latency", lambda o: o.itls),
+    "e2el": ("End-to-end latency", lambda o: [o.e2e_latency]),
 }
 """By name: what it is, and its values (seconds) in one request."""
 
@@ -141,7 +141,7 @@ def _fairness(run: Run) -> dict[str, Any]:
         "spec_decode_acceptance_rate": run.counted.acceptance_rate,
         "preemptions": run.counted.preemptions,
         "client_cpu": run.load.client_cpu,
-        "latest_send_s": run.load.latest,
+        "latest_send_s": run.load.max_send_delay,
     }
 
 
@@ -161,8 +161,8 @@ def _details(load: Load) -> dict[str, Any]:
         "input_lens": [o.prompt_tokens for o in outcomes],
         "output_lens": [o.output_tokens for o in outcomes],
         "start_times": [o.start - load.begin for o in outcomes],
-        "ttfts": [o.first for o in outcomes],
-        "itls": [o.gaps for o in outcomes],
+        "ttfts": [o.ttft for o in outcomes],
+        "itls": [o.itls for o in outcomes],
         "generated_texts": [o.text for o in outcomes],
         "errors": [o.error for o in outcomes],
     }

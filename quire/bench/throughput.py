@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.bench.datasets import DatasetOptions, Sample, draw_samples
-from quire.bench.offline import OfflineEngine, start
+from quire.bench.datasets import DatasetOptions, Sample, make_samples
+from quire.bench.offline_engine import OfflineEngine, start_engine
 from quire.bench.report import measured_with, table, write_json
 from quire.config import Config
 from quire.errors import ConfigError
@@ -39,9 +39,9 @@ def run(options: ThroughputOptions, config: Config) -> int:
     """
     if options.n < 1:
         raise ConfigError(f"--n must be at least 1, got {options.n}.", param="n")
-    engine = start(config)
+    engine = start_engine(config)
     with engine.llm as llm:
-        samples = draw_samples(options.dataset, engine.tokens, random.Random(config.model.seed))
+        samples = make_samples(options.dataset, engine.tokens, random.Random(config.model.seed))
         params = [_params(options, config, sample.output_len) for sample in samples]
         prompts: list[Prompt] = [sample.prompt for sample in samples]
         began = time.perf_counter()

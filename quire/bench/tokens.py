@@ -31,7 +31,7 @@ def has_tokenizer(http: httpx.Client, model: str) -> bool:
 class Tokens(Protocol):
     """A model's tokens."""
 
-    def draw(self, count: int, rng: random.Random) -> list[int]:
+    def random_ids(self, count: int, rng: random.Random) -> list[int]:
         """Random token ids."""
         ...
 
@@ -56,16 +56,13 @@ class LocalTokens:
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
 
-    def draw(self, count: int, rng: random.Random) -> list[int]:
-        """See Tokens."""
+    def random_ids(self, count: int, rng: random.Random) -> list[int]:
         return rng.choices(range(min(_LOWEST_ID, self._vocab_size - 1), self._vocab_size), k=count)
 
     def encode(self, text: str) -> list[int]:
-        """See Tokens."""
         return self._known().encode(text)
 
     def decode(self, ids: list[int]) -> str:
-        """See Tokens."""
         return self._known().decode(ids)
 
     def _known(self) -> Tokenizer:
@@ -87,20 +84,17 @@ class ServedTokens:
         self._model = model
         self._ids: list[int] = []
 
-    def draw(self, count: int, rng: random.Random) -> list[int]:
-        """See Tokens."""
+    def random_ids(self, count: int, rng: random.Random) -> list[int]:
         if not self._ids:
             self._ids = sorted(set(self.encode(_SAMPLE)))
         return rng.choices(self._ids, k=count)
 
     def encode(self, text: str) -> list[int]:
-        """See Tokens."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": False}
         tokens: list[int] = self._asked("/tokenize", body)["tokens"]
         return tokens
 
     def decode(self, ids: list[int]) -> str:
-        """See Tokens."""
         return str(self._asked("/detokenize", {"model": self._model, "tokens": ids})["prompt"])
 
     def _asked(self, path: str, body: dict[str, object]) -> dict[str, list[int]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.bench.machine import machine, versions
+from quire.bench.system_info import system_info, versions
 from quire.cli.flags import parse
 from quire.config import environment
 
@@ -25,7 +25,7 @@ class CollectOptions:
 def run(arguments: Sequence[str]) -> int:
     """Print; the exit code."""
     options = parse(CollectOptions, arguments, "quire collect-env", DESCRIPTION)
-    facts = {"versions": versions(), "machine": machine(), "environment": environment.shown_variables()}
+    facts = {"versions": versions(), "machine": system_info(), "environment": environment.shown_variables()}
     if options.json:
         print(json.dumps(facts, indent=2))
         return 0

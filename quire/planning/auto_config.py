@@ -1,6 +1,6 @@
 """Automatic configuration: settings that the user left open are chosen from the model and the machine, with reasons.
 
-Returns a new Config and changes nothing in place. Imports no torch, so the supervisor can call it before any child runs.
+Returns a new Config and changes nothing in place. Imports no torch, so the supervisor can call it before a child runs.
 """
 
 from __future__ import annotations

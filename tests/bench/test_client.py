@@ -38,12 +38,12 @@ def test_times_and_counts_are_those_of_the_tokens(backend: Backend) -> None:
     assert outcome.error == ""
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == (5, 5, 2)
     assert outcome.text == "xxxxx"
-    assert outcome.first is not None
-    assert outcome.first < 0.02 * 4  # not the time of the last one, nor of the whole
-    assert len(outcome.gaps) == 4
-    assert all(0.01 < gap < 0.2 for gap in outcome.gaps)
-    assert outcome.whole == pytest.approx(outcome.first + sum(outcome.gaps))
-    assert outcome.per_token == pytest.approx(sum(outcome.gaps) / 4)
+    assert outcome.ttft is not None
+    assert outcome.ttft < 0.02 * 4  # not the time of the last one, nor of the whole
+    assert len(outcome.itls) == 4
+    assert all(0.01 < gap < 0.2 for gap in outcome.itls)
+    assert outcome.e2e_latency == pytest.approx(outcome.ttft + sum(outcome.itls))
+    assert outcome.tpot == pytest.approx(sum(outcome.itls) / 4)
 
 
 def test_what_is_sent() -> None:

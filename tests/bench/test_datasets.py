@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.bench.datasets import DatasetOptions, Sample, draw_samples
+from quire.bench.datasets import DatasetOptions, Sample, make_samples
 from quire.bench.tokens import LocalTokens
 from quire.errors import ConfigError
 
@@ -17,7 +17,7 @@ from quire.errors import ConfigError
 class Letters:
     """A letter is a token."""
 
-    def draw(self, count: int, rng: random.Random) -> list[int]:
+    def random_ids(self, count: int, rng: random.Random) -> list[int]:
         return rng.choices(range(97, 123), k=count)
 
     def encode(self, text: str) -> list[int]:
@@ -28,7 +28,7 @@ class Letters:
 
 
 def draw(seed: int = 0, **options: Any) -> list[Sample]:
-    return draw_samples(DatasetOptions(**options), Letters(), random.Random(seed))
+    return make_samples(DatasetOptions(**options), Letters(), random.Random(seed))
 
 
 def test_random_prompts_have_their_lengths_and_differ() -> None:
@@ -113,6 +113,6 @@ def test_broken_files_are_named(tmp_path: Path, content: str) -> None:
 
 def test_a_vocabulary_alone_gives_ids_within_it_and_no_text() -> None:
     tokens = LocalTokens(10)
-    assert set(tokens.draw(1000, random.Random(0))) == set(range(3, 10))
+    assert set(tokens.random_ids(1000, random.Random(0))) == set(range(3, 10))
     with pytest.raises(ConfigError, match="--tokenizer"):
         tokens.encode("x")

@@ -22,7 +22,7 @@ _WISHES: Mapping[str, Mapping[str, float]] = {
 _DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def _draw(reads: int, vocab: int, name: str, dtype: torch.dtype = torch.bfloat16) -> KernelCase:
+def _sample(reads: int, vocab: int, name: str, dtype: torch.dtype = torch.bfloat16) -> KernelCase:
     wishes = _DEFAULTS | dict(_WISHES[name])
 
     def make(device: torch.device) -> Arguments:
@@ -80,8 +80,8 @@ def _logits(device: torch.device, reads: int, vocab: int, dtype: torch.dtype) ->
 def _cases(reads: Sequence[int], vocab: int) -> tuple[KernelCase, ...]:
     most = max(reads)
     return (
-        *(_draw(n, vocab, name) for name in _WISHES for n in reads),
-        *(_draw(most, vocab, name, torch.float32) for name in ("greedy", "t .8, k 50, p .95")),
+        *(_sample(n, vocab, name) for name in _WISHES for n in reads),
+        *(_sample(most, vocab, name, torch.float32) for name in ("greedy", "t .8, k 50, p .95")),
         *(_token_logprobs(n, vocab, k) for n in reads for k in (0, 5, 20)),
         *(_apply_penalties(n, vocab) for n in reads),
         _count_sampled(most, vocab),

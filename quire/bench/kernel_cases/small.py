@@ -17,7 +17,7 @@ _STORAGES = 64
 _TURNS = 3
 
 
-def _begin(rows: int, tokens_a_row: int) -> KernelCase:
+def _prepare_inputs(rows: int, tokens_a_row: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         tokens, slots = rows * tokens_a_row, 2 * rows + 1
         columns = (
@@ -36,7 +36,7 @@ def _begin(rows: int, tokens_a_row: int) -> KernelCase:
     return KernelCase("prepare_inputs", f"{rows} × {tokens_a_row}", make, moved * _INT)
 
 
-def _seat(owners: int, blocks: int) -> KernelCase:
+def _init_slots(owners: int, blocks: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         slots, ints, floats = 257, 6, 3
         given = (
@@ -52,7 +52,7 @@ def _seat(owners: int, blocks: int) -> KernelCase:
     return KernelCase("init_slots", f"{owners} × {blocks}", make, owners * (blocks + 19) * _INT)
 
 
-def _fetch(entries: int) -> KernelCase:
+def _copy_inputs(entries: int) -> KernelCase:
     """From buffers that are the device's: what the way to the host costs is left out."""
 
     def make(device: torch.device) -> Arguments:
@@ -63,7 +63,7 @@ def _fetch(entries: int) -> KernelCase:
     return KernelCase("copy_inputs_from_host", f"{entries}", make, 2 * entries * _INT)
 
 
-def _send(entries: int) -> KernelCase:
+def _copy_outputs(entries: int) -> KernelCase:
     def make(device: torch.device) -> Arguments:
         buffers = torch.zeros(_TURNS, entries, dtype=torch.int64, device=device)
         turn = torch.ones(8, dtype=torch.int64, device=device)
@@ -91,7 +91,7 @@ def _angles(tokens: int, width: int) -> KernelCase:
     return KernelCase("angles", f"{tokens} × {width}", make, tokens * (width * _ITEM + _INT))
 
 
-def _move(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> KernelCase:
+def _move_blocks(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> KernelCase:
     """Within the cache, or out of it to a buffer."""
 
     def make(device: torch.device) -> Arguments:
@@ -108,20 +108,20 @@ def _move(blocks: int, storages: int, piece: Sequence[int], *, staged: bool) -> 
 
 
 CASES = (
-    *(_begin(rows, tokens) for rows, tokens in ((1, 1), (256, 1), (8, 1_024))),
-    *(_seat(owners, 8_192) for owners in (1, 64)),
-    *(_fetch(entries) for entries in (256, 2_048, 65_536)),
-    *(_send(entries) for entries in (288, 1_152)),
+    *(_prepare_inputs(rows, tokens) for rows, tokens in ((1, 1), (256, 1), (8, 1_024))),
+    *(_init_slots(owners, 8_192) for owners in (1, 64)),
+    *(_copy_inputs(entries) for entries in (256, 2_048, 65_536)),
+    *(_copy_outputs(entries) for entries in (288, 1_152)),
     *(_embed(tokens, _HIDDEN, _VOCABULARY) for tokens in (1, 256, 8_192)),
     *(_angles(tokens, _HEAD) for tokens in (1, 256, 8_192)),
-    *(_move(blocks, _STORAGES, _PIECE, staged=staged) for blocks in (1, 16) for staged in (False, True)),
+    *(_move_blocks(blocks, _STORAGES, _PIECE, staged=staged) for blocks in (1, 16) for staged in (False, True)),
 )
 SMALL_CASES = (
-    *(_begin(3, tokens) for tokens in (1, 2)),
-    _seat(3, 17),
-    _fetch(17),
-    _send(5),
+    *(_prepare_inputs(3, tokens) for tokens in (1, 2)),
+    _init_slots(3, 17),
+    _copy_inputs(17),
+    _copy_outputs(5),
     _embed(3, 64, 100),
     _angles(3, 16),
-    *(_move(2, 2, (4, 2, 8), staged=staged) for staged in (False, True)),
+    *(_move_blocks(2, 2, (4, 2, 8), staged=staged) for staged in (False, True)),
 )

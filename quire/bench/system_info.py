@@ -26,7 +26,7 @@ PROCESSOR_FLAGS = (
 )  # fmt: skip
 
 
-def machine() -> dict[str, Any]:
+def system_info() -> dict[str, Any]:
     """Facts of this machine, plain data for JSON."""
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -29,7 +29,7 @@ class OfflineEngine:
     tokens: LocalTokens
 
 
-def start(config: Config) -> OfflineEngine:
+def start_engine(config: Config) -> OfflineEngine:
     """Start the engine and say what was chosen.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from quire.bench.machine import gpus, machine
+from quire.bench.system_info import gpus, system_info
 
 
 def refuse(*_: Any) -> None:
@@ -34,7 +34,7 @@ def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_cards")
 def test_every_card_with_memory_and_driver() -> None:
-    assert machine()["gpus"] == [
+    assert system_info()["gpus"] == [
         {"name": "Card 0", "memory.total": "1024 MiB", "driver_version": "580.1", "compute_cap": "9.0"},
         {"name": "Card 1", "memory.total": "2048 MiB", "driver_version": "580.1", "compute_cap": "9.0"},
     ]
