@@ -20,16 +20,20 @@ from collections import deque
 import msgspec
 import torch
 
+from quire.attention.metadata import AttentionMetadata
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.messages import Add, DeviceLimits, FromEngine, Plan, Result, ToEngine
 from quire.sampling import SamplingParams
-from quire.worker.batch import BatchBuffers, HostBatch
+from quire.worker.batch import BatchBuffers
 from quire.worker.buffer_ring import BufferRing
+from quire.worker.host_batch import HostBatch
+from quire.worker.kv_transfer import NO_MOVES
 from quire.worker.slot_table import SlotTable
 from quire.worker.staging_buffer import StagingBuffer
+from quire.worker.step_inputs import StepInputs
 
 BLOCK_SIZE = 16
 PROMPT = 64
@@ -46,7 +50,7 @@ class StubExecutor:
         self.device_limits = DeviceLimits(num_blocks=blocks, vocab_size=32_000)
         self._slots = SlotTable(sequences, length // BLOCK_SIZE + 1, 1, 32_000, torch.device("cpu"))
         self._batches = BatchBuffers(self._slots, sequences, sequences * PROMPT)
-        self._columns = StagingBuffer(6 * sequences * (1 + PROMPT), BufferRing(torch.device("cpu")))
+        self._staging = StagingBuffer(6 * sequences * (1 + PROMPT), BufferRing(torch.device("cpu")))
         self._plans: deque[Plan] = deque()
         self.seconds = 0.0
 
@@ -56,11 +60,25 @@ class StubExecutor:
     def submit(self, plan: Plan) -> None:
         began = time.thread_time()
         self._slots.admit(plan.admitted)
-        host = HostBatch.of(plan, self._slots.host.bounds)
-        of_rows, differences = host.columns(), self._slots.columns(plan)
-        laid = self._columns.lay([*of_rows, host.logits_indices, host.sampled_slots], differences)
-        self._slots.apply(plan, laid[len(of_rows) + 2 :])
-        self._batches.begin(host, laid[: len(of_rows)], ())
+        host = HostBatch.of(plan, self._slots.host.max_lengths)
+        staging = self._staging
+        staging.begin()
+        inputs = StepInputs(
+            slots=staging.copied(host.slots),
+            token_ids=staging.copied(host.token_ids),
+            counts=staging.copied(host.counts),
+            row_of_token=staging.copied(host.row_of_token),
+            offsets=staging.copied(host.offsets),
+            attention=AttentionMetadata(),
+            sampled_slots=staging.copied(host.sampled_slots),
+            logits_indices=staging.copied(host.logits_indices),
+            transformed_slots=None,
+            slot_updates=self._slots.stage(plan, staging),
+            block_moves=NO_MOVES,
+        )
+        staging.finish()
+        self._slots.apply(inputs.slot_updates)
+        self._batches.prepare(host, inputs)
         self.seconds += time.thread_time() - began
         self._plans.append(plan)
 

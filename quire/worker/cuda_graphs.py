@@ -1,7 +1,7 @@
 """CUDA graphs of a model's steps, one for each of a few shapes.
 
-A graph replays the same kernels on the same addresses, so everything it reads is in persistent buffers, and what varies
-from step to step (slots, lengths, tables) is read by its kernels from the device. What a step does is the caller's.
+A graph replays the same kernels on the same addresses. All that it reads is in persistent buffers, and its kernels read
+what varies from step to step (slots, lengths, block tables) from there. What a step does is the caller's.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class CudaGraphs:
         self._graphs: dict[GraphShape, torch.cuda.CUDAGraph] = {}
         self._logits: dict[GraphShape, Tensor] = {}
 
-    def record(self, shape: GraphShape, forward: Callable[[], Tensor]) -> None:
-        """Record what `forward` launches. No kernel may be compiled or loaded by this thread meanwhile.
+    def capture(self, shape: GraphShape, step: Callable[[], Tensor]) -> None:
+        """Capture what `step` launches; it returns logits. This thread must compile or load no kernel meanwhile.
 
-        All graphs share their memory, also that of their logits: no two replays are under way at a time. The largest
-        should be recorded first.
+        All graphs share their memory, also that of their logits, because one replay ends before the next begins. The
+        largest shape should be captured first.
         """
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            logits = forward()
+            logits = step()
         self._graphs[shape] = graph
         self._logits[shape] = unowned_view(logits, logits.device)  # its memory is the next graph's too
 
     def replay(self, shape: GraphShape) -> Tensor:
-        """[reads, vocab] logits, valid until the next replay."""
+        """[sampled, vocab] logits, valid until the next replay."""
         self._graphs[shape].replay()
         return self._logits[shape]

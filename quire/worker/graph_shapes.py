@@ -1,137 +1,156 @@
-"""GraphShapes of steps that are recorded, and which one a step is padded to.
+"""Shapes of the steps that are captured as CUDA graphs, and the shape that a step is padded to.
 
-A recorded step has one number of tokens and of rows; what it has too few of belongs to the dummy slot. Knows nothing
-about graphs.
+A captured step has one number of tokens and of rows; its padding belongs to the dummy slot. Knows nothing about graphs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from quire.attention.backend import PaddedLimits
 
 _MIDDLE = (160, 192, 256, 320, 384, 432, 512)
-"""Tokens between few and many. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""
+"""Tokens of steps between small and large. cuBLAS takes less time for 256 and 512 rows than for 224 and 448."""
 _MOST_TOKENS = _MIDDLE[-1]
-"""Of a recorded step with prompts in it: with more, a device takes longer for a model of 8B than a host takes to launch
-it kernel by kernel."""
+"""Tokens of a captured step with prompts, at most: a larger step of an 8B model takes the GPU longer than the host
+takes to launch it kernel by kernel."""
 _TILE = 128
-"""Rows that cuBLAS's products compute at a time where they are many."""
+"""Rows of a tile of cuBLAS's products where there are many rows."""
 _PADDING_ROWS = 2
-"""Of a step with prompts in it: one for the tokens that are too many, and one without any."""
-_ALONE = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-"""Tokens of prompts by themselves …"""
-_FEW = 8
-"""… and their rows."""
-_MIXED = {64: 64, 128: 128, **dict.fromkeys(_MIDDLE, 128)}
-"""Tokens of prompts beside sequences that draw, and rows of both. Each row costs its read, so …"""
-_WIDE = {256: 255, 384: 255, 512: 255}
-"""… there are others for more. That and the padding's make 256 single tokens: what cuts contexts takes a power of 2."""
-MOST_ROWS = max(_WIDE.values()) + _PADDING_ROWS
-"""Of a recorded step with prompts in it."""
+"""Rows that a step with prompts is padded with: one has all tokens of padding, one has none."""
+_PREFILL_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens of prefill shapes."""
+_PREFILL_ROWS = 8
+"""Rows of prefill shapes, without padding."""
+_MIXED_ROWS = {64: 64, 128: 128, **dict.fromkeys(_MIDDLE, 128)}
+"""Rows of mixed shapes by their tokens, without padding. Every row is sampled, padding too, so many rows cost time."""
+_WIDE_MIXED_ROWS = {256: 255, 384: 255, 512: 255}
+"""The same of mixed shapes for more sequences. With a token of padding they have 256 rows of one token at most, a power
+of two, as the kernel that plans KV splits works on."""
+MOST_ROWS = max(_WIDE_MIXED_ROWS.values()) + _PADDING_ROWS
+"""Rows of a captured step with prompts, at most."""
+
+
+class StepKind(Enum):
+    """Steps of one kind launch the same kernels, but for sizes and what attends to many rows."""
+
+    DECODE = auto()
+    """Every row has one token, and all are sampled."""
+    PREFILL = auto()
+    """Every row has several tokens."""
+    MIXED = auto()
+    """Some rows have one token, others several."""
 
 
 @dataclass(frozen=True)
 class GraphShape:
-    """What a recorded step has, padding included.
+    """Sizes of a captured step, padding included.
 
     Attributes:
-        tokens: Its tokens.
-        rows: Its rows.
-        reads: Of these, so many are read; no more of them are a plan's.
-        singles: A plan's rows of one token, at most.
+        kind: What rows it may have.
+        tokens: Number of tokens.
+        rows: Number of rows.
+        sampled: Number of sampled positions; a plan may have as many rows.
     """
 
+    kind: StepKind
     tokens: int
     rows: int
-    reads: int
-    singles: int
+    sampled: int
 
     @classmethod
-    def of_decode(cls, rows: int) -> GraphShape:
-        """All rows have one token and are read."""
-        return cls(rows, rows, rows, rows)
+    def decode(cls, rows: int) -> GraphShape:
+        """Of so many rows."""
+        return cls(StepKind.DECODE, rows, rows, rows)
 
     @classmethod
-    def of_prompts(cls, tokens: int, most: int, rows: int, *, singles: bool) -> GraphShape:
-        """So many rows at most, and no more than the engine's `rows`, each of any number of tokens; of at least two
-        unless there are `singles`."""
-        assert tokens != most + _PADDING_ROWS, "as many rows as tokens are taken for a decode step"
-        return cls(tokens, most + _PADDING_ROWS, min(rows, most), min(rows, most) if singles else 0)
+    def with_prompts(cls, kind: StepKind, tokens: int, rows: int, max_seqs: int) -> GraphShape:
+        """Of so many tokens, and rows without padding, in an engine of `max_seqs` sequences."""
+        return cls(kind, tokens, rows + _PADDING_ROWS, min(rows, max_seqs))
 
     @property
     def is_decode(self) -> bool:
-        """Whether all rows have one token. Then columns are equally long by themselves, and all padding alike."""
-        return self.rows == self.tokens
+        """Whether every row has one token. Then the number of rows decides how long each column is."""
+        return self.kind is StepKind.DECODE
 
     @property
-    def kind(self) -> tuple[bool, bool]:
-        """Steps of one kind launch the same, but for sizes and what attends to many rows."""
-        return self.is_decode, self.singles > 0
+    def decode_rows(self) -> int:
+        """Rows of one token that a plan may have."""
+        return 0 if self.kind is StepKind.PREFILL else self.sampled
 
     @property
-    def room(self) -> PaddedLimits | None:
-        """What attention needs room for. A last token of padding is a row of one token where there may be such."""
-        return None if self.is_decode else PaddedLimits(self.tokens, self.rows, self.singles and self.singles + 1)
+    def limits(self) -> PaddedLimits | None:
+        """What attention is padded to. In a mixed step, the row of padding may have one token as well."""
+        if self.is_decode:
+            return None
+        return PaddedLimits(self.tokens, self.rows, self.decode_rows + (self.kind is StepKind.MIXED))
 
-    def holds(self, tokens: int, rows: int, singles: int) -> bool:
-        """Whether a step of so many can be padded to this; it has prompts in it."""
-        return tokens <= self.tokens and rows <= self.reads and singles <= self.singles
+    def holds(self, tokens: int, rows: int, decode_rows: int) -> bool:
+        """Whether a step with prompts, of these sizes, can be padded to this shape."""
+        return tokens <= self.tokens and rows <= self.sampled and decode_rows <= self.decode_rows
 
 
 class GraphShapes:
-    """Those that are recorded.
+    """The shapes that are captured.
 
     Args:
-        most: Tokens of the largest recorded step.
-        rows, tokens, length: Of the largest step: its rows, its tokens, and the tokens of one of its rows.
+        most: Tokens of the largest captured step; 0: none is captured.
+        rows, tokens, length: Limits of a step: its rows, its tokens, and the tokens of one of its rows.
     """
 
     def __init__(self, most: int, rows: int, tokens: int, length: int) -> None:
         self._rows = rows
-        self._decode = [GraphShape.of_decode(size) for size in decode_sizes(min(most, rows))] if most else []
-        self._prompts = prompt_shapes(min(most, _MOST_TOKENS, tokens, length), rows)
+        self._decode = [GraphShape.decode(size) for size in _decode_sizes(min(most, rows))] if most else []
+        self._with_prompts = _shapes_with_prompts(min(most, _MOST_TOKENS, tokens, length), rows)
 
     def all(self) -> list[GraphShape]:
         """The largest first."""
-        return sorted(self._decode + self._prompts, key=lambda shape: (shape.tokens, shape.reads), reverse=True)
+        shapes = self._decode + self._with_prompts
+        return sorted(shapes, key=lambda shape: (shape.tokens, shape.sampled), reverse=True)
 
-    def of_decode(self, rows: int) -> GraphShape | None:
-        """The smallest of a step in which so many rows have one token and are read."""
+    def for_decode(self, rows: int) -> GraphShape | None:
+        """The smallest shape for a decode step of so many rows."""
         at = bisect_left(self._decode, rows, key=lambda shape: shape.rows)
         return self._decode[at] if at < len(self._decode) else None
 
-    def of_prompts(self, tokens: int, rows: int, singles: int) -> GraphShape | None:
-        """The smallest of any other step."""
-        return next((shape for shape in self._prompts if shape.holds(tokens, rows, singles)), None)
+    def for_prompts(self, tokens: int, rows: int, decode_rows: int) -> GraphShape | None:
+        """The smallest shape for any other step; `decode_rows` of its rows have one token."""
+        return next((shape for shape in self._with_prompts if shape.holds(tokens, rows, decode_rows)), None)
 
     def mixed_sizes(self, most: int) -> list[tuple[int, int]]:
-        """Numbers of tokens, of up to `most`, from which on a step with prompts beside rows of one token takes longer,
-        and rows up to which it does: it is padded to the next, and where none is recorded, products compute whole
-        tiles. These are recorded sizes too, so they hold for any number of rows."""
+        """Sizes of mixed steps that are worth filling up, as (tokens, rows), for steps of up to `most` tokens.
+
+        A step of fewer rows that has one token more than such a size takes longer: it is padded to the next captured
+        shape, or, where none is captured, products compute one tile more. These tiles are multiples of 128 tokens, all
+        of which are captured sizes too up to 512, so they hold for any number of rows.
+        """
         tiles = dict.fromkeys([*range(_TILE, most, _TILE), most], self._rows)
-        recorded = {shape.tokens: shape.reads for shape in self._prompts if shape.singles}
-        return sorted((recorded | tiles).items())
+        captured = {shape.tokens: shape.sampled for shape in self._with_prompts if shape.kind is StepKind.MIXED}
+        return sorted((captured | tiles).items())
 
 
-def decode_sizes(max_rows: int) -> list[int]:
-    """Numbers of rows: close together where rows are cheap to pad but weights are read anyway."""
-    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *_MIDDLE, *range(_MIDDLE[-1] + 64, max_rows + 64, 64)]
-    return sorted({min(size, max_rows) for size in sizes})
-
-
-def prompt_shapes(most: int, rows: int) -> list[GraphShape]:
-    """Of steps with prompts in them, of `most` tokens; the smallest first.
-
-    Weights are read whatever the number of tokens up to some 64; from there on sizes are as far apart as a host takes
-    longer to launch a step than a device to compute so many tokens. Prompts alone have smaller ones, and ask for
-    nothing that only rows of one token need; they do with some steps that have room for these. Many rows have sizes
-    farther apart: beside so many, more prompts wait, and fill a step up.
+def _decode_sizes(most: int) -> list[int]:
+    """Numbers of rows up to `most`: close together where padding costs time, and wide apart where weights are read
+    anyway.
     """
-    shapes = [GraphShape.of_prompts(size, _FEW, rows, singles=False) for size in _ALONE]
-    shapes += [GraphShape.of_prompts(size, most, rows, singles=True) for size, most in _MIXED.items()]
-    if rows > max(_MIXED.values()):
-        shapes += [GraphShape.of_prompts(size, most, rows, singles=True) for size, most in _WIDE.items()]
-    fitting = [shape for shape in shapes if shape.tokens <= most]
-    return sorted(fitting, key=lambda shape: (shape.tokens, shape.reads, shape.singles))
+    sizes = [1, 2, 4, *range(8, 33, 8), *range(48, 129, 16), *_MIDDLE, *range(_MIDDLE[-1] + 64, most + 64, 64)]
+    return sorted({min(size, most) for size in sizes})
+
+
+def _shapes_with_prompts(most: int, rows: int) -> list[GraphShape]:
+    """Prefill and mixed shapes of up to `most` tokens, for an engine of `rows` sequences; the smallest first.
+
+    Up to some 64 tokens a step takes as long as reading the weights. Above, two sizes are as far apart as the GPU
+    computes in the time that a launch without a graph would take longer. Prefill shapes are smaller and spare the
+    kernels that only rows of one token need. Shapes of many rows are farther apart: beside so many sequences more
+    prompts wait, and fill a step up.
+    """
+    mixed = [*_MIXED_ROWS.items()]
+    if rows > max(_MIXED_ROWS.values()):
+        mixed += _WIDE_MIXED_ROWS.items()
+    sizes = [(StepKind.PREFILL, tokens, _PREFILL_ROWS) for tokens in _PREFILL_TOKENS]
+    sizes += [(StepKind.MIXED, tokens, its_rows) for tokens, its_rows in mixed]
+    shapes = [GraphShape.with_prompts(kind, tokens, own, rows) for kind, tokens, own in sizes if tokens <= most]
+    return sorted(shapes, key=lambda shape: (shape.tokens, shape.sampled, shape.decode_rows))

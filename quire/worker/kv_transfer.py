@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,21 +18,40 @@ from quire.kernels.dispatch import kernel
 from quire.messages import Plan
 from quire.worker.pinned_host_pool import PinnedHostPool
 from quire.worker.pinned_memory import pin_host_memory, unpin_host_memory
-from quire.worker.staging_buffer import Column, copied
+from quire.worker.staging_buffer import StagingBuffer, to_device_memory
 
 STAGING_BYTES = 32 * 2**20
 """Size of each of the two buffers on the device through which blocks are swapped."""
 
 
-class BlockTransfer(Protocol):
-    """Applies a plan's swaps and copies: out, then copies, then in. No target is also a source."""
+@dataclass(frozen=True)
+class BlockMoves:
+    """The device's blocks that a plan moves, on the device: [n] int64 each, or None.
 
-    def columns(self, plan: Plan) -> tuple[Column, ...]:
-        """What `apply` wants to find on the device."""
+    Attributes:
+        swap_out: Blocks that go to the host.
+        copy_sources, copy_targets: Blocks that are copied, and where to.
+        swap_in: Blocks that come from the host.
+    """
+
+    swap_out: Tensor | None = None
+    copy_sources: Tensor | None = None
+    copy_targets: Tensor | None = None
+    swap_in: Tensor | None = None
+
+
+NO_MOVES = BlockMoves()
+
+
+class BlockTransfer(Protocol):
+    """Makes a plan's swaps and copies: swaps out, then copies, then swaps in. No target is also a source."""
+
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        """What `apply` needs on the device."""
         ...
 
-    def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
-        """Move blocks, in the order of the step's stream."""
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
+        """Move blocks, in stream order; `moves` is what was staged."""
         ...
 
     def prepare_host_pool(self) -> None:
@@ -55,10 +75,10 @@ class CpuBlockTransfer:
         self._blocks = blocks
         self._host = host
 
-    def columns(self, plan: Plan) -> tuple[Column, ...]:
-        return ()
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        return NO_MOVES
 
-    def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
         if plan.swap_out:
             _move(self._blocks, self._host, plan.swap_out)
         if plan.copies:
@@ -124,23 +144,29 @@ class GpuBlockTransfer:
             self._stream.synchronize()
         self._pool.close()
 
-    def columns(self, plan: Plan) -> tuple[Column, ...]:
-        columns: list[Column] = []
-        for pairs in (plan.swap_out, plan.copies, [pair[::-1] for pair in plan.swap_in]):
-            if pairs:
-                columns.extend(np.array(pairs, dtype=np.int64).T.copy())  # the device's blocks of swaps come first
-        return tuple(columns)
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        if not plan.swap_out and not plan.copies and not plan.swap_in:
+            return NO_MOVES
 
-    def apply(self, plan: Plan, columns: Sequence[Tensor]) -> None:
-        left = list(columns)  # copied to the device, because many programs read each number
-        if plan.swap_out:
-            self._swap_out(copied(left.pop(0)), [host for _, host in plan.swap_out])
-            left.pop(0)
-        if plan.copies:
-            origin, goal = copied(left.pop(0)), copied(left.pop(0))
-            self._move_blocks(self._blocks, origin, self._blocks, goal)
-        if plan.swap_in:
-            self._swap_in(copied(left.pop(0)), [host for host, _ in plan.swap_in])
+        def staged(blocks: list[int]) -> Tensor | None:
+            return staging.zero_copy(np.array(blocks, dtype=np.int64)) if blocks else None
+
+        return BlockMoves(
+            swap_out=staged([device for device, _ in plan.swap_out]),
+            copy_sources=staged([source for source, _ in plan.copies]),
+            copy_targets=staged([target for _, target in plan.copies]),
+            swap_in=staged([device for _, device in plan.swap_in]),
+        )
+
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
+        """Many programs read each block's number, so it is copied to the device first."""
+        if moves.swap_out is not None:
+            self._swap_out(to_device_memory(moves.swap_out), [host for _, host in plan.swap_out])
+        if moves.copy_sources is not None and moves.copy_targets is not None:
+            sources, targets = to_device_memory(moves.copy_sources), to_device_memory(moves.copy_targets)
+            self._move_blocks(self._blocks, sources, self._blocks, targets)
+        if moves.swap_in is not None:
+            self._swap_in(to_device_memory(moves.swap_in), [host for host, _ in plan.swap_in])
 
     def _swap_out(self, blocks: Tensor, hosts: Sequence[int]) -> None:
         compute, size = torch.cuda.current_stream(), len(self._outgoing)

@@ -1,4 +1,4 @@
-"""The host's columns of a step on their way to the device: one buffer.
+"""The way of a step's columns from the host to the device: one pinned buffer a step.
 
 Knows nothing about what the columns mean.
 """
@@ -6,7 +6,6 @@ Knows nothing about what the columns mean.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,87 +13,101 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.worker.buffer_ring import BufferRing, PinnedBufferRing
+from quire.worker.buffer_ring import BufferRing, PinnedBuffers
 from quire.worker.pinned_memory import upload
 
-Column = npt.NDArray[np.int64] | npt.NDArray[np.float64]
-"""All entries have eight bytes, so one buffer holds both kinds."""
-_CUTS = 1_024
-"""Parts of the buffers that are remembered."""
+HostColumn = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+"""All entries have eight bytes, so one buffer holds both types."""
+_MOST_VIEWS = 1_024
+"""Views of the buffers that are kept: steps of as many rows have the same ones."""
 
 
 class StagingBuffer:
-    """Lays columns one behind another in a buffer on the host, whose turn it is.
+    """Writes a step's columns one behind another into a host buffer of the ring.
 
-    The device fetches what is read often into a buffer that stays where it is, so that a recorded step finds its
-    columns at the same addresses each time. What is read a few times is read from the host.
+    First come columns that `copy_to_device` copies into a device buffer, which stays where it is: a captured graph
+    finds them at the same addresses in each step. Then come zero-copy columns, which kernels read from the host, at
+    some 2 µs a read.
+
+        staging.begin()
+        slots = staging.copied(slots_on_host)
+        block_ids = staging.zero_copy(block_ids_on_host)
+        staging.finish()
+        staging.copy_to_device()
+
+    The tensors are valid until the ring comes back to the step's buffer. A column that finds no room in the buffer is
+    uploaded by itself.
 
     Args:
-        capacity: Entries of the buffer. Columns beyond it are copied one by one.
-        turns: Of the host's buffers; on a CPU there is one, which is also the device's.
+        capacity: Entries of the buffer.
+        ring: Of the host's buffers; on a CPU there is one, which is also the device's.
+
+    Attributes:
+        overflowed: Whether a column of the step found no room.
     """
 
-    def __init__(self, capacity: int, turns: BufferRing) -> None:
-        self._turns = turns
+    def __init__(self, capacity: int, ring: BufferRing) -> None:
+        self._ring = ring
         self._capacity = capacity
-        self._hosts = PinnedBufferRing(turns, capacity)
-        self._arrays = list(self._hosts.host.numpy())
-        self._device = self._hosts.host[0]
-        if turns.apart:
-            self._device = torch.zeros(capacity, dtype=torch.int64, device=turns.device)
-            self._fetch = kernel("copy_inputs_from_host", turns.device.type)
-        self._part = functools.lru_cache(_CUTS)(self._cut)  # steps of as many rows are cut alike
-        self._fetched = 0
+        self._buffers = PinnedBuffers(ring, capacity)
+        self._arrays = list(self._buffers.host.numpy())
+        self._device_buffer = self._buffers.host[0]
+        if ring.has_device_memory:
+            self._device_buffer = torch.zeros(capacity, dtype=torch.int64, device=ring.device)
+            self._copy = kernel("copy_inputs_from_host", ring.device.type)
+        self._view = functools.lru_cache(_MOST_VIEWS)(self._slice)
+        self._index = 0
+        self._parts: list[npt.NDArray[np.int64]] = []
+        self._end = 0
+        self.num_copied = 0
+        self.overflowed = False
 
-    def lay(self, fetched: Sequence[Column], visited: Sequence[Column] = ()) -> list[Tensor]:
-        """The columns as the device sees them, valid until the turn of this step's buffer comes again.
+    def begin(self) -> None:
+        """Begin a step, whose buffer is the ring's next."""
+        self._index = self._ring.advance()
+        self._parts = []
+        self._end = self.num_copied = 0
+        self.overflowed = False
 
-        Args:
-            fetched: Are there in the stream's order after `fetch`, which must come before the next step's columns.
-            visited: Stay with the host, where each is read; that takes some 2 µs each time.
+    def copied(self, column: HostColumn) -> Tensor:
+        """The column in device memory, in stream order after `copy_to_device`."""
+        assert self._end == self.num_copied, "copied columns come before zero-copy ones"
+        tensor = self._add(column, None)
+        self.num_copied = self._end
+        return tensor
+
+    def zero_copy(self, column: HostColumn) -> Tensor:
+        """The column in host memory, as the device reads it."""
+        return self._add(column, self._index)
+
+    def finish(self) -> None:
+        """Write the step's columns into its host buffer."""
+        if self._parts:
+            np.concatenate(self._parts, out=self._arrays[self._index][: self._end])
+
+    def copy_to_device(self) -> None:
+        """Launch the copy, once a step and before the next step begins. Captured in a graph, it copies what was staged
+        before each replay.
         """
-        parts: list[npt.NDArray[np.int64]] = []
-        turn = self._turns.lay()
-        laid, self._fetched = self._placed(fetched, None, 0, parts)
-        others, end = self._placed(visited, turn, self._fetched, parts)
-        if parts:
-            np.concatenate(parts, out=self._arrays[turn][:end])
-        return laid + others
+        if self._ring.has_device_memory:
+            self._copy(self._buffers.device_view, self._ring.device_steps, self._view(None, 0, self.num_copied, False))
 
-    def _placed(
-        self, columns: Sequence[Column], turn: int | None, first: int, parts: list[npt.NDArray[np.int64]]
-    ) -> tuple[list[Tensor], int]:
-        """The columns from this entry on in a buffer, see `_cut`, and the entry behind them; what is to stand there is
-        added to `parts`.
-        """
-        laid: list[Tensor] = []
-        for column in columns:
-            floats, end = column.dtype == np.float64, first + len(column)
-            if end > self._capacity:
-                laid.append(upload(column, self._turns.device, torch.float64 if floats else torch.int64))
-                continue
-            parts.append(column.view(np.int64))
-            laid.append(self._part(turn, first, end, floats))
-            first = end
-        return laid, first
+    def _add(self, column: HostColumn, index: int | None) -> Tensor:
+        """Put the column behind those before it; see `_slice`."""
+        floats, first, end = column.dtype == np.float64, self._end, self._end + len(column)
+        if end > self._capacity:
+            self.overflowed = True
+            return upload(column, self._ring.device, torch.float64 if floats else torch.int64)
+        self._parts.append(column.view(np.int64))
+        self._end = end
+        return self._view(index, first, end, floats)
 
-    def fetch(self) -> None:
-        """What was laid last becomes the device's; recorded, what was laid before each replay."""
-        if self._turns.apart:
-            self._fetch(self._hosts.seen, self._turns.on_device, self._part(None, 0, self._fetched, False))
-
-    def holds(self, column: Tensor) -> bool:
-        """Whether this is in the buffer that is fetched, and not copied by itself."""
-        return column.untyped_storage().data_ptr() == self._device.untyped_storage().data_ptr()
-
-    def _cut(self, turn: int | None, first: int, end: int, floats: bool) -> Tensor:
-        """Entries of the device's buffer, or as it sees them in one of the host's."""
-        part = (self._device if turn is None else self._hosts.seen[turn])[first:end]
+    def _slice(self, index: int | None, first: int, end: int, floats: bool) -> Tensor:
+        """Entries of the device's buffer, or of one of the host's as the device sees it."""
+        part = (self._device_buffer if index is None else self._buffers.device_view[index])[first:end]
         return part.view(torch.float64) if floats else part
 
 
-def copied(column: Tensor) -> Tensor:
-    """A visited column as the device's own, where it is read often after all; by a kernel, for `clone` would ask a copy
-    engine.
-    """
+def to_device_memory(column: Tensor) -> Tensor:
+    """A zero-copy column that is read often after all, copied by a kernel: `clone` would use a copy engine."""
     return column + 0

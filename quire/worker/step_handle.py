@@ -1,4 +1,4 @@
-"""A step that was launched: what comes of it once the device is done.
+"""A launched step: its result once the device is done, and the time it took.
 
 Knows nothing about plans.
 """
@@ -17,7 +17,7 @@ from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 
 class StepHandle(Protocol):
-    """A step under way."""
+    """A step in flight."""
 
     def done(self) -> bool:
         """Whether `result` would not wait."""
@@ -28,7 +28,7 @@ class StepHandle(Protocol):
         ...
 
     def result(self) -> Result:
-        """What it brought; waits for the device. Asked once."""
+        """The step's result; waits for the device. Called once."""
         ...
 
 
@@ -39,14 +39,12 @@ class FinishedStep:
         self._result = result
 
     def done(self) -> bool:
-        """See StepHandle."""
         return True
 
     def wait(self) -> None:
-        """See StepHandle."""
+        return
 
     def result(self) -> Result:
-        """See StepHandle."""
         return self._result
 
 
@@ -55,7 +53,7 @@ class StreamStepHandle:
 
     Args:
         began, ended: Events around it.
-        finish: Reads what came back to the host; is told how many milliseconds the step took.
+        finish: Makes the result of what came back to the host; is told how many milliseconds the step took.
     """
 
     def __init__(self, began: torch.cuda.Event, ended: torch.cuda.Event, finish: Callable[[float], Result]) -> None:
@@ -64,36 +62,33 @@ class StreamStepHandle:
         self._finish = finish
 
     def done(self) -> bool:
-        """See StepHandle."""
         return bool(self._ended.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """See StepHandle."""
         self._ended.synchronize()
 
     def result(self) -> Result:
-        """See StepHandle."""
         self.wait()
         return self._finish(self._began.elapsed_time(self._ended))
 
 
 class HostTimer:
-    """Over a step that is computed as it is launched."""
+    """Times a step that is computed as it is launched."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """The step, over; `finish` is told how many milliseconds it took."""
+        """The step is over; `finish` is told how many milliseconds it took."""
         return FinishedStep(finish((time.perf_counter() - self._began) * 1e3))
 
 
 class StreamTimer:
-    """Over a step that is launched on a GPU's stream.
+    """Times a step that is launched on a GPU's stream.
 
     Args:
         stream: The stream.
-        began, ended: Events before and behind it.
+        began, ended: Events before and behind the step.
     """
 
     def __init__(self, stream: torch.cuda.Stream, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
@@ -102,7 +97,7 @@ class StreamTimer:
         self._ended = ended
 
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
-        """The step, launched; `finish` reads its outputs later."""
+        """The step is launched; `finish` makes its result later."""
         self._ended.record(self._stream)
         return StreamStepHandle(self._began, self._ended, finish)
 
@@ -112,22 +107,22 @@ StepTimer = HostTimer | StreamTimer
 
 
 class StepTimers:
-    """One for each step, on the current stream of a GPU or on a CPU. Events are used again in turns.
+    """Makes a timer for each step, on the current stream of a GPU or on a CPU. Events are used in turn.
 
     Args:
         device: Where steps run.
-        in_flight: Steps that may be launched before the oldest is looked at. As the end of one may be the beginning of
-            the next, its events are free again one step later than the step itself.
+        in_flight: See MAX_STEPS_IN_FLIGHT. The end of a step may be the beginning of the next, so its events are free
+            one step later than the step.
     """
 
     def __init__(self, device: torch.device, in_flight: int = MAX_STEPS_IN_FLIGHT) -> None:
         self._device = device
-        numbers = range(in_flight + 1 if device.type != "cpu" else 0)
-        self._events = itertools.cycle([(_timed_event(), _timed_event()) for _ in numbers])
+        number = in_flight + 1 if device.type != "cpu" else 0
+        self._events = itertools.cycle([(_timed_event(), _timed_event()) for _ in range(number)])
         self._last: torch.cuda.Event | None = None
 
     def start(self) -> StepTimer:
-        """A step begins: at once, or as the one before ends, which the device need not be asked to note twice."""
+        """Begin a step: now, or at the end of the step before if that still runs; an event records that end already."""
         if self._device.type == "cpu":
             return HostTimer()
         stream = torch.cuda.current_stream(self._device)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,39 +21,50 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions, load_all_weights, weight_specs_of
+from quire.layers.layer import TensorOptions
 from quire.logits_processors import load_processors
 from quire.messages import DeviceLimits, Plan, Result
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.memory_plan import MeasuredMemory, plan_memory
 from quire.planning.step_limits import StepLimits
-from quire.weights.checkpoint import Checkpoint, WeightSpec, check, with_known_names
-from quire.weights.dummy import DummyCheckpoint
-from quire.weights.progress import ReadingProgress
-from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker.graph_shapes import GraphShapes
-from quire.worker.kv_tensors import (
-    allocate_kv_cache,
-    block_transfer,
-    kv_view,
-)
+from quire.worker.kv_tensors import allocate_kv_cache, block_transfer, kv_view
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
 from quire.worker.startup import gpu_memory
-from quire.worker.startup.compile_warmup import reduced_model, rehearse
+from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
 from quire.worker.startup.host_memory import trim_heap
 from quire.worker.startup.threads import usable_cores
 from quire.worker.step_handle import StepHandle
+from quire.worker.weight_loading import load_weights
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
-_GB = 1e9
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights, and what the start knows of its kernels.
+
+    Attributes:
+        spec: Of the model.
+        model: With weights.
+        slots: The slot table.
+        kernels_known: Whether all kernels of its steps are compiled, or will be, by the precompiler.
+        gemm_warmup: Whether the libraries' products have been used once; None on a CPU.
+    """
+
+    spec: ModelSpec
+    model: Model
+    slots: SlotTable
+    kernels_known: bool
+    gemm_warmup: Future[bool] | None
 
 
 class Worker:
@@ -75,8 +86,7 @@ class Worker:
         self._transfer: BlockTransfer | None = None
 
     def load(self) -> DeviceLimits:
-        """Read the weights and allocate the KV cache; on a GPU, measure first what the largest step takes, and record
-        graphs.
+        """The whole start: `read_weights`, `measure`, `allocate`, `capture_graphs`.
 
         Raises:
             CheckpointError: The model's files do not serve.
@@ -84,56 +94,73 @@ class Worker:
         """
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
         with self._precompiler or nullcontext():
-            return self._load()
+            loaded = self.read_weights()
+            measured = self.measure(loaded)
+            plan = plan_memory(self._config, loaded.spec, measured)
+            self.allocate(loaded, plan.num_blocks, plan.num_host_blocks)
+            self.capture_graphs(loaded)
+            self._finish_compilation()
+        if self._transfer is not None:
+            self._transfer.prepare_host_pool()
+        on_gpu = self._device.type == "cuda"
+        sizes = self._shapes().mixed_sizes(self._limits.tokens) if on_gpu else []
+        return DeviceLimits(plan.num_blocks, loaded.spec.vocab_size, plan.num_host_blocks, self._startup, sizes)
 
-    def _load(self) -> DeviceLimits:
-        config, on_gpu = self._config, self._device.type == "cuda"
-        if on_gpu:
+    # --- the steps of the start ---------------------------------------------------------------------------------------
+
+    def read_weights(self) -> LoadedModel:
+        """Build the model and read its weights, while kernels are compiled."""
+        if self._device.type == "cuda":
             gpu_memory.use_expandable_segments(self._device)
-        spec, dtype = read_spec(config.model.model), _dtype(config)
-        factory = LayerFactory(TensorOptions(self._device, dtype))
+        spec = read_spec(self._config.model.model)
+        factory = LayerFactory(self._options)
         model = build_model(spec, factory)
-        in_use = self._start_gemm_warmup(spec, factory) if on_gpu else None
-        rehearsed = False
+        gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
+        kernels_known = False
         if self._precompiler is not None:
             with self._stage("rehearsal"):
-                rehearsed = self._rehearse(spec)
+                kernels_known = self._warm_up_compilation(spec)
         with self._stage("weights"):
-            self._read_weights(spec, factory)
+            load_weights(self._config, spec, factory, self._clock)
             trim_heap()
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
-            slots = self._slot_table(spec)
-        left = None
-        if in_use is not None:
-            smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
-            with self._stage("profile"), _room_for("the largest step", smaller):
-                rehearsed = in_use.result() and rehearsed
-                left = self._try_largest_step(spec, model, slots)
-        with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
-            plan = plan_memory(config, spec, MeasuredMemory(left))
-            with gpu_memory.in_one_segment(self._device):
-                storage = allocate_kv_cache(spec, plan.num_blocks, config.cache.block_size, dtype, self._device)
-            with self._rehearsal():
-                transfer = block_transfer(storage, plan.num_host_blocks)
-            self._runner = self._build_runner(spec, model, slots, storage, transfer)
-            self._transfer = transfer
-        if largest := config.device.max_cudagraph_capture_size:
-            fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
-            with self._stage("graphs"), _room_for("recorded steps", fewer):
-                self._runner.record(largest, rehearsed=rehearsed)
-        if self._precompiler is not None:
-            with self._stage("compile"):
-                self._precompiler.finish()
-        transfer.prepare_host_pool()
-        sizes = self._shapes().mixed_sizes(StepLimits.of(self._config).tokens) if on_gpu else []
-        return DeviceLimits(plan.num_blocks, spec.vocab_size, plan.num_host_blocks, self._startup, sizes)
+            return LoadedModel(spec, model, self._slot_table(spec), kernels_known, gemm_warmup)
 
-    def close(self) -> None:
-        """After the last step: nobody compiles any more, and the host pool's memory is given back."""
-        if self._transfer is not None:
-            self._transfer.close()
-        if self._precompiler is not None:
-            self._precompiler.close()
+    def measure(self, loaded: LoadedModel) -> MeasuredMemory:
+        """The memory of a GPU that is left for the KV cache once the largest step has run on a cache of one block.
+
+        What libraries have loaded for their products counts as taken.
+        """
+        if loaded.gemm_warmup is None:
+            return MeasuredMemory(None)
+        smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
+        with self._stage("profile"), _room_for("the largest step", smaller):
+            loaded.gemm_warmup.result()
+            torch.cuda.empty_cache()  # what the start has used and left in segments of its own
+            kv_cache = self._allocate_kv_cache(loaded.spec, 0)
+            runner = self._build_runner(loaded.spec, loaded.model, loaded.slots, kv_cache)
+            runner.run_largest(self._deferred)
+            return MeasuredMemory(gpu_memory.bytes_left(self._device, self._config.cache.memory_share))
+
+    def allocate(self, loaded: LoadedModel, num_blocks: int, num_host_blocks: int) -> None:
+        """Make the KV cache and the host pool, and the buffers of steps."""
+        with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
+            with gpu_memory.in_one_segment(self._device):
+                kv_cache = self._allocate_kv_cache(loaded.spec, num_blocks)
+            with self._compile_only():
+                self._transfer = block_transfer(kv_cache, num_host_blocks)
+            self._runner = self._build_runner(loaded.spec, loaded.model, loaded.slots, kv_cache, self._transfer)
+
+    def capture_graphs(self, loaded: LoadedModel) -> None:
+        """Capture small steps as CUDA graphs."""
+        if not (most := self._config.device.max_cudagraph_capture_size):
+            return
+        precompiled = loaded.kernels_known and (loaded.gemm_warmup is None or loaded.gemm_warmup.result())
+        fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
+        with self._stage("graphs"), _room_for("recorded steps", fewer):
+            self._runner.capture_graphs(most, precompiled=precompiled)
+
+    # --- serving ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> StepHandle:
         """Begin one step; on a CPU it is over then."""
@@ -143,98 +170,86 @@ class Worker:
         """Run one step."""
         return self.launch(plan).result()
 
+    def close(self) -> None:
+        """After the last step: nothing is compiled any more, and the host pool's memory is given back."""
+        if self._transfer is not None:
+            self._transfer.close()
+        if self._precompiler is not None:
+            self._precompiler.close()
+
+    # --- below --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _limits(self) -> StepLimits:
+        return StepLimits.of(self._config)
+
+    @property
+    def _options(self) -> TensorOptions:
+        return TensorOptions(self._device, _dtype(self._config))
+
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """Seconds of the start."""
+        """Takes the seconds of a stage of the start."""
         began = self._clock.now()
         yield
         self._startup[name] = self._clock.now() - began
 
-    def _rehearsal(self) -> AbstractContextManager[None]:
-        """What is launched inside is compiled, and does not run, where there is somebody to compile it."""
+    def _compile_only(self) -> AbstractContextManager[None]:
+        """Kernels that are launched within it are compiled and do not run, if there is a precompiler."""
         return nullcontext() if self._precompiler is None else self._precompiler.rehearsal()
 
-    def _aside(self) -> AbstractContextManager[None]:
-        """The same of what only some requests need: the start does not wait for it."""
+    def _deferred(self) -> AbstractContextManager[None]:
+        """The same for kernels that only some requests need: the start does not wait for their compilation."""
         return nullcontext() if self._precompiler is None else self._precompiler.rehearsal(later=True)
 
-    def _rehearse(self, spec: ModelSpec) -> bool:
-        """Let kernels be compiled, or loaded from Triton's cache, while weights are read. Whether there was room."""
-        dtype = _dtype(self._config)
+    def _warm_up_compilation(self, spec: ModelSpec) -> bool:
+        """Let all kernels be compiled or loaded from disk while weights are read. Whether there was memory for that."""
         try:
-            with self._rehearsal():
-                storage = allocate_kv_cache(spec, 0, self._config.cache.block_size, dtype, self._device)
-                model = reduced_model(spec, TensorOptions(self._device, dtype))
-                runner = self._build_runner(spec, model, self._slot_table(spec), storage)
-                rehearse(runner, StepLimits.of(self._config), self._aside)
+            with self._compile_only():
+                kv_cache = self._allocate_kv_cache(spec, 0)
+                model = reduced_model(spec, self._options)
+                runner = self._build_runner(spec, model, self._slot_table(spec), kv_cache)
+                launch_all_kernels(runner, self._limits, self._deferred)
         except (torch.OutOfMemoryError, MemoryBudgetError):
-            _log.info("kernels     no room to rehearse: they are compiled as they are launched")
+            _log.info("kernels     no memory for compile warm-up: they are compiled as they are launched")
             return False
         return True
 
-    def _try_largest_step(self, spec: ModelSpec, model: Model, slots: SlotTable) -> int:
-        """Bytes of the device that are left for the KV cache, once the largest step has run on a cache of one block.
-
-        What products have loaded by then counts as taken.
-        """
-        config = self._config
-        torch.cuda.empty_cache()  # what the start needed, in pieces of its own
-        storage = allocate_kv_cache(spec, 0, config.cache.block_size, _dtype(config), self._device)
-        runner = self._build_runner(spec, model, slots, storage)
-        runner.run_largest(self._aside)
-        return gpu_memory.bytes_left(self._device, config.cache.memory_share)
+    def _finish_compilation(self) -> None:
+        if self._precompiler is not None:
+            with self._stage("compile"):
+                self._precompiler.finish()
 
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
-        """Let products of the layers' shapes be used, while others compile and read."""
-        largest, recorded = StepLimits.of(self._config), self._shapes().all()
-        return start_warmup(gemms_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded), factory.options)
-
-    def _read_weights(self, spec: ModelSpec, factory: LayerFactory) -> None:
-        load, name = self._config.load, self._config.model.dtype
-        specs = weight_specs_of(factory.layers)
-        checkpoint = self._open(specs)
-        check(checkpoint, specs, spec.architecture)
-        progress = ReadingProgress(spec.weight_bytes(name), self._clock, load.use_tqdm_on_load)
-        try:
-            load_all_weights(factory.layers, checkpoint, torch.get_num_threads(), progress)
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, RuntimeError) and "allocate" not in str(error):
-                raise
-            raise MemoryBudgetError(
-                f"The weights need {spec.weight_bytes(name) / _GB:.1f} GB as {name}, which this machine cannot give: "
-                "use --dtype bfloat16 or a smaller model."
-            ) from None
-        finally:
-            checkpoint.close()
-        size = spec.weight_bytes(name) / _GB
-        _log.info("weights     %.2f GB in %.1f s, %.2f GB/s", size, progress.seconds, size / (progress.seconds or 1))
-
-    def _open(self, specs: list[WeightSpec]) -> Checkpoint:
-        if self._config.load.load_format == "dummy":
-            return DummyCheckpoint(specs, self._config.model.seed)
-        return with_known_names(SafetensorsCheckpoint(Path(self._config.model.model)))
+        """Let products of the layers' shapes be used once, while others compile and read."""
+        gemms = gemms_of(factory.layers, spec.vocab_size, spec.hidden, self._limits, self._shapes().all())
+        return start_warmup(gemms, factory.options)
 
     def _shapes(self) -> GraphShapes:
-        """Of the steps that are recorded."""
-        largest, most = StepLimits.of(self._config), self._config.device.max_cudagraph_capture_size or 0
-        return GraphShapes(most, largest.rows, largest.tokens, largest.length)
+        """Of the steps that are captured."""
+        limits, most = self._limits, self._config.device.max_cudagraph_capture_size or 0
+        return GraphShapes(most, limits.rows, limits.tokens, limits.length)
+
+    def _allocate_kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
+        return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, _dtype(self._config), self._device)
 
     def _slot_table(self, spec: ModelSpec) -> SlotTable:
-        largest, size = StepLimits.of(self._config), self._config.cache.block_size
+        limits, size = self._limits, self._config.cache.block_size
         processors = load_processors(self._config.model.logits_processors)
-        blocks, groups = -(-largest.length // size), len(spec.kv_groups())
-        return SlotTable(largest.rows, blocks, groups, spec.vocab_size, self._device, processors)
+        blocks, groups = -(-limits.length // size), len(spec.kv_groups())
+        return SlotTable(limits.rows, blocks, groups, spec.vocab_size, self._device, processors)
 
     def _build_runner(
-        self, spec: ModelSpec, model: Model, slots: SlotTable, storage: Tensor, transfer: BlockTransfer | None = None
+        self, spec: ModelSpec, model: Model, slots: SlotTable, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> ModelRunner:
-        largest = StepLimits.of(self._config)
+        """On a CPU and a GPU; without `transfer`, one that has no host pool."""
+        limits = self._limits
         return ModelRunner(
             model,
-            _attention(kv_view(storage, spec), spec, largest),
-            transfer or block_transfer(storage, 0),
+            _attention(kv_view(kv_cache, spec), spec, limits),
+            transfer or block_transfer(kv_cache, 0),
             slots,
-            largest,
+            limits,
             spec.rope_length_mode is not None,
             self._config.model.logprobs_mode,
             self._config.model.max_logprobs,
@@ -250,7 +265,7 @@ def _room_for(what: str, advice: str) -> Iterator[None]:
         raise MemoryBudgetError(f"The GPU has no room for {what}: {advice}.") from None
 
 
-def _attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBackend:
+def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits) -> AttentionBackend:
     """The backend that serves the device on which the cache lies."""
     if kv.keys[0].device.type == "cpu":
         from quire.attention.cpu import CpuAttention
@@ -258,7 +273,7 @@ def _attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBac
         return CpuAttention(kv)
     from quire.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
 
-    return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)
+    return TritonAttention(kv, spec.heads, limits.rows, limits.tokens, limits.length)
 
 
 def _dtype(config: Config) -> torch.dtype:

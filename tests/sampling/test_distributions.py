@@ -72,13 +72,13 @@ def expected(logits: list[float], params: dict[str, Any]) -> list[float]:
 def counts(logits: Tensor, seed: int = 17, **params: Any) -> list[float]:
     """How often each token comes in DRAWS draws of many sequences with rising counters."""
     slots = SlotTable(ROWS, 1, 1, len(logits), torch.device("cpu"))
-    admit(slots, [admitted(row, seed=seed + row % 7, drawn=row, **params) for row in range(ROWS)])
+    admit(slots, [admitted(row, seed=seed + row % 7, num_sampled=row, **params) for row in range(ROWS)])
     many, seen = logits.repeat(ROWS, 1), torch.zeros(len(logits))
     for _ in range(0, DRAWS, ROWS):
-        drawn = sample(many, np.arange(ROWS), slots)
-        assert not drawn.errors()
-        seen += torch.bincount(drawn.tokens, minlength=len(logits))
-        slots.drawn += ROWS
+        sampled = sample(many, np.arange(ROWS), slots)
+        assert not sampled.errors()
+        seen += torch.bincount(sampled.tokens, minlength=len(logits))
+        slots.num_sampled += ROWS
     return [float(x) for x in seen]
 
 
@@ -111,13 +111,13 @@ def test_penalties_and_bias_shape_the_distribution() -> None:
     prompt, output = [1, 2, 3, 3], [3, 4, 4, 4, 5]
     params = {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.4, "temperature": 1.2,
               "logit_bias": {8: 2.0, 3: 1.0}}  # fmt: skip
-    base = admitted(0, seed=1, drawn=0, **params)
+    base = admitted(0, seed=1, num_sampled=0, **params)
     scores = ruled(LOGITS.tolist(), prompt, output, base.sampling)
     seen = torch.zeros(VOCAB)
     for first in range(0, DRAWS // 4, ROWS):
         slots = SlotTable(ROWS, 1, 1, VOCAB, torch.device("cpu"))
         admit(slots, [
-            admitted(row, seed=3, drawn=first + row, history=prompt + output, prompt_len=len(prompt), **params)
+            admitted(row, seed=3, num_sampled=first + row, history=prompt + output, prompt_len=len(prompt), **params)
             for row in range(ROWS)
         ])  # fmt: skip
         seen += torch.bincount(sample(LOGITS.repeat(ROWS, 1), np.arange(ROWS), slots).tokens, minlength=VOCAB)

@@ -76,7 +76,7 @@ def test_prompts_are_scored_as_by_transformers(
     checkpoint: Path, reference: Reference, settings: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some ask and some do not, some several times, beginnings are cached, and logits come three rows at a time."""
-    monkeypatch.setattr(logprobs, "ROOM", 3 * VOCAB_SIZE)
+    monkeypatch.setattr(logprobs, "SORTED_LOGITS", 3 * VOCAB_SIZE)
     batch = prompts(6)
     params = [
         SamplingParams(max_tokens=30, ignore_eos=True, seed=i, prompt_logprobs=(None, 0, 3)[i % 3], n=1 + i % 2)

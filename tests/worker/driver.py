@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.messages import Admitted, Plan, Result, TokenLogprobs
 from quire.sampling import SamplingParams
+from quire.worker.buffer_ring import BufferRing
 from quire.worker.slot_table import SlotTable
+from quire.worker.staging_buffer import StagingBuffer
 from quire.worker.worker import Worker
 
 
@@ -33,7 +33,7 @@ def admitted(
     slot: int,
     *,
     seed: int,
-    drawn: int,
+    num_sampled: int,
     stop_ids: Any = (),
     bad_words: Any = (),
     history: Any = (),
@@ -42,32 +42,42 @@ def admitted(
 ) -> Admitted:
     """A new owner whose blocks are empty."""
     params = SamplingParams(**{"max_tokens": 512} | sampling)
-    return Admitted(slot, 0, seed, drawn, params, list(stop_ids), list(bad_words), list(history), prompt_len)
+    return Admitted(slot, 0, seed, num_sampled, params, list(stop_ids), list(bad_words), list(history), prompt_len)
 
 
 def admit(slots: SlotTable, owners: list[Admitted]) -> None:
     """New owners of slots, as at the beginning of a step."""
-    plan = Plan(1, owners, [], [], [], [], [], [], [], [], [])
     slots.admit(owners)
-    slots.apply(plan, [torch.from_numpy(column) for column in slots.columns(plan)])
+    apply_updates(slots, Plan(1, owners, [], [], [], [], [], [], [], [], []))
+
+
+def apply_updates(slots: SlotTable, plan: Plan) -> None:
+    """Make the plan's changes of the slot table, on a CPU."""
+    staging = StagingBuffer(2**16, BufferRing(slots.device))
+    staging.begin()
+    updates = slots.stage(plan, staging)
+    staging.finish()
+    slots.apply(updates)
 
 
 @dataclass
 class Sequence:
-    """One sequence in a slot: its prompt, how far it has moved, and what it has drawn."""
+    """One sequence in a slot: its prompt, how far it has moved, and what it has sampled."""
 
     slot: int
     prompt: list[int]
     sampling: dict[str, Any]
-    drawn_before: int = 0
+    num_sampled_before: int = 0
     length: int = 0
     blocks: int = 0
-    drawn: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     def admitted(self) -> Admitted:
-        return admitted(self.slot, **{"seed": 1, "temperature": 0.0, "drawn": self.drawn_before} | self.sampling)
+        return admitted(
+            self.slot, **{"seed": 1, "temperature": 0.0, "num_sampled": self.num_sampled_before} | self.sampling
+        )
 
 
 class Driver:
@@ -83,10 +93,10 @@ class Driver:
         self.step = 0
         self._new: list[Sequence] = []
 
-    def admit(self, slot: int, prompt: list[int], *, drawn: int = 0, **sampling: Any) -> Sequence:
+    def admit(self, slot: int, prompt: list[int], *, num_sampled: int = 0, **sampling: Any) -> Sequence:
         """A new owner of `slot`; its blocks from an earlier owner go back first, to be used again at once."""
         self.free = self.owned.pop(slot, []) + self.free
-        sequence = Sequence(slot, prompt, sampling, drawn)
+        sequence = Sequence(slot, prompt, sampling, num_sampled)
         self._new.append(sequence)
         return sequence
 
@@ -136,14 +146,14 @@ class Driver:
 
     def generate(self, sequences: list[Sequence], count: int, chunk: int = 512) -> list[list[int]]:
         """`count` tokens of each, all in one batch; prompts are read `chunk` tokens at a time."""
-        while any(len(s.drawn) < count for s in sequences):
+        while any(len(s.sampled) < count for s in sequences):
             moves = []
             for s in sequences:
                 left = len(s.prompt) - s.length
-                if len(s.drawn) < count:
+                if len(s.sampled) < count:
                     moves.append((s, min(left, chunk) if left > 0 else 1))
             self.move(moves)
-        return [s.drawn for s in sequences]
+        return [s.sampled for s in sequences]
 
 
 def hand_out(result: Result, readers: list[Sequence]) -> None:
@@ -151,7 +161,7 @@ def hand_out(result: Result, readers: list[Sequence]) -> None:
     assert len(result.counts) == len(readers)
     position = 0
     for count, sequence in zip(result.counts, readers, strict=True):
-        sequence.drawn += result.tokens[position : position + count]
+        sequence.sampled += result.tokens[position : position + count]
         if result.logprobs:
             sequence.logprobs += result.logprobs[position : position + count]
         position += count

@@ -1,8 +1,8 @@
-"""Serves models as if there were a card, without running a kernel: does a rehearsal find all that steps ask for?
+"""Serves models as if there were a GPU, without running a kernel: does compile warm-up find all kernels of steps?
 
     python -m tests.worker.fake_gpu DIRECTORY…
 
-Says for each model and dtype how many kernels the rehearsal found, and which ones random steps missed beyond these.
+Says for each model and dtype how many kernels the warm-up found, and which other ones random steps launched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.layers.layer import TensorOptions
 from quire.messages import PromptLogprobsRow
 from quire.models.model import build_model
 from tests.kernels.triton.compile_cases import NoCard
-from tests.worker.run_again import ReplayByRunning
+from tests.worker.replay_by_running import ReplayByRunning
 
 STEPS = 60
 LONGEST, ROWS, TOKENS, RECORDED = 1_400, 20, 1_500, 512
@@ -51,7 +51,7 @@ def imagine() -> None:
     from quire.kernels.triton.linear import linear
     from quire.worker import buffer_ring
 
-    buffer_ring._is_apart = lambda device: True  # type: ignore[assignment]
+    buffer_ring._has_memory = lambda device: True  # type: ignore[assignment]
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
     linear.LARGE_WEIGHT = (16, 16)
@@ -86,35 +86,37 @@ class Card:
             max_model_len=min(LONGEST, self.spec.max_model_len),
             logprobs_mode=mode,
         )
-        worker._attention = lambda kv, spec, largest: attention.TritonAttention(  # type: ignore[assignment]
-            kv, spec.heads, largest.rows, largest.tokens, largest.length
+        worker._attention = lambda kv, spec, limits: attention.TritonAttention(  # type: ignore[assignment]
+            kv, spec.heads, limits.rows, limits.tokens, limits.length
         )
         self.worker = worker.Worker(self.config, SystemClock(), self.precompiler)
 
-    def rehearse(self) -> list[str]:
+    def warm_up(self) -> list[str]:
         """What was found."""
-        self.worker._rehearse(self.spec)
+        self.worker._warm_up_compilation(self.spec)
         return list(self.precompiler.names)
 
     def serve(self, seed: int) -> list[str]:
         """What the largest step, recording, and random steps that are replayed or not, missed. They are launched in the
         usual way, but by Triton: only what it would run does not run.
         """
+        from quire.clock import SystemClock
         from quire.worker.kv_tensors import allocate_kv_cache
+        from quire.worker.weight_loading import load_weights
 
         found, worker = len(self.precompiler.names), self.worker
         storage = allocate_kv_cache(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
         slots = worker._slot_table(self.spec)
         factory = LayerFactory(TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype)))
         model = build_model(self.spec, factory)
-        worker._read_weights(self.spec, factory)
+        load_weights(self.config, self.spec, factory, SystemClock())
         runner = worker._build_runner(self.spec, model, slots, storage)
         runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
         launches = Kernel.__getitem__
         with self.precompiler.rehearsal():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
-            runner.run_largest(worker._aside)
-            runner.record(RECORDED)
+            runner.run_largest(worker._deferred)
+            runner.capture_graphs(RECORDED)
             random_steps(runner.launch, self.spec.vocab_size, worker._largest_step().length, random.Random(seed))
         assert any(not shape.is_decode for shape in graphs.replayed)
         return self.precompiler.names[found:]
@@ -198,7 +200,7 @@ def main(directories: list[str]) -> None:
     for directory in directories:
         for dtype, mode in (("bfloat16", "raw_logprobs"), ("float32", "processed_logits")):
             card = Card(Path(directory), dtype, mode)
-            found = card.rehearse()
+            found = card.warm_up()
             missed = card.serve(seed=len(directory))
             card.forget()
             print(json.dumps({"model": directory, "dtype": dtype, "found": found, "missed": missed}), flush=True)

@@ -36,15 +36,16 @@ def reference(directory: Path, prompt: list[int], count: int = TOKENS) -> list[i
 
 
 def assert_greedy(directory: Path, sequences: list[Sequence]) -> None:
-    """Every drawn token is transformers' likeliest after what stands before it: so, from the first on, is the text that
-    it generates greedily."""
+    """Every sampled token is transformers' likeliest one after those before it, so the text is what it generates
+    greedily.
+    """
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     for s in sequences:
         with torch.inference_mode():
-            likeliest = model(torch.tensor([s.prompt + s.drawn])).logits[0].argmax(-1).tolist()
-        assert s.drawn == likeliest[len(s.prompt) - 1 : -1], f"prompt of {len(s.prompt)} tokens"
+            likeliest = model(torch.tensor([s.prompt + s.sampled])).logits[0].argmax(-1).tolist()
+        assert s.sampled == likeliest[len(s.prompt) - 1 : -1], f"prompt of {len(s.prompt)} tokens"
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -68,7 +69,7 @@ def test_mixed_batch_equals_transformers(variant: str, block_size: int, chunk: i
     driver.generate(batch, TOKENS, chunk)
     assert_greedy(directory, batch)
     if block_size == 16:
-        assert batch[1].drawn == reference(directory, batch[1].prompt)
+        assert batch[1].sampled == reference(directory, batch[1].prompt)
 
 
 def test_old_key_of_the_rope_type_is_read(tmp_path: Path) -> None:
@@ -122,21 +123,21 @@ def test_a_plan_needs_no_tokens_of_the_one_before(plain: Path) -> None:
     results: list[Result] = [driver.worker.execute(plan) for plan, _ in plans]
     for result, (_, readers) in zip(results, plans, strict=True):
         hand_out(result, readers)
-    assert [len(s.drawn) for s in batch] == [TOKENS, TOKENS]
+    assert [len(s.sampled) for s in batch] == [TOKENS, TOKENS]
     assert_greedy(plain, batch)
 
 
 def test_readmitted_sequence_goes_on_as_before(plain: Path) -> None:
-    """After a preemption: prompt and drawn tokens are given again, and the random numbers go on where they were."""
+    """After a preemption: prompt and sampled tokens are given again, and the random numbers go on where they were."""
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 2**63 + 5}
     prompt = prompts((30,))[0]
     driver = Driver(config_for(plain))
     whole = driver.generate([driver.admit(0, prompt, **sampling)], 40)[0]
     start = driver.generate([driver.admit(1, prompt, **sampling)], 15)[0]
-    rest = driver.admit(4, prompt + start, drawn=15, **sampling)
+    rest = driver.admit(4, prompt + start, num_sampled=15, **sampling)
     other = driver.admit(2, prompts((50,), seed=3)[0], temperature=1.0)
     driver.generate([other, rest], 25, chunk=13)
-    assert start + rest.drawn == whole
+    assert start + rest.sampled == whole
 
 
 def test_a_step_without_reads_or_rows(plain: Path) -> None:
@@ -168,10 +169,10 @@ def test_broken_row_fails_alone(tmp_path: Path) -> None:
     driver.move([(s, len(s.prompt)) for s in (first, broken, last)])
     for _ in range(9):
         driver.move([(s, 1) for s in (first, broken, last)])
-    assert (len(broken.errors), broken.drawn, broken.logprobs) == (10, [], [])
+    assert (len(broken.errors), broken.sampled, broken.logprobs) == (10, [], [])
     assert "not a number" in broken.errors[0]
     alone = Driver(config_for(directory, num_gpu_blocks_override=16, max_model_len=128))
     for sequence, sampling in ((first, {}), (last, {"temperature": 0.7, "top_k": 5})):
         expected = alone.generate([alone.admit(0, sequence.prompt, **sampling)], 10)[0]
-        assert sequence.drawn == expected
+        assert sequence.sampled == expected
         assert driver.generate([driver.admit(1, sequence.prompt, **sampling)], 10)[0] == expected

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,9 @@ from torch import Tensor
 from quire.kvcache.host_pool import HostPool
 from quire.messages import Plan
 from quire.worker import kv_transfer
-from quire.worker.kv_transfer import GpuBlockTransfer
+from quire.worker.buffer_ring import BufferRing
+from quire.worker.kv_transfer import BlockMoves, GpuBlockTransfer
+from quire.worker.staging_buffer import StagingBuffer
 from tests.worker.fake_streams import use_fake_streams
 
 STORAGES, BLOCKS, ELEMENTS = 2, 100, 6
@@ -28,19 +29,28 @@ def plan_of(**moves: Any) -> Plan:
     return Plan(1, [], [], [], [], [], [], [], [], [], [], **moves)
 
 
-@pytest.mark.parametrize("moves", ["out", "copies", "in", "all"])
-def test_columns_name_the_devices_blocks_of_swaps_first(moves: str) -> None:
-    given = {
-        "out": {"swap_out": [(2, 0), (3, 1), (4, 2), (6, 3)]},
-        "copies": {"copies": [(7, 8), (1, 9)]},
-        "in": {"swap_in": [(5, 12), (0, 11), (3, 10)]},
-    }
-    chosen = given if moves == "all" else {moves: given[moves]}
-    plan = plan_of(**{k: v for part in chosen.values() for k, v in part.items()})
-    expected = {"out": [[2, 3, 4, 6], [0, 1, 2, 3]], "copies": [[7, 1], [8, 9]], "in": [[12, 11, 10], [5, 0, 3]]}
-    columns = GpuBlockTransfer.columns(Mock(), plan)
-    assert [column.tolist() for column in columns] == [column for part in chosen for column in expected[part]]
-    assert all(column.dtype == np.int64 and column.flags.c_contiguous for column in columns)
+def moves_of(plan: Plan, device: str = "cpu") -> BlockMoves:
+    """What is staged for the plan."""
+    staging = StagingBuffer(1_000, BufferRing(torch.device(device)))
+    staging.begin()
+    moves = GpuBlockTransfer.stage(Mock(), plan, staging)
+    staging.finish()
+    return moves
+
+
+def test_only_the_devices_blocks_of_a_plan_are_staged() -> None:
+    swap_out, copies, swap_in = [(2, 0), (3, 1), (6, 3)], [(7, 8), (1, 9)], [(5, 12), (0, 11), (3, 10)]
+    moves = moves_of(plan_of(swap_out=swap_out, copies=copies, swap_in=swap_in))
+    assert moves.swap_out is not None
+    assert moves.swap_out.tolist() == [2, 3, 6]
+    assert moves.copy_sources is not None
+    assert moves.copy_sources.tolist() == [7, 1]
+    assert moves.copy_targets is not None
+    assert moves.copy_targets.tolist() == [8, 9]
+    assert moves.swap_in is not None
+    assert moves.swap_in.tolist() == [12, 11, 10]
+    assert moves_of(plan_of(copies=copies)).swap_in is None
+    assert moves_of(plan_of()) == BlockMoves()
 
 
 class HostCopies:
@@ -89,8 +99,7 @@ def transfer(blocks: Tensor, request: pytest.FixtureRequest) -> Iterator[GpuBloc
 
 
 def apply(transfer: GpuBlockTransfer, plan: Plan) -> None:
-    device = transfer._blocks.device
-    transfer.apply(plan, [torch.from_numpy(column).to(device) for column in transfer.columns(plan)])
+    transfer.apply(plan, moves_of(plan, transfer._blocks.device.type))
 
 
 def test_a_swap_takes_a_copy_for_each_staging_buffer_and_not_for_each_block(host: HostCopies) -> None:

@@ -8,29 +8,29 @@ import torch
 
 from quire.messages import Plan
 from quire.worker.slot_table import SlotTable
+from tests.worker.driver import apply_updates
 
 EMPTY = Plan(0, [], [], [], [], [], [], [], [], [], [])
 
 
 @pytest.mark.parametrize("entries", [[(0, 1, 2, 7)], [(1, 3, 0, 5), (0, 3, 0, 6), (1, 3, 4, 8), (0, 0, 4, 9)]])
-def test_entries_stand_in_their_group_slot_and_place(entries: list[tuple[int, int, int, int]]) -> None:
+def test_entries_are_written_to_their_group_slot_and_place(entries: list[tuple[int, int, int, int]]) -> None:
     assert changed(entries) == {(group, slot, index): block for group, slot, index, block in entries}
 
 
-def test_the_last_word_on_a_place_counts() -> None:
+def test_of_two_entries_of_one_place_the_later_counts() -> None:
     found = changed([(0, 1, 2, 7), (1, 1, 2, 4), (0, 1, 2, 8), (0, 1, 3, 5), (0, 1, 2, 9)])
     assert found == {(0, 1, 2): 9, (1, 1, 2): 4, (0, 1, 3): 5}
 
 
 def changed(entries: list[tuple[int, int, int, int]]) -> dict[tuple[int, int, int], int]:
-    """What stands in tables of two groups, four slots and five blocks, by group, slot and place."""
+    """The entries in tables of two groups, four slots and five blocks, by group, slot and place."""
     groups, slots, indices, blocks = map(list, zip(*entries, strict=True))
     plan = msgspec.structs.replace(
         EMPTY, block_groups=groups, block_slots=slots, block_indices=indices, block_ids=blocks
     )
     table = SlotTable(3, 5, 2, 100, torch.device("cpu"))
-    columns = table.columns(plan)
-    table.apply(plan, [torch.from_numpy(column) for column in columns])
+    apply_updates(table, plan)
     return {
         (group, slot, index): int(block)
         for group, of_group in enumerate(table.tables)

@@ -5,35 +5,45 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from quire.worker.buffer_ring import BufferRing
-from quire.worker.staging_buffer import Column, StagingBuffer
+from quire.worker.staging_buffer import HostColumn, StagingBuffer
 
 CAPACITY = 40
 DELAY = 10**8
-"""Cycles of a card: it fetches long after the host has laid everything."""
+"""Cycles of a GPU: it copies long after the host has staged everything."""
 
 
-def columns_of(step: int) -> list[Column]:
+def columns_of(step: int) -> list[HostColumn]:
     """Four of ten entries, of which the fourth finds no room in 35, and one of seven, which finds none in 40."""
     ints = np.arange(10, dtype=np.int64) + 100 * step
     return [ints, ints / 8, -ints, ints * 2**40, ints[:7] / 3]
 
 
-@pytest.mark.parametrize("fetched", [0, 2, 5])
+def stage(staging: StagingBuffer, columns: list[HostColumn], copied: int) -> list[Tensor]:
+    """The first `copied` columns in device memory, the others in host memory."""
+    staging.begin()
+    tensors = [staging.copied(column) for column in columns[:copied]]
+    tensors += [staging.zero_copy(column) for column in columns[copied:]]
+    staging.finish()
+    return tensors
+
+
+@pytest.mark.parametrize("copied", [0, 2, 5])
 @pytest.mark.parametrize("capacity", [35, CAPACITY, 47])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_each_step_finds_its_own_columns(capacity: int, device: str, fetched: int) -> None:
-    """Also those that find no room, and while earlier steps have not fetched theirs."""
-    columns = StagingBuffer(capacity, BufferRing(torch.device(device), in_flight=2))
+def test_each_step_finds_its_own_columns(capacity: int, device: str, copied: int) -> None:
+    """Also those that find no room, and while earlier steps have not copied theirs."""
+    staging = StagingBuffer(capacity, BufferRing(torch.device(device), in_flight=2))
     if device == "cuda":
         torch.cuda._sleep(DELAY)
     found = []
     for step in range(3):
-        given = columns_of(step)
-        laid = columns.lay(given[:fetched], given[fetched:])
-        columns.fetch()
-        found.append([column + 0 for column in laid])  # by a kernel: copy engines know no aliases
+        tensors = stage(staging, columns_of(step), copied)
+        assert staging.overflowed == (capacity < 47)
+        staging.copy_to_device()
+        found.append([tensor + 0 for tensor in tensors])  # by a kernel: copy engines know no unowned views
     for step, of_step in enumerate(found):
         assert [column.tolist() for column in of_step] == [column.tolist() for column in columns_of(step)]
         assert [column.dtype for column in of_step] == [
@@ -46,30 +56,40 @@ def test_each_step_finds_its_own_columns(capacity: int, device: str, fetched: in
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_is_fetched_stays_where_it_is(device: str) -> None:
-    columns = StagingBuffer(CAPACITY, BufferRing(torch.device(device)))
-    one, other = (columns.lay(columns_of(step)[:3], columns_of(step)[3:]) for step in range(2))
+def test_copied_columns_keep_their_addresses(device: str) -> None:
+    staging = StagingBuffer(CAPACITY, BufferRing(torch.device(device)))
+    one, other = (stage(staging, columns_of(step)[:4], 3) for step in range(2))
     assert [column.data_ptr() for column in one[:3]] == [column.data_ptr() for column in other[:3]]
-    assert [columns.holds(column) for column in one] == [True, True, True, device == "cpu", False]
+    assert (one[3].data_ptr() == other[3].data_ptr()) == (device == "cpu")
+    assert not staging.overflowed
+    assert staging.num_copied == 30
+
+
+def test_copied_columns_come_first() -> None:
+    staging = StagingBuffer(CAPACITY, BufferRing(torch.device("cpu")))
+    staging.begin()
+    staging.zero_copy(columns_of(0)[0])
+    with pytest.raises(AssertionError):
+        staging.copied(columns_of(0)[1])
 
 
 @pytest.mark.gpu
-def test_a_recorded_step_fetches_what_was_laid_for_it() -> None:
-    columns = StagingBuffer(CAPACITY, BufferRing(torch.device("cuda")))
-    (column,) = columns.lay(columns_of(0)[:1])
-    columns.fetch()
+def test_a_captured_step_copies_what_was_staged_for_it() -> None:
+    staging = StagingBuffer(CAPACITY, BufferRing(torch.device("cuda")))
+    (column,) = stage(staging, columns_of(0)[:1], 1)
+    staging.copy_to_device()
     torch.cuda.synchronize()
     graph, out = torch.cuda.CUDAGraph(), torch.zeros(10, dtype=torch.int64, device="cuda")
     with torch.cuda.graph(graph):
-        columns.fetch()
+        staging.copy_to_device()
         out.copy_(column)
     found = []
     torch.cuda._sleep(DELAY)
     for step in (1, 2):
-        columns.lay(columns_of(step)[:1])
+        stage(staging, columns_of(step)[:1], 1)
         graph.replay()
         found.append(out.clone())
-    columns.lay(columns_of(3)[:1])
-    columns.fetch()
+    stage(staging, columns_of(3)[:1], 1)
+    staging.copy_to_device()
     found.append(column.clone())
     assert [x.tolist() for x in found] == [columns_of(step)[0].tolist() for step in (1, 2, 3)]

@@ -63,27 +63,29 @@ def test_weights_that_do_not_fit_are_refused_by_flag(tmp_path: Path) -> None:
     [
         (Worker._slot_table, "--max-num-seqs"),
         (Worker._build_runner, "--gpu-memory"),
-        (ModelRunner.record, "--enforce-eager"),
+        (ModelRunner.capture_graphs, "--enforce-eager"),
     ],
 )
-def test_what_else_does_not_fit_on_a_card_is_refused_by_flag(
+def test_what_else_does_not_fit_on_a_gpu_is_refused_by_flag(
     tiny: Path, call: FunctionType, flag: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = ModelRunner if call is ModelRunner.record else Worker
+    owner = ModelRunner if call is ModelRunner.capture_graphs else Worker
     monkeypatch.setattr(owner, call.__name__, _run_out)
     with pytest.raises(MemoryBudgetError, match=flag):
         Worker(config_for(tiny, max_cudagraph_capture_size=2), SystemClock()).load()
 
 
 @pytest.mark.parametrize("error", [MemoryBudgetError("Even one block"), torch.OutOfMemoryError("CUDA out of memory.")])
-def test_a_rehearsal_without_room_is_left_out(tiny: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_warm_up_without_memory_is_left_out(
+    tiny: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run_out(*_: object) -> None:
         asked.append(error)
         raise error
 
     asked: list[Exception] = []
     monkeypatch.setattr(worker, "allocate_kv_cache", run_out)
-    assert not Worker(config_for(tiny), SystemClock())._rehearse(read_spec(tiny))
+    assert not Worker(config_for(tiny), SystemClock())._warm_up_compilation(read_spec(tiny))
     assert asked == [error]
 
 

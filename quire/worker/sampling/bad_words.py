@@ -1,12 +1,11 @@
-"""Sequences of tokens that an output never gets, for the slots that ask.
+"""`bad_words`: sequences of tokens that an output never gets, for the slots that ask.
 
-Where the output ends with all tokens of a sequence but the last, the last is not drawn. The device remembers the ends
-of outputs by itself, so no step waits for the host to learn a token. Knows nothing about text.
+Where the output ends with all tokens of a sequence but the last, the last is forbidden. The device keeps the ends of
+outputs, so no step waits for the host to learn a token. Knows nothing about text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,20 +13,20 @@ from torch import Tensor
 
 from quire.messages import Admitted
 from quire.worker.pinned_memory import upload
-from quire.worker.sampling.logit_bias import flat_index
+from quire.worker.sampling.active_rows import ActiveRows, flat_index
 
 _ANY = -1
-"""In a prefix: whatever stands there."""
+"""In a prefix: any token."""
 _NONE = -2
-"""In an end: there is no token yet."""
+"""In an end: no token yet."""
 
 
 class _Words(NamedTuple):
-    """One slot's.
+    """Of one slot.
 
     Attributes:
-        prefixes: [words, width] int32, what must stand at the end; filled up with _ANY at the front.
-        last: [words] int64, what is not drawn then.
+        prefixes: [words, width] int32, each word without its last token, padded with _ANY at the front.
+        last: [words] int64, each word's last token.
         end: [width] int32, the output's last tokens.
     """
 
@@ -37,7 +36,7 @@ class _Words(NamedTuple):
 
 
 class BadWords:
-    """By slot, for those that ask."""
+    """Of the slots that ask."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,30 +58,28 @@ class BadWords:
         )
         return True
 
-    def concerns(self, slot: int) -> bool:
+    def is_active(self, slot: int) -> bool:
         """Whether the slot has any."""
         return slot in self._words
 
-    def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> None:
-        """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot)."""
-        ours = [(read, self._words[slot]) for read, slot in asking if slot in self._words]
+    def apply(self, logits: Tensor, active: ActiveRows) -> None:
+        """Change logits [sampled, vocab] fp32 in place."""
+        ours = [(row, self._words[slot]) for row, slot in active if slot in self._words]
         if not ours:
             return
-        # Added, not filled in: a word that does not match adds nothing, and its last token may be another's that does.
+        # Added, because two words may end with the same token: the one that does not match adds 0.
         costs = [
             torch.zeros(len(words.last), device=self._device).masked_fill_(_matches(words), float("-inf"))
             for _, words in ours
         ]
-        logits.view(-1).index_add_(
-            0, flat_index(logits, [(read, words.last) for read, words in ours]), torch.cat(costs)
-        )
+        logits.view(-1).index_add_(0, flat_index(logits, [(row, words.last) for row, words in ours]), torch.cat(costs))
 
-    def drew(self, tokens: Tensor, asking: Sequence[tuple[int, int]]) -> None:
-        """Remember what each read drew; `tokens` [reads] int64."""
-        for read, slot in asking:
+    def record_tokens(self, tokens: Tensor, active: ActiveRows) -> None:
+        """Append the sampled `tokens`, [sampled] int64, to their outputs' ends."""
+        for row, slot in active:
             words = self._words.get(slot)
             if words is not None and len(words.end):
-                words.end.copy_(torch.cat((words.end[1:], tokens[read : read + 1])))
+                words.end.copy_(torch.cat((words.end[1:], tokens[row : row + 1])))
 
 
 def _matches(words: _Words) -> Tensor:

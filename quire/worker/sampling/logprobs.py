@@ -1,7 +1,7 @@
-"""Log probabilities of tokens and of others beside them: the likeliest ones, or those that were named.
+"""Log probabilities of tokens, and of others beside them: the likeliest ones, or those that a request names.
 
 Launched on the device and collected on the host later, so that no step waits for them. Knows nothing about how a token
-was drawn, nor whether its logits are the model's own or what sampling made of them.
+was sampled, nor whether its logits are the model's own or what sampling made of them.
 """
 
 from __future__ import annotations
@@ -10,30 +10,26 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.attention.metadata import IntArray
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.logprobs import TokenScores
 from quire.messages import TokenLogprobs
 from quire.worker.pinned_memory import upload
 
-Ints = npt.NDArray[np.int64]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 NO_LOGPROBS = -1
-
-
-ROOM = 2**24
-"""Logits that are looked at at a time where many of each row are wanted, at most (but one row at least): sorting them
-takes some 50 bytes each."""
-FEW = 64
-"""So many of a row are found without sorting it."""
+UNSORTED_MOST = 64
+"""Up to so many of the likeliest tokens are found without sorting a row of logits."""
+SORTED_LOGITS = 2**24
+"""Logits that are sorted at a time, at most, but one row at least. Sorting takes some 50 bytes for each."""
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """Of logits, where many of each are wanted."""
-    return max(1, ROOM // vocab_size)
+    """Rows of logits that are sorted at a time."""
+    return max(1, SORTED_LOGITS // vocab_size)
 
 
 class Scores(NamedTuple):
@@ -56,92 +52,92 @@ class Scores(NamedTuple):
         return Scores(*(column.to("cpu", non_blocking=True) for column in self))
 
 
-class Reported(NamedTuple):
-    """Of the reads of a step, on the host; there once the stream has come so far.
+class LaunchedLogprobs(NamedTuple):
+    """What a step reports, on the host; there once the stream has come so far.
 
     Attributes:
-        scores: Some reads after others.
-        named: [] or more, fp32: of the tokens that were named, one after another.
+        scores: Of the positions that want them, in order, some in each entry.
+        named: [n] fp32, log probabilities of the named tokens of all positions, one behind another.
     """
 
     scores: list[Scores]
     named: Tensor
 
 
-class Reports:
-    """Of the reads of a step that want them.
+class LogprobsRequest:
+    """Which log probabilities a step reports of its sampled tokens.
 
     Args:
-        wanted: [reads] number of likeliest tokens to report for each read, or NO_LOGPROBS.
-        named: Tokens to report in place of these, by read.
-        mode: `processed` is what tokens were drawn from, `raw` what the model said; `logits` are reported as they are.
+        wanted: [sampled] number of likeliest tokens to report for each position, or NO_LOGPROBS.
+        named: Tokens to report in place of these, by position.
+        mode: `processed` is what tokens were sampled from, `raw` the model's own; `logits` are reported as they are.
     """
 
-    def __init__(self, wanted: Ints, named: Mapping[int, list[int]], mode: LogprobsMode) -> None:
-        self._reads = (wanted != NO_LOGPROBS).nonzero()[0]
-        self._wanted: list[int] = wanted[self._reads].tolist()
+    def __init__(self, wanted: IntArray, named: Mapping[int, list[int]], mode: LogprobsMode) -> None:
+        self._positions = (wanted != NO_LOGPROBS).nonzero()[0]
+        self._wanted: list[int] = wanted[self._positions].tolist()
         self._number = len(wanted)
         self._mode = mode
-        places = {read: at for at, read in enumerate(self._reads.tolist())}
-        self._named = {places[read]: ids for read, ids in sorted(named.items())}  # by place among the asking
+        places = {position: place for place, position in enumerate(self._positions.tolist())}
+        self._named = {places[position]: ids for position, ids in sorted(named.items())}  # by place in _positions
 
     def __bool__(self) -> bool:
-        return bool(len(self._reads))
+        return bool(len(self._positions))
 
     @property
     def processed(self) -> bool:
-        """Whether what tokens were drawn from is to be seen, and not what the model said."""
+        """Whether scores are reported that tokens were sampled from, and not the model's own."""
         return self._mode.startswith("processed")
 
-    def launch(self, logits: Tensor, tokens: Tensor) -> Reported:
+    def launch(self, logits: Tensor, tokens: Tensor) -> LaunchedLogprobs:
         """What is reported, on its way to the host.
 
         Args:
-            logits: [reads, vocab], or what tokens were drawn from; may change afterwards.
-            tokens: [reads] int64, the drawn ones.
+            logits: [sampled, vocab], or the scores that tokens were sampled from; may change afterwards.
+            tokens: [sampled] int64, the sampled ones.
         """
-        reads = upload(self._reads, logits.device)
-        own, vocab = tokens.index_select(0, reads), logits.shape[-1]
+        rows = upload(self._positions, logits.device)
+        own, vocab = tokens.index_select(0, rows), logits.shape[-1]
         wanted = [most for place, most in enumerate(self._wanted) if place not in self._named]
         most = min(max(wanted, default=0), vocab)
-        each = len(reads) if most <= FEW else rows_at_once(vocab)
+        each = len(rows) if most <= UNSORTED_MOST else rows_at_once(vocab)
         scores, bests, sums = [], [], []
-        for some, theirs in zip(torch.split(reads, each), torch.split(own, each), strict=True):
+        for some, theirs in zip(torch.split(rows, each), torch.split(own, each), strict=True):
             found = score(logits, some, theirs, most, normalise=self._mode.endswith("logprobs"))
             scores.append(Scores(*found[:4]).to_host())
             bests.append(found.best)
             sums.append(found.log_sum)
         if not self._named:
-            return Reported(scores, torch.empty(0))
-        named = self._of_named(logits, reads, torch.cat(bests), torch.cat(sums))
-        return Reported(scores, named.to("cpu", non_blocking=True))
+            return LaunchedLogprobs(scores, torch.empty(0))
+        named = self._of_named(logits, rows, torch.cat(bests), torch.cat(sums))
+        return LaunchedLogprobs(scores, named.to("cpu", non_blocking=True))
 
-    def collect(self, reported: Reported) -> list[TokenLogprobs | None]:
-        """One entry a read, None where it was not asked for; what was reported is there."""
+    def collect(self, launched: LaunchedLogprobs) -> list[TokenLogprobs | None]:
+        """One entry for each sampled position, None where none is wanted; what was launched is there."""
         entries: list[TokenLogprobs | None] = [None] * self._number
-        values, end, place = reported.named.tolist(), 0, 0
-        for scores in reported.scores:
+        values, end, place = launched.named.tolist(), 0, 0
+        for scores in launched.scores:
             for entry in entries_of(scores, self._wanted[place : place + len(scores.own)]):
                 if place in self._named:
                     ids = self._named[place]
                     end += len(ids)
                     entry = TokenLogprobs(entry.logprob, entry.rank, ids, values[end - len(ids) : end])
-                entries[int(self._reads[place])] = entry
+                entries[int(self._positions[place])] = entry
                 place += 1
         return entries
 
-    def _of_named(self, logits: Tensor, reads: Tensor, best: Tensor, log_sum: Tensor) -> Tensor:
-        """Scores of the named tokens of all reads, one after another."""
+    def _of_named(self, logits: Tensor, rows: Tensor, best: Tensor, log_sum: Tensor) -> Tensor:
+        """[n] scores of the named tokens of all positions, one behind another."""
         counts = [len(ids) for ids in self._named.values()]
         places = upload(np.repeat(np.array(list(self._named), dtype=np.int64), counts), logits.device)
         tokens = upload([token for ids in self._named.values() for token in ids], logits.device)
-        x = logits[reads.index_select(0, places), tokens].float()
+        x = logits[rows.index_select(0, places), tokens].float()
         return (x - best.index_select(0, places)) - log_sum.index_select(0, places)
 
 
-def score(logits: Tensor, reads: Tensor, tokens: Tensor, most: int, *, normalise: bool) -> TokenScores:
+def score(logits: Tensor, rows: Tensor, tokens: Tensor, most: int, *, normalise: bool) -> TokenScores:
     """The op `token_logprobs` of the logits' device."""
-    scores: TokenScores = kernel("token_logprobs", logits.device.type)(logits, reads, tokens, most, normalise=normalise)
+    scores: TokenScores = kernel("token_logprobs", logits.device.type)(logits, rows, tokens, most, normalise=normalise)
     return scores
 
 

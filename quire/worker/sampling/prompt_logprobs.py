@@ -1,6 +1,6 @@
 """Log probabilities of a prompt's tokens, each after what stands before it; always the model's own.
 
-A chunk's logits are made a slice at a time, so that they never take more than a fixed room.
+A chunk's logits are computed slice by slice, so that their memory is bounded.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from quire.messages import Plan, PromptLogprobsRow, TokenLogprobs
 from quire.models.model import Model
-from quire.worker.batch import Batch, HostBatch
+from quire.worker.batch import Batch
+from quire.worker.host_batch import HostBatch
 from quire.worker.pinned_memory import upload
-from quire.worker.sampling.logprobs import FEW, Scores, entries_of, rows_at_once, scores_of
+from quire.worker.sampling.logprobs import UNSORTED_MOST, Scores, entries_of, rows_at_once, scores_of
 
 
 class PromptLogprobs:
@@ -22,52 +23,55 @@ class PromptLogprobs:
 
     Args:
         model: Makes the logits.
-        vocab_size: Of each.
+        vocab_size: Logits of a position.
 
     Attributes:
-        positions: Of a slice, at most.
+        positions: Prompt positions of a slice, at most.
     """
 
     def __init__(self, model: Model, vocab_size: int) -> None:
         self._model = model
         self.positions = rows_at_once(vocab_size)
 
-    def launch(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]) -> PromptScores:
+    def launch(
+        self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor, wanted: list[int]
+    ) -> StepPromptLogprobs:
         """One list for each of `plan.prompt_logprobs_rows`, collected once the device is done.
 
         Args:
+            plan: Which rows and positions.
             host, batch: The plan's.
             hidden: [tokens, hidden].
             wanted: How many of the likeliest tokens to report, for each of `plan.prompt_logprobs_rows`.
         """
         rows = zip(plan.prompt_logprobs_rows, wanted, strict=True)
-        return PromptScores([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
+        return StepPromptLogprobs([self._row(each, host, batch, hidden, most) for each, most in rows], wanted)
 
-    def rehearse(self, logits: Tensor, most: int) -> None:
-        """Take the memory that scores of a slice take at most.
+    def warm_up(self, logits: Tensor, most: int) -> None:
+        """Take the memory that a slice takes at most.
 
         Args:
             logits: [n, vocab], any, as many as a slice has.
             most: How many of the likeliest tokens may be wanted.
         """
-        if most > FEW:
+        if most > UNSORTED_MOST:
             scores_of(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), most)
 
-    def _row(self, scored: PromptLogprobsRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
-        """By slice."""
-        first = int(host.firsts[scored.row])
-        start, end = first + scored.skip, first + scored.skip + scored.count
+    def _row(self, row: PromptLogprobsRow, host: HostBatch, batch: Batch, hidden: Tensor, most: int) -> list[Scores]:
+        """One entry a slice."""
+        first = int(host.first_tokens[row.row])
+        start, end = first + row.skip, first + row.skip + row.count
         targets = batch.tokens[start + 1 : end + 1]
-        if end == first + int(host.counts[scored.row]):  # the last one's stands in no row of this step
-            targets = torch.cat((batch.tokens[start + 1 : end], upload([scored.next_token], targets.device)))
+        if end == first + int(host.counts[row.row]):  # the chunk's last target is a token of the next step
+            targets = torch.cat((batch.tokens[start + 1 : end], upload([row.next_token], targets.device)))
         return [
             scores_of(self._model.logits(hidden[at : min(end, at + self.positions)]), own, most).to_host()
             for at, own in zip(range(start, end, self.positions), torch.split(targets, self.positions), strict=True)
         ]
 
 
-class PromptScores:
-    """What a step found out about prompts.
+class StepPromptLogprobs:
+    """A step's log probabilities of prompts.
 
     Args:
         slices: For each row, its scores on the host, there once the device is done.
@@ -84,3 +88,6 @@ class PromptScores:
             [entry for scores in row for entry in entries_of(scores, [most] * len(scores.own))]
             for row, most in zip(self._slices, self._wanted, strict=True)
         ]
+
+
+NO_PROMPT_LOGPROBS = StepPromptLogprobs()

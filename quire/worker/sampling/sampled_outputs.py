@@ -1,6 +1,6 @@
-"""Where draws leave their tokens and faults, and their way back to the host.
+"""Where sampling leaves tokens and faults, and their way to the host.
 
-Knows nothing about plans or how tokens are drawn.
+Knows nothing about plans or how tokens are sampled.
 """
 
 from __future__ import annotations
@@ -10,47 +10,48 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.attention.metadata import IntArray
 from quire.kernels.dispatch import kernel
-from quire.worker.buffer_ring import BufferRing, PinnedBufferRing
+from quire.worker.buffer_ring import BufferRing, PinnedBuffers
 
 _ALIGNED = 16
-"""Bytes that tensors begin at multiples of, as those of torch do at least."""
+"""Bytes to a multiple of which columns are aligned, as tensors of torch are at least."""
 
 
 class SampledOutputs:
-    """One column of tokens and one of faults, side by side: both come back together. They stay where they are, so that
-    recorded steps leave them at the same addresses each time.
+    """A column of tokens and one of faults, side by side, so that one copy takes both to the host. They keep their
+    addresses, so that captured graphs can write them.
 
     Args:
-        reads: Most reads of a step.
-        turns: Of the host's buffers; on a CPU there is one, and tokens are drawn into it.
+        most: Sampled positions of a step, at most.
+        ring: Of the host's buffers; on a CPU there is one, into which tokens are sampled.
 
     Attributes:
-        tokens: [reads] int64.
-        faults: [reads] int8; see the op `sample`.
+        tokens: [most] int64.
+        faults: [most] int8; see the op `sample`.
     """
 
-    def __init__(self, reads: int, turns: BufferRing) -> None:
-        self._turns = turns
-        first = -(-8 * reads // _ALIGNED) * _ALIGNED
-        self._hosts = PinnedBufferRing(turns, -(-(first + reads) // 8))
-        self._words = self._hosts.host[0]
-        if turns.apart:
-            self._words = torch.zeros(self._words.shape, dtype=torch.int64, device=turns.device)
-            self._send = kernel("copy_outputs_to_host", turns.device.type)
+    def __init__(self, most: int, ring: BufferRing) -> None:
+        self._ring = ring
+        faults_at = -(-8 * most // _ALIGNED) * _ALIGNED  # bytes
+        self._buffers = PinnedBuffers(ring, -(-(faults_at + most) // 8))
+        self._words = self._buffers.host[0]
+        if ring.has_device_memory:
+            self._words = torch.zeros(self._words.shape, dtype=torch.int64, device=ring.device)
+            self._copy = kernel("copy_outputs_to_host", ring.device.type)
         whole = self._words.view(torch.uint8)
-        self.tokens: Tensor = whole[: 8 * reads].view(torch.int64)
-        self.faults: Tensor = whole[first : first + reads].view(torch.int8)
-        arrays = [host.view(torch.uint8).numpy() for host in self._hosts.host]
-        self._views = [(a[: 8 * reads].view(np.int64), a[first : first + reads].view(np.int8)) for a in arrays]
+        self.tokens: Tensor = whole[: 8 * most].view(torch.int64)
+        self.faults: Tensor = whole[faults_at : faults_at + most].view(torch.int8)
+        arrays = [host.view(torch.uint8).numpy() for host in self._buffers.host]
+        self._on_host = [(a[: 8 * most].view(np.int64), a[faults_at : faults_at + most].view(np.int8)) for a in arrays]
 
     def send(self) -> None:
-        """Both columns to the host; what is sent later in the same step takes the place of what was sent before."""
-        if self._turns.apart:
-            self._send(self._words, self._hosts.seen, self._turns.on_device)
+        """Launch the copy to the host; a later one in the same step replaces it."""
+        if self._ring.has_device_memory:
+            self._copy(self._words, self._buffers.device_view, self._ring.device_steps)
 
-    def on_host(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
-        """Both columns of the step that was laid last; their values are there when the stream has come so far, and
-        until the step's turn comes again.
+    def on_host(self) -> tuple[IntArray, npt.NDArray[np.int8]]:
+        """Tokens and faults of the step that was staged last. Their values are there once the stream has come so far,
+        and until the ring comes back to the step's buffer.
         """
-        return self._views[self._turns.current]
+        return self._on_host[self._ring.current]

@@ -1,8 +1,8 @@
-"""Logits to tokens for a whole batch of reads at once.
+"""Logits to tokens, for all sampled positions of a step at once.
 
-The order is vLLM's: the rules of the slots that have any; then greedy, or temperature, min_p, top_k, top_p, one draw,
-which the op `sample` does for all reads in one go. Nothing here waits for the device but logits processors, which need
-their tokens on the host. Knows nothing about rows, plans or models.
+The order is vLLM's: logits transforms of the slots that have any; then greedy, or temperature, min_p, top_k, top_p and
+sampling, which the op `sample` does in one go. Nothing here waits for the device but logits processors, which need
+tokens on the host. Knows nothing about rows, plans or models.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.attention.metadata import IntArray
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.sample import (
     NOTHING_LEFT,
@@ -25,17 +26,17 @@ from quire.kernels.reference.sample import (
     scores_within,
 )
 from quire.worker.pinned_memory import upload
-from quire.worker.sampling.logits_transforms import ActiveRows
-from quire.worker.sampling.logprobs import FEW, LogprobsMode, rows_at_once, score
+from quire.worker.sampling.active_rows import ActiveRows
+from quire.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, rows_at_once, score
 from quire.worker.slot_table import SlotTable
 
-Ints = npt.NDArray[np.int64]
 Deferred = Callable[[], AbstractContextManager[None]]
+"""What is launched within it is needed by some requests only; a start need not wait for its compilation."""
 
-_RULED_UNSOUND = NOTHING_LEFT + 1
-"""A fault that rules made; the op knows nothing of them."""
+_TRANSFORMED_UNSOUND = NOTHING_LEFT + 1
+"""A fault that logits transforms made; the op knows nothing of them."""
 UNSOUND_TEXT = "The model's output was not a number; this happens with broken weights or an overflow of the dtype."
-RULED_UNSOUND_TEXT = (
+TRANSFORMED_UNSOUND_TEXT = (
     "The model's output was sound, but this request's own rules (logits processors, penalties, logit_bias) made NaN or "
     "+inf of it; a processor forbids a token by -inf."
 )
@@ -44,154 +45,161 @@ NOTHING_LEFT_TEXT = (
 )
 
 
+def sample_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Tensor, faults: Tensor) -> None:
+    """Sample by the slots' parameters alone, without logits transforms; the slots keep the tokens and count them.
+
+    Nothing is decided on the host, so this can be captured in a CUDA graph.
+
+    Args:
+        logits: [sampled, vocab]; not changed.
+        where: [sampled] int64 on the device, the slot of each position; padding is the dummy's.
+        slots: The table.
+        tokens: [sampled] int64, out.
+        faults: [sampled] int8, out.
+    """
+    kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, slots.last_token)
+
+
+def columns_of(slots: SlotTable) -> SamplingColumns:
+    """The columns of the table that the op `sample` takes."""
+    return SamplingColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.num_sampled)
+
+
 @dataclass(frozen=True)
-class Drawn:
-    """What a batch of reads drew.
+class Sampled:
+    """What was sampled.
 
     Attributes:
-        tokens: [reads] int64; the token of a read that failed means nothing.
-        faults: [reads] int8; see the op `sample`, and _RULED_UNSOUND.
-        broken: What went wrong in logits processors, by read.
-        scores: [reads, vocab] what the tokens were drawn from; None unless asked for.
-        ruled: The reads whose logits were changed by rules.
+        tokens: [sampled] int64; the token of a position that failed means nothing.
+        faults: [sampled] int8; see the op `sample`, and _TRANSFORMED_UNSOUND.
+        broken: What went wrong in logits processors, by position.
+        scores: [sampled, vocab] what the tokens were sampled from; None unless asked for.
+        transformed: The positions whose logits were changed.
     """
 
     tokens: Tensor
     faults: Tensor
-    broken: dict[int, str]
+    broken: Mapping[int, str]
     scores: Tensor | None
-    ruled: Set[int] = frozenset()
+    transformed: Set[int] = frozenset()
 
     def errors(self, faults: Tensor | npt.NDArray[np.int8] | None = None) -> dict[int, str]:
-        """The reads that failed, and why; `faults` are those on the host, if they are there already."""
-        return errors_of(self.faults if faults is None else faults, self.broken, self.ruled)
+        """The positions that failed, and why; `faults` are those on the host, if they are there already."""
+        return errors_of(self.faults if faults is None else faults, self.broken, self.transformed)
 
 
 def errors_of(
-    faults: Tensor | npt.NDArray[np.int8], broken: Mapping[int, str] | None = None, ruled: Set[int] = frozenset()
+    faults: Tensor | npt.NDArray[np.int8], broken: Mapping[int, str] | None = None, transformed: Set[int] = frozenset()
 ) -> dict[int, str]:
-    """The reads that failed, and why; see Drawn."""
+    """The positions that failed, and why; see Sampled."""
     if not broken and not bool(faults.any()):
         return {}
-    found = {read: _text(fault, read in ruled) for read, fault in enumerate(faults.tolist()) if fault}
+    found = {place: _text(fault, place in transformed) for place, fault in enumerate(faults.tolist()) if fault}
     return dict(sorted((found | dict(broken or {})).items()))
 
 
-def _text(fault: int, ruled: bool) -> str:
-    if fault == _RULED_UNSOUND:
-        return RULED_UNSOUND_TEXT
-    return NOTHING_LEFT_TEXT if fault == NOTHING_LEFT and ruled else UNSOUND_TEXT
-
-
-def draw_and_advance(logits: Tensor, where: Tensor, slots: SlotTable, tokens: Tensor, faults: Tensor) -> None:
-    """Draw a token for each read by its slot's parameters alone, without its rules; the slots keep them and count on.
-
-    Nothing is decided on the host, so this can be recorded in a CUDA graph.
-
-    Args:
-        logits: [reads, vocab]; not changed.
-        where: [reads] int64 on the device, the slot of each read; padding is the dummy's.
-        slots: The table.
-        tokens: [reads] int64, out.
-        faults: [reads] int8, out.
-    """
-    kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, slots.last)
-
-
-def columns_of(slots: SlotTable) -> SamplingColumns:
-    """What the op `sample` takes of the table."""
-    return SamplingColumns(slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed, slots.drawn)
+def _text(fault: int, transformed: bool) -> str:
+    if fault == _TRANSFORMED_UNSOUND:
+        return TRANSFORMED_UNSOUND_TEXT
+    return NOTHING_LEFT_TEXT if fault == NOTHING_LEFT and transformed else UNSOUND_TEXT
 
 
 def sample(
-    logits: Tensor, sampled_slots: Ints, slots: SlotTable, *, keep_scores: bool = False, where: Tensor | None = None
-) -> Drawn:
-    """Draw a token for each read. The table stays as it is.
+    logits: Tensor,
+    sampled_slots: IntArray,
+    slots: SlotTable,
+    *,
+    keep_scores: bool = False,
+    device_slots: Tensor | None = None,
+) -> Sampled:
+    """Sample a token for each position, with logits transforms. The table stays as it is.
 
     Args:
-        logits: [reads, vocab]; not changed.
-        sampled_slots: [reads] the slot of each read.
-        slots: Sampling parameters, rules, seeds and counters.
+        logits: [sampled, vocab]; not changed.
+        sampled_slots: [sampled] the slot of each position.
+        slots: Sampling parameters, transforms, seeds and counters.
         keep_scores: Return the scores as well.
-        where: The same as `sampled_slots` on the device, if it is there already.
+        device_slots: The same as `sampled_slots` on the device, if it is there already.
     """
-    where = upload(sampled_slots, logits.device) if where is None else where
-    asking = slots.rules.asking(sampled_slots)
-    if not asking:
-        return Drawn(*_draw(logits, where, slots, keep_scores=keep_scores), frozenset())
-    if len(asking) == len(sampled_slots):
-        return _draw_ruled(logits, where, slots, asking, keep_scores=keep_scores)
-    tokens, faults, _, scores = _draw(logits, where, slots, keep_scores=keep_scores)
-    reads = upload([read for read, _ in asking], logits.device)
-    own = [(at, slot) for at, (_, slot) in enumerate(asking)]
-    ruled = _draw_ruled(
-        logits.index_select(0, reads), where.index_select(0, reads), slots, own, keep_scores=keep_scores
+    where = upload(sampled_slots, logits.device) if device_slots is None else device_slots
+    active = slots.transforms.active_rows(sampled_slots)
+    if active and len(active) == len(sampled_slots):
+        return _sample_transformed(logits, where, slots, active, keep_scores=keep_scores)
+    sampled = _sample_plain(logits, where, slots, keep_scores=keep_scores)
+    if not active:
+        return sampled
+    rows = upload([row for row, _ in active], logits.device)
+    among_active = [(place, slot) for place, (_, slot) in enumerate(active)]
+    transformed = _sample_transformed(
+        logits.index_select(0, rows), where.index_select(0, rows), slots, among_active, keep_scores=keep_scores
     )
-    tokens.index_copy_(0, reads, ruled.tokens)
-    faults.index_copy_(0, reads, ruled.faults)
-    if scores is not None and ruled.scores is not None:
-        scores.index_copy_(0, reads, ruled.scores)
-    read_of = [read for read, _ in asking]
-    return Drawn(tokens, faults, {read_of[at]: text for at, text in ruled.broken.items()}, scores, set(read_of))
+    sampled.tokens.index_copy_(0, rows, transformed.tokens)
+    sampled.faults.index_copy_(0, rows, transformed.faults)
+    if sampled.scores is not None and transformed.scores is not None:
+        sampled.scores.index_copy_(0, rows, transformed.scores)
+    row_of = [row for row, _ in active]
+    broken = {row_of[place]: text for place, text in transformed.broken.items()}
+    return Sampled(sampled.tokens, sampled.faults, broken, sampled.scores, set(row_of))
 
 
-def rehearse(
-    logits: Tensor, slots: SlotTable, mode: LogprobsMode, deferred: Deferred = nullcontext, max_logprobs: int = 1
-) -> None:
-    """Run all that draws from such logits may ever run, with the memory it takes, so that no kernel is compiled and no
-    memory is missed in the middle of serving.
-
-    Args:
-        logits: [reads, vocab], any.
-        slots: Their table; its dummy slot is drawn for.
-        mode: What will be reported.
-        deferred: Within it is run what only rules, and scores that are kept, need. Kernels may do nothing there.
-        max_logprobs: How many tokens may be reported beside one.
-    """
-    reads = torch.arange(len(logits), device=logits.device)
-    where = torch.full_like(reads, slots.dummy)
-    tokens, faults = torch.empty_like(reads), torch.empty_like(reads, dtype=torch.int8)
-    draw_and_advance(logits, where, slots, tokens, faults)
-    _rehearse_scores(logits, reads, tokens, mode, max_logprobs)
-    with deferred():
-        chosen = logits.index_select(0, reads)
-        held = []  # at once, as in a step in which nearly all reads have rules
-        for rows in (logits, chosen.float()):
-            for keep_scores in {False, mode.startswith("processed")}:
-                tokens, _, _, scores = _draw(rows, where, slots, keep_scores=keep_scores)
-                held.append(scores)
-            _rehearse_scores(rows, reads, tokens, mode, max_logprobs)
-        slots.rules.rehearse(rows)
-
-
-def _rehearse_scores(logits: Tensor, reads: Tensor, tokens: Tensor, mode: LogprobsMode, most: int) -> None:
-    for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
-        score(logits, reads, tokens, 1, normalise=normalise)
-    if most > FEW:
-        each = rows_at_once(logits.shape[-1])
-        score(logits, reads[:each], tokens[:each], most, normalise=True)
-
-
-def _draw_ruled(logits: Tensor, where: Tensor, slots: SlotTable, asking: ActiveRows, *, keep_scores: bool) -> Drawn:
-    """Of reads that all ask for rules; `asking` counts them from 0."""
+def _sample_transformed(
+    logits: Tensor, where: Tensor, slots: SlotTable, active: ActiveRows, *, keep_scores: bool
+) -> Sampled:
+    """All rows of the logits have transforms."""
     sound = logits.amax(-1).isfinite()
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
-    broken = slots.rules.apply(logits, asking)
-    tokens, faults, _, scores = _draw(logits, where, slots, keep_scores=keep_scores)
-    faults = torch.where(sound, torch.where(faults == UNSOUND, _RULED_UNSOUND, faults), UNSOUND).to(torch.int8)
-    slots.rules.drew(tokens, asking)
-    return Drawn(tokens, faults, broken, scores, set(range(len(asking))))
+    broken = slots.transforms.apply(logits, active)
+    sampled = _sample_plain(logits, where, slots, keep_scores=keep_scores)
+    faults = torch.where(sampled.faults == UNSOUND, _TRANSFORMED_UNSOUND, sampled.faults)
+    faults = torch.where(sound, faults, UNSOUND).to(torch.int8)
+    slots.transforms.record_tokens(sampled.tokens, active)
+    return Sampled(sampled.tokens, faults, broken, sampled.scores, set(range(len(active))))
 
 
-def _draw(
-    logits: Tensor, where: Tensor, slots: SlotTable, *, keep_scores: bool
-) -> tuple[Tensor, Tensor, dict[int, str], Tensor | None]:
-    """Tokens, faults, nothing broken, and the scores if they are kept."""
-    reads = len(logits)
-    tokens = torch.empty(reads, dtype=torch.int64, device=logits.device)
-    faults = torch.empty(reads, dtype=torch.int8, device=logits.device)
-    edges = Edges(logits.new_empty(reads, dtype=torch.float32), torch.empty_like(tokens)) if keep_scores else None
+def _sample_plain(logits: Tensor, where: Tensor, slots: SlotTable, *, keep_scores: bool) -> Sampled:
+    """Without transforms."""
+    number = len(logits)
+    tokens = torch.empty(number, dtype=torch.int64, device=logits.device)
+    faults = torch.empty(number, dtype=torch.int8, device=logits.device)
+    edges = Edges(logits.new_empty(number, dtype=torch.float32), torch.empty_like(tokens)) if keep_scores else None
     kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, edges=edges)
-    if edges is None:
-        return tokens, faults, {}, None
-    return tokens, faults, {}, scores_within(logits, slots.temperature.index_select(0, where), edges)
+    scores = None if edges is None else scores_within(logits, slots.temperature.index_select(0, where), edges)
+    return Sampled(tokens, faults, {}, scores)
+
+
+def warm_up(
+    logits: Tensor, slots: SlotTable, mode: LogprobsMode, deferred: Deferred = nullcontext, max_logprobs: int = 1
+) -> None:
+    """Run all that may ever sample from such logits, with the memory it takes: no kernel is compiled and no memory is
+    missed while requests are served.
+
+    Args:
+        logits: [sampled, vocab], any.
+        slots: Their table, whose dummy slot is sampled for.
+        mode: What will be reported.
+        deferred: Within it is run what only logits transforms, and scores that are kept, need. Kernels may do nothing
+            there.
+        max_logprobs: How many tokens may be reported beside one.
+    """
+    rows = torch.arange(len(logits), device=logits.device)
+    where = torch.full_like(rows, slots.dummy)
+    tokens, faults = torch.empty_like(rows), torch.empty_like(rows, dtype=torch.int8)
+    sample_and_advance(logits, where, slots, tokens, faults)
+    _warm_up_logprobs(logits, rows, tokens, mode, max_logprobs)
+    with deferred():
+        chosen = logits.index_select(0, rows)
+        held = []  # at the same time, as in a step in which nearly all slots have transforms
+        for given in (logits, chosen.float()):
+            for keep_scores in {False, mode.startswith("processed")}:
+                sampled = _sample_plain(given, where, slots, keep_scores=keep_scores)
+                held.append(sampled.scores)
+            _warm_up_logprobs(given, rows, sampled.tokens, mode, max_logprobs)
+        slots.transforms.warm_up(given)
+
+
+def _warm_up_logprobs(logits: Tensor, rows: Tensor, tokens: Tensor, mode: LogprobsMode, most: int) -> None:
+    for normalise in {True, mode.endswith("logprobs")}:  # prompts are always reported as log probabilities
+        score(logits, rows, tokens, 1, normalise=normalise)
+    if most > UNSORTED_MOST:
+        each = rows_at_once(logits.shape[-1])
+        score(logits, rows[:each], tokens[:each], most, normalise=True)

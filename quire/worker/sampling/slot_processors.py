@@ -1,7 +1,7 @@
-"""The operator's logits processors at work: for each slot that has any, what they are and the tokens they look at.
+"""The operator's logits processors: for each slot that has any, the processors and the tokens that they are given.
 
-What goes wrong in one fails its own request and no other. They look at tokens on the host, so a step with a slot that
-has any waits for the device.
+A processor that raises fails its own request and no other. Tokens are given to it on the host, so a step with such a
+slot waits for the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from torch import Tensor
 from quire.errors import RequestError
 from quire.logits_processors import LogitsProcessor, RequestProcessor
 from quire.messages import Admitted
+from quire.worker.sampling.active_rows import ActiveRows
 
 
 class SlotProcessors:
-    """The processors of the slots that have any, and the tokens they look at."""
+    """Of the slots that have any."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self._processors = processors
@@ -39,31 +40,31 @@ class SlotProcessors:
         if chain:
             self._chains[slot] = chain
             self._tokens[slot] = owner.history[: owner.prompt_len], owner.history[owner.prompt_len :]
-        return self.concerns(slot)
+        return self.is_active(slot)
 
-    def concerns(self, slot: int) -> bool:
+    def is_active(self, slot: int) -> bool:
         """Whether a processor takes the slot, or failed to."""
         return slot in self._chains or slot in self._refused
 
-    def apply(self, logits: Tensor, asking: Sequence[tuple[int, int]]) -> dict[int, str]:
-        """Change logits [reads, vocab] fp32 in place; `asking` are (read, slot). Returns what went wrong, by read."""
+    def apply(self, logits: Tensor, active: ActiveRows) -> dict[int, str]:
+        """Change logits [sampled, vocab] fp32 in place. Returns what went wrong, by row."""
         errors: dict[int, str] = {}
-        for read, slot in asking:
+        for row, slot in active:
             if slot in self._refused:
-                errors[read] = self._refused[slot]
+                errors[row] = self._refused[slot]
             elif slot in self._chains:
                 try:
                     for process in self._chains[slot]:
-                        logits[read] = _checked(process(*self._tokens[slot], logits[read]), logits[read])
+                        logits[row] = _checked(process(*self._tokens[slot], logits[row]), logits[row])
                 except Exception as error:
-                    errors[read] = _cause(error)
+                    errors[row] = _cause(error)
         return errors
 
-    def drew(self, tokens: Tensor, asking: Sequence[tuple[int, int]]) -> None:
-        """Remember what each read drew; `tokens` [reads] int64."""
-        for read, slot in asking:
+    def record_tokens(self, tokens: Tensor, active: ActiveRows) -> None:
+        """Append the sampled `tokens`, [sampled] int64, to their outputs."""
+        for row, slot in active:
             if slot in self._tokens:
-                self._tokens[slot][1].append(int(tokens[read]))
+                self._tokens[slot][1].append(int(tokens[row]))
 
 
 def _checked(changed: Tensor, before: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The end of a step: a token for each read, and its way home with what is reported of it.
+"""The end of a step: a token for each sampled position, on its way to the host with what is reported of it.
 
 Knows nothing about models: it is given logits.
 """
@@ -13,107 +13,124 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.attention.metadata import IntArray
 from quire.messages import Result, TokenLogprobs
 from quire.worker.buffer_ring import BufferRing
-from quire.worker.sampling.logprobs import LogprobsMode, Reports
-from quire.worker.sampling.prompt_logprobs import PromptScores
+from quire.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
+from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.worker.sampling.sampled_outputs import SampledOutputs
-from quire.worker.sampling.sampler import Deferred, Ints, draw_and_advance, errors_of, rehearse, sample
+from quire.worker.sampling.sampler import Deferred, errors_of, sample, sample_and_advance, warm_up
 from quire.worker.slot_table import SlotTable
 from quire.worker.step_handle import StepHandle, StepTimer
 
 Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
-"""From the faults of all reads to those that failed, and why."""
+"""From the faults of all sampled positions to those that failed, and why."""
 
 
 @dataclass(frozen=True)
-class Reads:
-    """A step that draws tokens, and what is wanted beside them.
+class StepSampling:
+    """What one step samples and reports.
 
     Attributes:
         step: Its number.
-        slots: Of each read.
-        reports: Log probabilities that are wanted.
-        have_rules: Whether any of the reads' logits are changed.
-        timer: Over the step.
+        slots: [sampled], the slot of each sampled position.
+        logprobs: Log probabilities that are reported.
+        has_transforms: Whether any slot's logits are changed before sampling.
+        timer: Of the step.
     """
 
     step: int
-    slots: Ints
-    reports: Reports
-    have_rules: bool
+    slots: IntArray
+    logprobs: LogprobsRequest
+    has_transforms: bool
     timer: StepTimer
 
     @property
-    def see_scores(self) -> bool:
-        """Whether what is reported is what tokens are drawn from."""
-        return bool(self.reports) and self.reports.processed
+    def keeps_scores(self) -> bool:
+        """Whether log probabilities are reported of the scores that tokens were sampled from."""
+        return bool(self.logprobs) and self.logprobs.processed
 
     @property
-    def are_plain(self) -> bool:
-        """Whether tokens are drawn by their slots' parameters alone, and nobody wants to see from what."""
-        return not self.have_rules and not self.see_scores
+    def by_graph(self) -> bool:
+        """Whether a captured graph can do it: tokens depend on their slots' sampling parameters alone, and the scores
+        that they were sampled from are not needed.
+        """
+        return not self.has_transforms and not self.keeps_scores
 
 
 class StepSampler:
-    """StepSampler tokens for the slots of a table.
+    """Samples tokens for the slots of a table.
 
     Args:
         slots: The table.
-        reads: Most reads of a step.
+        most: Sampled positions of a step, at most.
         mode: What is reported.
-        turns: Of the steps.
+        ring: Of the steps' buffers.
     """
 
-    def __init__(self, slots: SlotTable, reads: int, mode: LogprobsMode, turns: BufferRing) -> None:
+    def __init__(self, slots: SlotTable, most: int, mode: LogprobsMode, ring: BufferRing) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
-        self._drawn = SampledOutputs(reads, turns)
+        self._outputs = SampledOutputs(most, ring)
 
-    def rehearse(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
-        """See the sampler's; and the way of what was drawn to the host."""
-        rehearse(logits, self._slots, self._mode, deferred, max_logprobs)
-        self._drawn.send()
+    def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
+        """Run all that may sample from such logits (see `sampler.warm_up`), and the copy to the host."""
+        warm_up(logits, self._slots, self._mode, deferred, max_logprobs)
+        self._outputs.send()
 
-    def reads_of(self, step: int, sampled_slots: Ints, timer: StepTimer) -> Reads:
-        """What this step's reads of these slots ask for."""
-        reports = self._slots.host.reports(sampled_slots, self._mode)
-        return Reads(step, sampled_slots, reports, bool(self._slots.rules.asking(sampled_slots)), timer)
+    def begin(self, step: int, slots: IntArray, timer: StepTimer) -> StepSampling:
+        """What the step samples for these slots, [sampled]."""
+        logprobs = self._slots.host.logprobs_request(slots, self._mode)
+        return StepSampling(step, slots, logprobs, bool(self._slots.transforms.active_rows(slots)), timer)
 
-    def plainly(self, logits: Tensor, where: Tensor) -> None:
-        """Draw a token for each read by its slot's parameters alone; its slot keeps it as the next step's input.
+    def sample(self, logits: Tensor, slots: Tensor) -> None:
+        """Sample by the slots' parameters alone; each slot keeps its token as the next step's input.
+
+        Nothing is decided on the host, so a graph can capture this.
 
         Args:
-            logits: [reads, vocab].
-            where: [reads], their slots.
+            logits: [sampled, vocab].
+            slots: [sampled] int64.
         """
-        reads = logits.shape[0]
-        draw_and_advance(logits, where, self._slots, self._drawn.tokens[:reads], self._drawn.faults[:reads])
-        self._drawn.send()
+        number = len(logits)
+        sample_and_advance(logits, slots, self._slots, self._outputs.tokens[:number], self._outputs.faults[:number])
+        self._outputs.send()
 
-    def as_asked(self, reads: Reads, logits: Tensor, where: Tensor, of_prompts: PromptScores) -> StepHandle:
-        """The same by rules, or with the scores that tokens were drawn from; then as `brought`."""
-        drawn = sample(logits, reads.slots, self._slots, keep_scores=reads.see_scores, where=where)
-        self._slots.last.index_copy_(0, where, drawn.tokens)
-        self._slots.drawn.index_add_(0, where, torch.ones_like(where))
-        number = len(reads.slots)
-        self._drawn.tokens[:number].copy_(drawn.tokens)
-        self._drawn.faults[:number].copy_(drawn.faults)
-        self._drawn.send()
-        return self.brought(reads, logits if drawn.scores is None else drawn.scores, of_prompts, drawn.errors)
+    def finish(
+        self, sampling: StepSampling, logits: Tensor, prompts: StepPromptLogprobs, errors: Errors = errors_of
+    ) -> StepHandle:
+        """Launch the reports of what was sampled; the handle has the step's result.
 
-    def brought(self, reads: Reads, seen: Tensor, of_prompts: PromptScores, errors: Errors = errors_of) -> StepHandle:
-        """What was drawn, once it is on the host, and what is reported of it by the logits that are to be seen."""
-        reports, number = reads.reports, len(reads.slots)
-        reported = reports.launch(seen, self._drawn.tokens[:number]) if reports else None
-        tokens, faults = self._drawn.on_host()
+        Args:
+            sampling: What `begin` said.
+            logits: [sampled, vocab], of which log probabilities are reported.
+            prompts: The step's log probabilities of prompts.
+            errors: See Errors.
+        """
+        number = len(sampling.slots)
+        request = sampling.logprobs
+        reported = request.launch(logits, self._outputs.tokens[:number]) if request else None
+        tokens, faults = self._outputs.on_host()
 
-        def finish(device_ms: float) -> Result:
-            logprobs = [] if reported is None else reports.collect(reported)
-            failed, prompts = errors(faults[:number]), of_prompts.collect()
-            return _result(reads.step, tokens[:number].tolist(), failed, logprobs, prompts, device_ms)
+        def result(device_ms: float) -> Result:
+            logprobs = [] if reported is None else request.collect(reported)
+            failed = errors(faults[:number])
+            return _result(sampling.step, tokens[:number].tolist(), failed, logprobs, prompts.collect(), device_ms)
 
-        return reads.timer.stop(finish)
+        return sampling.timer.stop(result)
+
+    def sample_transformed(
+        self, sampling: StepSampling, logits: Tensor, slots: Tensor, prompts: StepPromptLogprobs
+    ) -> StepHandle:
+        """Sample with logits transforms, or keep the scores that tokens were sampled from; then as `finish`."""
+        sampled = sample(logits, sampling.slots, self._slots, keep_scores=sampling.keeps_scores, device_slots=slots)
+        self._slots.last_token.index_copy_(0, slots, sampled.tokens)
+        self._slots.num_sampled.index_add_(0, slots, torch.ones_like(slots))
+        number = len(sampling.slots)
+        self._outputs.tokens[:number].copy_(sampled.tokens)
+        self._outputs.faults[:number].copy_(sampled.faults)
+        self._outputs.send()
+        return self.finish(sampling, logits if sampled.scores is None else sampled.scores, prompts, sampled.errors)
 
 
 def _result(
@@ -121,14 +138,13 @@ def _result(
     tokens: list[int],
     errors: Mapping[int, str],
     logprobs: list[TokenLogprobs | None],
-    of_prompts: list[list[TokenLogprobs]],
+    prompt_logprobs: list[list[TokenLogprobs]],
     device_ms: float,
 ) -> Result:
-    """The step's columns; reads that failed are errors and gain nothing."""
+    """The step's columns. A sampled position that failed is an error, and gains no token."""
     counts = [1] * len(tokens)
     if errors:
-        good = [read for read in range(len(tokens)) if read not in errors]
-        counts = [int(read not in errors) for read in range(len(tokens))]
-        tokens = [tokens[read] for read in good]
-        logprobs = [logprobs[read] for read in good] if logprobs else []
-    return Result(step, counts, tokens, logprobs, list(errors.items()), device_ms, of_prompts)
+        counts = [int(place not in errors) for place in range(len(tokens))]
+        tokens = [token for place, token in enumerate(tokens) if place not in errors]
+        logprobs = [entry for place, entry in enumerate(logprobs) if place not in errors]
+    return Result(step, counts, tokens, logprobs, list(errors.items()), device_ms, prompt_logprobs)

@@ -1,7 +1,7 @@
-"""What a GPU's worker launches before it has weights, so that kernels are compiled while these are read.
+"""Compile warm-up: a GPU's worker launches every kernel before it reads weights, and they are compiled meanwhile.
 
-A step's kernels depend on the number of its tokens, of its reads, and of its rows of one token, each up to a power of
-two, and on whether it has rows of one token, of several, or of both. Here are steps that have every one of these.
+Which kernels a step launches depends on its tokens, its sampled positions and its rows of one token, each up to a power
+of two, and on whether it has rows of one token, of several, or both. The steps here cover all of that.
 """
 
 from __future__ import annotations
@@ -23,50 +23,48 @@ from quire.worker.model_runner import ModelRunner
 from quire.worker.sampling.sampler import Deferred
 
 
-def rehearse(runner: ModelRunner, largest: StepLimits, deferred: Deferred = nullcontext) -> None:
-    """Launch whatever any step may launch, on rows of the dummy; to be run within `Precompiler.rehearsal`. What only
+def launch_all_kernels(runner: ModelRunner, limits: StepLimits, deferred: Deferred = nullcontext) -> None:
+    """Launch whatever any step may launch, on rows of the dummy, with the precompiler in place of the device. What only
     some requests need is launched within `deferred`.
     """
-    draw = True  # once: draws are the same in every step
-    for counts in warmup_steps(largest):
-        runner.run_dummies(counts, deferred, draw=draw)
-        draw = False
+    for number, counts in enumerate(warmup_steps(limits)):
+        runner.run_dummies(counts, deferred, sample=number == 0)  # sampling is the same in every step
 
 
-def warmup_steps(largest: StepLimits) -> Iterator[list[int]]:
+def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
     """Tokens of each row, step by step; first those whose kernels take longest to compile."""
-    for tokens in reversed(_powers_up_to(largest.tokens)):
-        yield largest.fewest_rows(tokens)
-    for rows in _powers_up_to(largest.rows):
+    for tokens in reversed(_powers_up_to(limits.tokens)):
+        yield limits.fewest_rows(tokens)
+    for rows in _powers_up_to(limits.rows):
         yield [1] * rows
-    for rows in _powers_up_to(min(largest.rows, largest.tokens - 1) - 1):
+    for rows in _powers_up_to(min(limits.rows, limits.tokens - 1) - 1):
         yield [1] * rows + [2]
 
 
 def reduced_model(spec: ModelSpec, options: TensorOptions) -> Model:
-    """A model that launches the same kernels with fewer layers, on memory that nobody wrote."""
+    """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory."""
     layers = layers_of_every_kind(spec)
     factory = LayerFactory(options)
     model = build_model(replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers]), factory)
     with torch.inference_mode():
         for layer in factory.layers:
-            layer.load_weights(_Unwritten())
+            layer.load_weights(_Uninitialised())
     return model
 
 
 def layers_of_every_kind(spec: ModelSpec) -> int:
-    """How many of the first layers show all that there are."""
+    """How many of the first layers include every kind of layer."""
     with_experts = spec.experts.layers if spec.experts else frozenset()
     kinds = [(local, layer in with_experts) for layer, local in enumerate(spec.local)]
-    second = 2  # before the first, nothing is added to the stream
+    second = 2  # the first layer differs from it: nothing is added to its residual stream before
     return min(spec.layers, max(second, *(kinds.index(kind) + 1 for kind in kinds)))
 
 
-class _Unwritten:
-    """A checkpoint of tensors that are left as they are found."""
+class _Uninitialised:
+    """A checkpoint that writes nothing."""
 
     def contents(self) -> dict[str, Stored]:
-        """Nobody asks."""
+        """Not needed to read."""
         return {}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:

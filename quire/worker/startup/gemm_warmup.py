@@ -69,7 +69,7 @@ def gemms_of(
         recorded: Steps of CUDA graphs, whose every product must have run before capture.
     """
     tokens = _descending([*row_counts(largest.tokens), *(shape.tokens for shape in recorded)])
-    reads = _descending([*row_counts(largest.rows), *(shape.reads for shape in recorded)])
+    reads = _descending([*row_counts(largest.rows), *(shape.sampled for shape in recorded)])
     linears = [layer for layer in layers if isinstance(layer, Linear) and layer.outputs != vocab_size]
     shapes = dict.fromkeys((layer.outputs, layer.columns, layer.has_bias) for layer in linears)
     return [*(Gemm(*shape, tokens) for shape in shapes), Gemm(vocab_size, width, False, reads)]

@@ -21,7 +21,7 @@ def owner(slot: int, ids: list[int] | None) -> Admitted:
 @pytest.mark.parametrize("room", [2**24, 2 * VOCAB])
 def test_only_what_is_allowed_is_left(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All slots at once, or two after two."""
-    monkeypatch.setattr(allowed_tokens, "ROOM", room)
+    monkeypatch.setattr(allowed_tokens, "MOST_LOGITS", room)
     choose = np.random.default_rng(0)
     wishes: list[list[int] | None] = [
         [0], None, [VOCAB - 1, 7, 7], list(range(VOCAB)), choose.permutation(VOCAB)[:500].tolist(), [8, 15, 16],
@@ -44,7 +44,7 @@ def test_a_new_owner_has_its_own_or_none() -> None:
     logits = torch.zeros(1, VOCAB)
     for ids, left in (([1, 2, 3], {1, 2, 3}), ([3, 900], {3, 900}), (None, set(range(VOCAB)))):
         rule.admit(owner(1, ids))
-        assert rule.concerns(1) == (ids is not None)
+        assert rule.is_active(1) == (ids is not None)
         found = logits.clone()
         rule.apply(found, [(0, 1)])
         assert {*found[0].isfinite().nonzero().flatten().tolist()} == left

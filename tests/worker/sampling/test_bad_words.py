@@ -28,16 +28,16 @@ def test_the_last_token_is_not_drawn_behind_all_others(
     rules, outputs = BadWords(torch.device("cpu")), []
     for slot, (prompt, output, words) in enumerate(owners):
         history = {"history": prompt + output, "prompt_len": len(prompt)}
-        assert rules.admit(admitted(slot, seed=0, drawn=len(output), bad_words=words, **history))
+        assert rules.admit(admitted(slot, seed=0, num_sampled=len(output), bad_words=words, **history))
         outputs.append(list(output))
-    asking = [(slot, slot) for slot in range(len(owners))]
+    active = [(slot, slot) for slot in range(len(owners))]
     for row in [*draws, []]:
         logits = torch.zeros(len(owners), VOCAB)
-        rules.apply(logits, asking)
+        rules.apply(logits, active)
         for slot, (_, _, words) in enumerate(owners):
             found = set((logits[slot] == -float("inf")).nonzero().flatten().tolist())
             assert found == forbidden(outputs[slot], words), (outputs[slot], words)
         tokens = torch.tensor([(row * len(owners) + [0] * len(owners))[slot] for slot in range(len(owners))])
-        rules.drew(tokens, asking)
+        rules.record_tokens(tokens, active)
         for slot, token in enumerate(tokens.tolist()):
             outputs[slot].append(token)

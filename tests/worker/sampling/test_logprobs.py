@@ -1,4 +1,4 @@
-"""Reported log probabilities: of the raw logits, whatever sampling did to them."""
+"""LaunchedLogprobs log probabilities: of the raw logits, whatever sampling did to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels.reference.logprobs import TokenScores, token_logprobs
 from quire.messages import TokenLogprobs
 from quire.worker.sampling import logprobs, sampler
-from quire.worker.sampling.logprobs import FEW, LogprobsMode, Reports
+from quire.worker.sampling.logprobs import UNSORTED_MOST, LogprobsMode, LogprobsRequest
 from quire.worker.sampling.logprobs import score as plain_score
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, config_for
@@ -27,7 +27,7 @@ def report(
     named: dict[int, list[int]] | None = None,
     mode: LogprobsMode = "raw_logprobs",
 ) -> list[TokenLogprobs | None]:
-    made = Reports(np.array(wanted), named or {}, mode)
+    made = LogprobsRequest(np.array(wanted), named or {}, mode)
     assert made
     return made.collect(made.launch(logits, torch.tensor(tokens)))
 
@@ -48,7 +48,7 @@ def test_values_ranks_and_order() -> None:
 
 
 def test_nobody_asks() -> None:
-    assert not Reports(np.array([-1, -1]), {}, "raw_logprobs")
+    assert not LogprobsRequest(np.array([-1, -1]), {}, "raw_logprobs")
 
 
 def test_no_more_than_the_vocabulary() -> None:
@@ -91,10 +91,10 @@ def test_where_many_are_wanted_rows_are_looked_at_some_at_a_time(
 
         return scoring
 
-    monkeypatch.setattr(logprobs, "ROOM", 2 * 130)
+    monkeypatch.setattr(logprobs, "SORTED_LOGITS", 2 * 130)
     monkeypatch.setattr(logprobs, "kernel", remembering)
     assert report(logits, tokens, wanted, named) == expected
-    assert asked == ([(2, 100), (2, 100)] if max(wanted) > FEW else [(5, 64)])
+    assert asked == ([(2, 100), (2, 100)] if max(wanted) > UNSORTED_MOST else [(5, 64)])
 
 
 def test_what_is_named_asks_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,4 +126,4 @@ def test_the_largest_step_reports_as_many_as_may_be_asked_for(tmp_path: Path, mo
 def test_what_is_found_without_sorting_is_what_the_kernel_finds() -> None:
     from quire.kernels.triton.sampling import logprobs as on_card
 
-    assert FEW == on_card.MOST
+    assert UNSORTED_MOST == on_card.MOST

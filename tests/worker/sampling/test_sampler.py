@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.kernels.reference.filters import cut_min_p, cut_top
 from quire.kernels.reference.sample import choose
-from quire.worker.sampling.sampler import UNSOUND_TEXT, draw_and_advance, rehearse, sample
+from quire.worker.sampling.sampler import UNSOUND_TEXT, sample, sample_and_advance, warm_up
 from quire.worker.slot_table import SlotTable
 from tests.worker.driver import admit, admitted
 
@@ -23,16 +23,16 @@ LOGITS = torch.tensor([1.0, 3.0, 0.5, 2.5, -1.0, 2.0, -float("inf"), 0.0])
 
 def table(owners: list[dict[str, Any]], vocab_size: int) -> SlotTable:
     slots = SlotTable(len(owners), 1, 1, vocab_size, torch.device("cpu"))
-    admit(slots, [admitted(i, **{"seed": 0, "drawn": 0} | owner) for i, owner in enumerate(owners)])
+    admit(slots, [admitted(i, **{"seed": 0, "num_sampled": 0} | owner) for i, owner in enumerate(owners)])
     return slots
 
 
 def draw(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
     """One token for each owner; logits [owners, vocab]."""
     slots = table(owners, logits.shape[-1])
-    drawn = sample(logits.clone(), np.arange(len(owners)), slots)
-    assert not drawn.errors()
-    return drawn.tokens.tolist()
+    sampled = sample(logits.clone(), np.arange(len(owners)), slots)
+    assert not sampled.errors()
+    return sampled.tokens.tolist()
 
 
 def frequencies(logits: Tensor, **owner: Any) -> Tensor:
@@ -41,7 +41,7 @@ def frequencies(logits: Tensor, **owner: Any) -> Tensor:
     rows = 2_000
     counts = torch.zeros(len(logits))
     for first in range(0, DRAWS, rows):
-        many = table([{"seed": 11, "drawn": first + i} | owner for i in range(rows)], slots.vocab_size)
+        many = table([{"seed": 11, "num_sampled": first + i} | owner for i in range(rows)], slots.vocab_size)
         tokens = sample(logits.repeat(rows, 1), np.arange(rows), many).tokens
         counts += torch.bincount(tokens, minlength=len(logits))
     return counts
@@ -114,10 +114,10 @@ HUGE = 1e39
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 1.0}, {"top_p": 1e-50}])
 def test_a_huge_temperature_makes_all_alike_and_not_a_fault(filters: dict[str, Any]) -> None:
-    drawn = {draw(LOGITS[None], [{"temperature": HUGE, "seed": seed} | filters])[0] for seed in range(200)}
-    assert drawn <= set(range(8)) - {6}  # which the logits forbid
+    sampled = {draw(LOGITS[None], [{"temperature": HUGE, "seed": seed} | filters])[0] for seed in range(200)}
+    assert sampled <= set(range(8)) - {6}  # which the logits forbid
     if not filters:
-        assert len(drawn) == 7
+        assert len(sampled) == 7
     assert draw(LOGITS[None], [{"temperature": HUGE, "allowed_token_ids": [5]} | filters]) == [5]
 
 
@@ -125,7 +125,7 @@ def test_a_huge_temperature_makes_all_alike_and_not_a_fault(filters: dict[str, A
 @pytest.mark.parametrize("penalty", [HUGE, 1e-50])
 def test_huge_penalties_and_biases_do_as_they_say(penalty: float, temperature: float) -> None:
     seen = {"repetition_penalty": penalty, "history": [1, 4, 7], "prompt_len": 1, "temperature": temperature}
-    # Raised without end is the likelier of the positive ones; lowered, none of the negative ones is drawn.
+    # Raised without end is the likelier of the positive ones; lowered, none of the negative ones is sampled.
     assert draw(LOGITS[None], [seen | {"top_k": 1}]) == [1 if penalty < 1 else 3]
     bias = {"logit_bias": {2: HUGE, 3: -HUGE}, "temperature": temperature}
     assert draw(LOGITS[None], [bias]) == [2]
@@ -175,8 +175,8 @@ def test_rows_of_the_wide_look_do_not_depend_on_each_other() -> None:
 
 
 OWNERS = [
-    {"seed": 3, "drawn": 4},
-    {"seed": 3, "drawn": 4, "top_p": 0.8},
+    {"seed": 3, "num_sampled": 4},
+    {"seed": 3, "num_sampled": 4, "top_p": 0.8},
     {"temperature": 0.0},
     {"seed": 2**64 - 1, "top_k": 5, "min_p": 0.05, "temperature": 1.7},
     {"seed": 9, "top_k": 2, "top_p": 0.4},
@@ -209,18 +209,18 @@ def test_impossible_tokens_are_never_chosen(probabilities: list[float], number: 
 def test_stop_tokens_wait_for_min_tokens() -> None:
     """Greedy and random rows alike; the ban ends by itself, and other rows keep their stop tokens."""
     logits = torch.tensor([0.0, 9.0, 8.0, 1.0]).repeat(3, 1)
-    ban = {"min_tokens": 3, "stop_ids": [1, 2], "drawn": 1}
+    ban = {"min_tokens": 3, "stop_ids": [1, 2], "num_sampled": 1}
     slots = table([{"temperature": 0.0} | ban, {"temperature": 1.0, "top_k": 1} | ban, {"temperature": 0.0}], 4)
-    drawn = [sample(logits.clone(), np.arange(3), slots).tokens.tolist() for _ in range(3)]
-    assert drawn == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
-    assert not slots.rules.asking(np.arange(3))  # nobody pays for rules from here on
+    sampled = [sample(logits.clone(), np.arange(3), slots).tokens.tolist() for _ in range(3)]
+    assert sampled == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
+    assert not slots.transforms.active_rows(np.arange(3))  # nobody pays for rules from here on
 
 
 def test_a_ban_ends_with_its_owner() -> None:
     logits = torch.tensor([[0.0, 9.0]])
     slots = table([{"temperature": 0.0, "min_tokens": 3, "stop_ids": [1]}], 2)
     assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [0]
-    admit(slots, [admitted(0, seed=0, drawn=0, temperature=0.0)])
+    admit(slots, [admitted(0, seed=0, num_sampled=0, temperature=0.0)])
     assert sample(logits.clone(), np.arange(1), slots).tokens.tolist() == [1]
 
 
@@ -231,9 +231,9 @@ def test_unsound_rows_are_told(bad: float) -> None:
     logits[1, 7] = bad
     logits[2] = -float("inf")
     slots = table([{"seed": 1, "top_p": 0.9}] * 4, 50)
-    drawn = sample(logits, np.arange(4), slots)
-    assert drawn.errors() == {1: UNSOUND_TEXT, 2: UNSOUND_TEXT}
-    assert [drawn.tokens[0].item(), drawn.tokens[3].item()] == [expected[0], expected[3]]
+    sampled = sample(logits, np.arange(4), slots)
+    assert sampled.errors() == {1: UNSOUND_TEXT, 2: UNSOUND_TEXT}
+    assert [sampled.tokens[0].item(), sampled.tokens[3].item()] == [expected[0], expected[3]]
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
@@ -243,12 +243,12 @@ def test_a_rehearsal_changes_nothing_but_the_dummy(mode: Any) -> None:
     owners = [{"seed": i, "presence_penalty": 1.5, "history": [1, 2, 3], "prompt_len": 2} for i in range(3)]
     rehearsed, fresh = table(owners, 30), table(owners, 30)
     before = logits.clone()
-    rehearse(logits, rehearsed, mode)
+    warm_up(logits, rehearsed, mode)
     assert torch.equal(logits, before)
     for _ in range(3):
-        drawn = [sample(logits, np.arange(3), slots).tokens.tolist() for slots in (rehearsed, fresh)]
-        assert drawn[0] == drawn[1]
-        assert rehearsed.drawn.tolist()[:-1] == fresh.drawn.tolist()[:-1]
+        sampled = [sample(logits, np.arange(3), slots).tokens.tolist() for slots in (rehearsed, fresh)]
+        assert sampled[0] == sampled[1]
+        assert rehearsed.num_sampled.tolist()[:-1] == fresh.num_sampled.tolist()[:-1]
 
 
 def test_slots_that_advance_draw_what_sample_does() -> None:
@@ -259,8 +259,8 @@ def test_slots_that_advance_draw_what_sample_does() -> None:
     for step in range(3):
         logits = torch.randn(5, 300, generator=generator)
         expected = sample(logits[:3], np.array(order[:3]), alone).tokens
-        draw_and_advance(logits, torch.tensor(order), slots, tokens, faults)
-        alone.drawn[order[:3]] += 1
-        assert tokens[:3].tolist() == slots.last[order[:3]].tolist() == expected.tolist()
+        sample_and_advance(logits, torch.tensor(order), slots, tokens, faults)
+        alone.num_sampled[order[:3]] += 1
+        assert tokens[:3].tolist() == slots.last_token[order[:3]].tolist() == expected.tolist()
         assert faults.tolist() == [0] * 5
-        assert slots.drawn[[0, 1, 2, 4]].tolist() == [4 + step + 1, 4, step + 1, step + 1]
+        assert slots.num_sampled[[0, 1, 2, 4]].tolist() == [4 + step + 1, 4, step + 1, step + 1]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.messages import TokenLogprobs
 from quire.worker.sampling.logprobs import LogprobsMode
-from quire.worker.sampling.sampler import Deferred, draw_and_advance, rehearse, sample
+from quire.worker.sampling.sampler import Deferred, sample, sample_and_advance, warm_up
 from quire.worker.slot_table import SlotTable
 from tests.worker.driver import admitted
 
@@ -48,10 +48,10 @@ def no_waiting() -> Iterator[None]:
 def table(device: str) -> SlotTable:
     """With its owners; what a plan's columns do is done here, since they travel by themselves."""
     slots = SlotTable(len(OWNERS), 1, 1, VOCAB, torch.device(device))
-    owners = [admitted(i, **{"seed": 0, "drawn": 0} | owner) for i, owner in enumerate(OWNERS)]
+    owners = [admitted(i, **{"seed": 0, "num_sampled": 0} | owner) for i, owner in enumerate(OWNERS)]
     for owner in owners:
         slots.host.admit(owner)
-        slots.rules.admit(owner)
+        slots.transforms.admit(owner)
     columns = {
         "temperature": [0.0 if owner.sampling.greedy else owner.sampling.temperature for owner in owners],
         "top_p": [owner.sampling.top_p for owner in owners],
@@ -72,22 +72,22 @@ def steps(device: str, mode: LogprobsMode) -> Iterator[tuple[list[int], dict[int
         logits = (torch.randn(len(OWNERS), VOCAB, generator=generator) * 3).bfloat16()
         if step == 2:
             logits[1, 9] = torch.nan
-        tokens, faults, reported, drawn = launched(slots, logits.to(device), reads, mode)
+        tokens, faults, reported, sampled = launched(slots, logits.to(device), reads, mode)
         if device == "cuda":
             torch.cuda.synchronize()
-        reports = slots.host.reports(reads, mode)
-        yield tokens.tolist(), drawn.errors(faults), reports.collect(reported)
+        reports = slots.host.logprobs_request(reads, mode)
+        yield tokens.tolist(), sampled.errors(faults), reports.collect(reported)
 
 
 def launched(slots: SlotTable, logits: Tensor, reads: Any, mode: LogprobsMode) -> Any:
     """A step's draws and reports, on their way to the host."""
     with no_waiting() if logits.is_cuda else open_end():
-        reports = slots.host.reports(reads, mode)
-        drawn = sample(logits, reads, slots, keep_scores=reports.processed)
-        reported = reports.launch(logits if drawn.scores is None else drawn.scores, drawn.tokens)
-        slots.drawn.add_(1)
-        tokens, faults = (column.to("cpu", non_blocking=True) for column in (drawn.tokens, drawn.faults))
-    return tokens, faults, reported, drawn
+        reports = slots.host.logprobs_request(reads, mode)
+        sampled = sample(logits, reads, slots, keep_scores=reports.processed)
+        reported = reports.launch(logits if sampled.scores is None else sampled.scores, sampled.tokens)
+        slots.num_sampled.add_(1)
+        tokens, faults = (column.to("cpu", non_blocking=True) for column in (sampled.tokens, sampled.faults))
+    return tokens, faults, reported, sampled
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def test_rules_are_admitted_without_waiting() -> None:
     slots = SlotTable(len(OWNERS), 1, 1, VOCAB, torch.device("cuda"))
     with no_waiting():
         for i, owner in enumerate(OWNERS):
-            slots.rules.admit(admitted(i, **{"seed": 0, "drawn": 0} | owner))
+            slots.transforms.admit(admitted(i, **{"seed": 0, "num_sampled": 0} | owner))
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
@@ -128,7 +128,7 @@ def test_what_is_compiled_later_takes_its_memory_now(mode: Any) -> None:
     slots = SlotTable(64, 1, 1, 50_000, torch.device("cuda"))
     with Precompiler(1, lambda *_: None, lambda: None) as precompiler:
         asides: list[Deferred] = [nullcontext, nullcontext, lambda: precompiler.rehearsal(later=True)]
-        _, now, later = [_peak(partial(rehearse, logits, slots, mode, deferred)) for deferred in asides]
+        _, now, later = [_peak(partial(warm_up, logits, slots, mode, deferred)) for deferred in asides]
     assert now == later > logits.numel() * 4
 
 
@@ -147,17 +147,17 @@ def test_recorded_draws_are_those_of_sample() -> None:
     where = torch.tensor([*plain, slots.dummy, slots.dummy], device="cuda")
     logits = torch.zeros(len(where), VOCAB, dtype=torch.bfloat16, device="cuda")
     tokens, faults = torch.zeros_like(where), torch.zeros(len(where), dtype=torch.int8, device="cuda")
-    rehearse(logits, slots, "raw_logprobs")
-    draw_and_advance(logits, where, slots, tokens, faults)
-    slots.drawn.zero_()
+    warm_up(logits, slots, "raw_logprobs")
+    sample_and_advance(logits, where, slots, tokens, faults)
+    slots.num_sampled.zero_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        draw_and_advance(logits, where, slots, tokens, faults)
+        sample_and_advance(logits, where, slots, tokens, faults)
     for step in range(4):
         logits.copy_(torch.randn(len(where), VOCAB) * 3)
         graph.replay()
         expected = sample(logits[: len(plain)], np.array(plain), alone)
         assert tokens[: len(plain)].tolist() == expected.tokens.tolist()
-        assert slots.last[plain].tolist() == expected.tokens.tolist()
-        assert slots.drawn[plain].tolist() == [step + 1] * len(plain)
-        alone.drawn.add_(1)
+        assert slots.last_token[plain].tolist() == expected.tokens.tolist()
+        assert slots.num_sampled[plain].tolist() == [step + 1] * len(plain)
+        alone.num_sampled.add_(1)

@@ -61,7 +61,7 @@ def test_all_products_of_a_step_are_found(case: str, tmp_path: Path, monkeypatch
     for product in products:
         of_head = product.outputs == spec.vocab_size
         listed = row_counts(largest.rows if of_head else largest.tokens)
-        assert set(product.rows) == {*listed, *(shape.reads if of_head else shape.tokens for shape in recorded)}
+        assert set(product.rows) == {*listed, *(shape.sampled if of_head else shape.tokens for shape in recorded)}
         assert list(product.rows) == sorted(product.rows, reverse=True)
     assert {48, 96} <= set(products[0].rows), "of recorded steps alone"
 

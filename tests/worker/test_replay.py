@@ -21,7 +21,7 @@ from quire.worker.graph_shapes import GraphShape
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 from tests.worker.driver import Driver, Sequence, config_for, hand_out
-from tests.worker.run_again import CountedBufferRing, ReplayByRunning
+from tests.worker.replay_by_running import CountedBufferRing, ReplayByRunning
 
 MOST = 128
 STEPS = 30
@@ -49,7 +49,7 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBack
 def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
-    monkeypatch.setattr(buffer_ring, "_is_apart", lambda device: True)
+    monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
     monkeypatch.setattr(worker, "_attention", attention)
 
 
@@ -62,7 +62,7 @@ def driver_of(directory: Path, *, recorded: bool, **values: Any) -> Driver:
     config = config_for(directory, num_gpu_blocks_override=1000, **values)
     driver = Driver(config, len(read_spec(directory).kv_groups()))
     if recorded:
-        driver.worker._runner.record(MOST, rehearsed=True)
+        driver.worker._runner.capture_graphs(MOST, precompiled=True)
     return driver
 
 
@@ -106,10 +106,10 @@ def test_recorded_steps_draw_and_report_the_same(owners: list[dict[str, Any]], m
     again, shapes = texts(tiny, owners, recorded=True, mode=mode)
     assert not none
     assert len({shape for shape in shapes if shape.is_decode}) > 1
-    assert [s.drawn for s in again] == [s.drawn for s in plain]
+    assert [s.sampled for s in again] == [s.sampled for s in plain]
     for one, other in zip(again, plain, strict=True):
         assert_near(one.logprobs, other.logprobs)
-    assert len({tuple(s.drawn) for s in plain}) == len(plain)
+    assert len({tuple(s.sampled) for s in plain}) == len(plain)
 
 
 # --- steps with prompts in them -------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_small_steps_of_any_rows_give_the_same(case: str, tiny: Path, tmp_path: 
         assert not none
         of_prompts = [shape for shape in shapes if not shape.is_decode]
         assert len(of_prompts) > 5
-        assert {shape.singles > 0 for shape in of_prompts} == {False, True}
+        assert {shape.decode_rows > 0 for shape in of_prompts} == {False, True}
         assert any(not result.counts for result in plain)
         for one, other in zip(again, plain, strict=True):
             assert (one.counts, one.tokens, one.errors) == (other.counts, other.tokens, other.errors)

@@ -1,0 +1,47 @@
+"""What a step reads from the host, as named device tensors.
+
+The way of a plan: Plan (lists) → HostBatch (numpy columns) → StepInputs (the columns on the device) → Batch (what
+follows from them and from the slot table).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.attention.metadata import AttentionMetadata
+from quire.worker.kv_transfer import BlockMoves
+from quire.worker.slot_table import SlotUpdates
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Device tensors of one step; all int64. Padding belongs to the dummy slot.
+
+    Attributes:
+        slots: [rows], see HostBatch; the same for the next four.
+        token_ids: [tokens].
+        counts: [rows].
+        row_of_token: [tokens].
+        offsets: [tokens].
+        attention: The attention backend's metadata.
+        sampled_slots: [sampled], the slots for which the step samples.
+        logits_indices: [sampled], where among the tokens each sampled position is; None: all tokens are sampled.
+        transformed_slots: [sampled], the slots for which tokens are sampled after a captured graph, with logits
+            transforms; the graph itself samples for the dummy then. None: there are none.
+        slot_updates: Changes of the slot table.
+        block_moves: Swaps and copies of blocks.
+    """
+
+    slots: Tensor
+    token_ids: Tensor
+    counts: Tensor
+    row_of_token: Tensor
+    offsets: Tensor
+    attention: AttentionMetadata[Tensor]
+    sampled_slots: Tensor
+    logits_indices: Tensor | None
+    transformed_slots: Tensor | None
+    slot_updates: SlotUpdates
+    block_moves: BlockMoves

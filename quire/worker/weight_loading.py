@@ -1,0 +1,56 @@
+"""Reads a model's weights from its checkpoint into its layers, and says how fast that was."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from quire.clock import Clock
+from quire.config import Config
+from quire.errors import MemoryBudgetError
+from quire.layers.factory import LayerFactory
+from quire.layers.layer import load_all_weights, weight_specs_of
+from quire.models.spec import ModelSpec
+from quire.weights.checkpoint import Checkpoint, WeightSpec, check, with_known_names
+from quire.weights.dummy import DummyCheckpoint
+from quire.weights.progress import ReadingProgress
+from quire.weights.safetensors import SafetensorsCheckpoint
+
+_GB = 1e9
+_log = logging.getLogger(__name__)
+
+
+def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: Clock) -> None:
+    """Read the weights of all layers that the factory built.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit the model.
+        MemoryBudgetError: There is not that much memory.
+    """
+    dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
+    size = spec.weight_bytes(dtype)
+    checkpoint = _open(config, specs)
+    check(checkpoint, specs, spec.architecture)
+    progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
+    try:
+        load_all_weights(factory.layers, checkpoint, torch.get_num_threads(), progress)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise MemoryBudgetError(
+            f"The weights need {size / _GB:.1f} GB as {dtype}, which this machine cannot give: "
+            "use --dtype bfloat16 or a smaller model."
+        ) from None
+    finally:
+        checkpoint.close()
+    gigabytes = size / _GB
+    rate = gigabytes / (progress.seconds or 1)
+    _log.info("weights     %.2f GB in %.1f s, %.2f GB/s", gigabytes, progress.seconds, rate)
+
+
+def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:
+    if config.load.load_format == "dummy":
+        return DummyCheckpoint(specs, config.model.seed)
+    return with_known_names(SafetensorsCheckpoint(Path(config.model.model)))

@@ -1,0 +1,45 @@
+"""Stands in for CUDA graphs where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from quire.worker.buffer_ring import BufferRing
+from quire.worker.graph_shapes import GraphShape
+
+
+class CountedBufferRing(BufferRing):
+    """Of a device with memory of its own: when the host begins a step, all steps before it have copied their inputs."""
+
+    def advance(self) -> int:
+        assert self.has_device_memory
+        assert self.device_steps.tolist() == [self._host_steps] * len(self.device_steps)
+        return super().advance()
+
+
+class ReplayByRunning:
+    """Runs a captured step again: the same launches on the staged inputs, of which it copies as many each time."""
+
+    def __init__(self) -> None:
+        self._steps: dict[GraphShape, partial[Tensor]] = {}
+        self._copied: dict[GraphShape, int] = {}
+        self.replayed: list[GraphShape] = []
+
+    def capture(self, shape: GraphShape, step: Callable[[], Tensor]) -> None:
+        assert isinstance(step, partial)
+        self._steps[shape] = step
+        self._copied[shape] = self._entries(shape)
+
+    def _entries(self, shape: GraphShape) -> int:
+        copied: int = self._steps[shape].func.__self__._staging.num_copied  # type: ignore[attr-defined]
+        return copied
+
+    def replay(self, shape: GraphShape) -> Tensor:
+        assert self._entries(shape) == self._copied[shape]
+        self.replayed.append(shape)
+        logits = self._steps[shape]()
+        assert len(logits) == shape.sampled
+        return logits

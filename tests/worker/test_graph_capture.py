@@ -1,0 +1,44 @@
+"""Which steps run before they are recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire.worker.graph_shapes import GraphShape, GraphShapes
+from quire.worker.host_batch import HostBatch
+from quire.worker.model_runner import ModelRunner
+from quire.worker.step_inputs import StepInputs
+from tests.checkpoints import make_llama
+from tests.worker.driver import Driver, config_for
+from tests.worker.replay_by_running import ReplayByRunning
+
+MOST = 128
+
+
+@pytest.mark.parametrize("precompiled", [False, True])
+def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
+    precompiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[int, int]] = []
+
+    def run(self: ModelRunner, host: HostBatch, inputs: StepInputs) -> None:
+        ran.append((len(host.token_ids), len(host.slots)))
+
+    monkeypatch.setattr(ModelRunner, "_forward_and_sample", run)
+    too_large: list[list[int]] = []
+    monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
+    runner = Driver(config_for(make_llama(tmp_path, tokenizer=False))).worker._runner
+    runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    runner.capture_graphs(MOST, precompiled=precompiled)
+    limits = runner._limits
+    shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
+    assert list(graphs._steps) == shapes
+    expected: dict[object, GraphShape] = {}
+    for shape in shapes:
+        expected.setdefault(shape.kind if precompiled else shape, shape)
+    assert ran == [(shape.tokens, shape.rows) for shape in expected.values()]
+    assert (len(ran) == 3) == precompiled
+    assert {shape.tokens for shape in expected.values()} >= {max(shape.tokens for shape in shapes)}
+    assert too_large == [[MOST + 1]], "too large to be captured, and launched once as others will be"
