@@ -21,7 +21,7 @@ from quire.scheduler.step import Step
 
 
 @dataclass(frozen=True)
-class _Lack:
+class _Misfit:
     """Why a request did not fit.
 
     Attributes:
@@ -68,7 +68,7 @@ class Admission:
         self._policy = policy
         self._prefix_cacher = prefix_cacher
         self._rope_lengths = rope_lengths
-        self._lack: _Lack | None = None  # of the last request that did not fit
+        self._misfit: _Misfit | None = None  # of the last request that did not fit
 
     def priority_victim(self, step: Step) -> Request | None:
         """Under `priority`, the running request to preempt for the first in the queue: the last one, if it has a higher
@@ -89,7 +89,7 @@ class Admission:
         """Blocks that it still needs for the tokens it has."""
         return request.table.num_blocks_to_allocate(len(request.tokens), self._budget.max_tokens)
 
-    def num_promised_blocks(self) -> int:
+    def num_reserved_blocks(self) -> int:
         """Blocks that running requests still need for the tokens they have."""
         lengths, running = self._lengths, self._request_table.running
         if not running:
@@ -107,23 +107,23 @@ class Admission:
         can_fork = parent is None or 0 < parent.prompt_step < step.number
         return not request.in_flight_tokens and can_fork
 
-    def try_admit(self, request: Request, promised: int, step: Step) -> bool:
+    def try_admit(self, request: Request, reserved: int, step: Step) -> bool:
         """Swap a waiting request in or let it share computed blocks, if there are blocks and time for its other tokens.
 
         Args:
-            promised: Blocks that others need for the tokens they have.
+            reserved: Blocks that others need for the tokens they have.
         """
         if not self._budget.has_time(self._min_uncomputed(request)):
             return False
         if request.swapped:
-            room = self.num_blocks_to_allocate(request) + promised <= self._pool.num_free
+            room = self.num_blocks_to_allocate(request) + reserved <= self._pool.num_free
             return room and self._preemption.swap_in(request, step)
-        if self._still_lacks(request, promised):
+        if self._still_misfits(request, reserved):
             return False
         self._rope_lengths.assign(request)
         if request.parent is not None and request.parent.table.covers(request.add.prompt_len - 1):
-            return self._try_fork(request, request.parent, promised)
-        return self._try_share_prefix(request, promised)
+            return self._try_fork(request, request.parent, reserved)
+        return self._try_share_prefix(request, reserved)
 
     def _min_uncomputed(self, request: Request) -> int:
         """Tokens that it has to compute at least: the prefix cache holds whole blocks only."""
@@ -131,13 +131,13 @@ class Admission:
             return request.num_new_tokens
         return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1
 
-    def _try_fork(self, request: Request, parent: Request, promised: int) -> bool:
+    def _try_fork(self, request: Request, parent: Request, reserved: int) -> bool:
         """Share the parent's prompt: all but its last token, which is computed again to sample from."""
         prompt_len = request.add.prompt_len
         shared = parent.table.num_blocks_within(prompt_len)
         to_copy = self._num_groups  # the last block of each group, before the request writes to it
         blocks = max(0, self.num_blocks_to_allocate(request) - shared) + to_copy
-        if not self._fits(request, blocks, len(request.tokens) - prompt_len + 1, promised):
+        if not self._fits(request, blocks, len(request.tokens) - prompt_len + 1, reserved):
             return False
         request.table.fork(parent.table, prompt_len)
         request.block_hashes = parent.block_hashes.branch(prompt_len)
@@ -145,42 +145,42 @@ class Admission:
         request.set_computed(prompt_len - 1)
         return True
 
-    def _try_share_prefix(self, request: Request, promised: int) -> bool:
+    def _try_share_prefix(self, request: Request, reserved: int) -> bool:
         """Share what the prefix cache holds: at most all but the last token, which is computed to sample from."""
         most = len(request.tokens) - 1 if self._prefix_cacher.enabled and request.reads_cache else 0
-        self._prefix_cacher.cache_deferred()
+        self._prefix_cacher.cache_pending()
         match = request.table.match_prefix(request.block_hashes.each(request.tokens, most), most)
         shared = match.held_blocks
         # Shared blocks that are free now are not allocated, but not free any more either.
         blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_unheld(shared)
-        if not self._fits(request, blocks, len(request.tokens) - match.num_tokens, promised, match.missing):
+        if not self._fits(request, blocks, len(request.tokens) - match.num_tokens, reserved, match.missing):
             return False
         request.table.share_prefix(match)
         request.set_computed(match.num_tokens)
         return True
 
     def _fits(
-        self, request: Request, blocks: int, uncomputed: int, promised: int, missing: Sequence[BlockKey] = ()
+        self, request: Request, blocks: int, uncomputed: int, reserved: int, missing: Sequence[BlockKey] = ()
     ) -> bool:
         """Whether there are blocks and time for a request. If not, remember what it lacks."""
-        if blocks + promised <= self._pool.num_free and self._budget.has_time(uncomputed):
-            self._lack = None
+        if blocks + reserved <= self._pool.num_free and self._budget.has_time(uncomputed):
+            self._misfit = None
             return True
-        self._lack = _Lack(request, request.parent, blocks, uncomputed)
+        self._misfit = _Misfit(request, request.parent, blocks, uncomputed)
         self._pool.watch(missing)
         return False
 
-    def _still_lacks(self, request: Request, promised: int) -> bool:
+    def _still_misfits(self, request: Request, reserved: int) -> bool:
         """Whether a request that did not fit cannot fit now, so that it need not be looked up in the prefix cache.
 
         Without more of it being cached, it needs at least as many blocks and tokens as before. Blocks of its prefix may
         have been evicted meanwhile, or freed by their last holder, who then made `num_free` larger by as much; both
         only make it need more, which the next lookup finds. Nobody else shares them, since it is first in the queue.
         """
-        lack = self._lack
-        if lack is None or lack.request is not request or lack.parent is not request.parent:
+        misfit = self._misfit
+        if misfit is None or misfit.request is not request or misfit.parent is not request.parent:
             return False
-        self._prefix_cacher.cache_deferred()
+        self._prefix_cacher.cache_pending()
         if self._pool.has_cached_watched:
             return False
-        return lack.blocks + promised > self._pool.num_free or not self._budget.has_time(lack.uncomputed)
+        return misfit.blocks + reserved > self._pool.num_free or not self._budget.has_time(misfit.uncomputed)

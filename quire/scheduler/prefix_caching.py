@@ -17,20 +17,20 @@ class PrefixCacher:
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self._deferred: list[Request] = []
+        self._pending: list[Request] = []
 
-    def defer(self, request: Request) -> None:
-        """A planned step fills blocks of it: cache them at the next `cache_deferred`."""
-        self._deferred.append(request)
+    def add_pending(self, request: Request) -> None:
+        """A planned step fills blocks of it, which `cache_pending` is to cache."""
+        self._pending.append(request)
 
-    def cache_deferred(self) -> None:
-        """Cache what was deferred. Done before every lookup, since even a row of the same step may share these blocks
-        (each layer writes its keys before it reads any); otherwise while the device runs a step.
+    def cache_pending(self) -> None:
+        """Cache the blocks of pending requests. Done before every lookup, since even a row of the same step may share
+        them (each layer writes its keys before it reads any); otherwise while the device runs a step.
         """
-        for request in self._deferred:
+        for request in self._pending:
             if request.slot is not None:  # a preempted or finished request was cached when it lost its slot
                 self.cache_blocks(request)
-        self._deferred.clear()
+        self._pending.clear()
 
     def cache_blocks(self, request: Request) -> None:
         """Its full blocks can be found from now on."""

@@ -268,7 +268,7 @@ class Scheduler:
         waiting, admission = self._waiting, self._admission
         if not waiting or not self._request_table.num_free_slots:
             return
-        promised = admission.num_promised_blocks()
+        reserved = admission.num_reserved_blocks()
         while self._request_table.num_free_slots and self._budget.has_room(step.tokens):
             request = waiting.first
             if request is None:
@@ -276,10 +276,10 @@ class Scheduler:
             if not admission.is_ready(request, step):
                 waiting.skip_first()
                 continue
-            if not admission.try_admit(request, promised, step):
+            if not admission.try_admit(request, reserved, step):
                 break
             self._start(request, step)
-            promised += admission.num_blocks_to_allocate(request)
+            reserved += admission.num_blocks_to_allocate(request)
         waiting.restore_skipped()
 
     def _start(self, request: Request, step: Step) -> None:
@@ -291,8 +291,8 @@ class Scheduler:
             self.stats.prefix_hits += request.planned
         step.admit(request)
         count = self._budget.grant(request, step.tokens)
-        reserved = self._reserve(request, count, step)
-        assert reserved and not step.out_of_blocks, "admission has counted its blocks"
+        has_blocks = self._reserve(request, count, step)
+        assert has_blocks and not step.out_of_blocks, "admission has counted its blocks"
         self._move([request], np.array([request.index]), np.array([count]), step)
 
     def _reserve(self, request: Request, count: int, step: Step) -> bool:
@@ -325,11 +325,11 @@ class Scheduler:
         for request in step.move(requests, index, counts, drafts):
             if not request.prompt_step and request.planned >= request.add.prompt_len:
                 request.prompt_step = step.number
-            self._prefix_cacher.defer(request)
+            self._prefix_cacher.add_pending(request)
 
     def cache_blocks(self) -> None:
         """Blocks that planned steps fill enter the prefix cache; called while the device runs, see PrefixCacher."""
-        self._prefix_cacher.cache_deferred()
+        self._prefix_cacher.cache_pending()
 
     def _preempt(self, victim: Request, step: Step, recompute: bool = False) -> None:
         """Free the victim's slot and blocks; it waits again, and is computed from the start if `recompute`."""

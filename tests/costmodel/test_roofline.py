@@ -80,7 +80,7 @@ def test_a_mixture_of_experts_reads_what_its_tokens_touch(tmp_path: Path) -> Non
     spec = read_spec(tmp_path)
     used, rng = UsedWeights(spec), random.Random(0)
     dense = spec.num_parameters - 3 * 32 * EXPERT - 1_000 * 64
-    assert used.by_token == dense + 3 * 4 * EXPERT
+    assert used.per_token == dense + 3 * 4 * EXPERT
     for tokens in (1, 5, 20, 300):
         touched = [len({e for _ in range(tokens) for e in rng.sample(range(32), 4)}) for _ in range(400)]
         expected = dense + 3 * EXPERT * sum(touched) / len(touched)
@@ -92,11 +92,11 @@ def test_a_step_of_a_mixture_is_bound_by_its_reads_for_longer(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(MIXTURE))
     roofline = Roofline(read_spec(tmp_path), "bfloat16", HARDWARE, 16)
     used = UsedWeights(read_spec(tmp_path))
-    assert roofline.step_ms(1, 0) == pytest.approx(0.5 + 1e3 * max(2 * used.read(1), 2 * used.by_token) / 1e9)
+    assert roofline.step_ms(1, 0) == pytest.approx(0.5 + 1e3 * max(2 * used.read(1), 2 * used.per_token) / 1e9)
     assert roofline.step_ms(64, 0) < 64 * roofline.step_ms(1, 0)
     least_ms = 0.5 + 1e3 * 2 * used.read(10_000) / 1e9
     assert roofline.free_tokens == int(least_ms / roofline.token_ms(0)) > 2
-    assert roofline.token_ms(0) == pytest.approx(1e3 * 2 * used.by_token / 1e9)
+    assert roofline.token_ms(0) == pytest.approx(1e3 * 2 * used.per_token / 1e9)
 
 
 def test_chunks_teach_however_much_sooner_they_were_done(tmp_path: Path) -> None:

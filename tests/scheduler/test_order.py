@@ -336,7 +336,7 @@ class FixedPreemptionCost:
 
 
 @pytest.mark.parametrize(("swap_ms", "swaps"), [(1.0, True), (3.0, False)])
-def test_the_cheaper_way_to_put_back_is_taken(swap_ms: float, swaps: bool) -> None:
+def test_preemption_takes_the_cheaper_way(swap_ms: float, swaps: bool) -> None:
     stage = Stage(seqs=1, policy="priority", host=20, preemption_cost=FixedPreemptionCost(2.0, swap_ms))
     stage.scheduler.add(add(0, [1] * 20, 30, priority=5))
     for _ in range(5):

@@ -101,28 +101,28 @@ class Lives(RuleBasedStateMachine):
             max_drafts=drafts_of,
             masked=self.masker.wants,
         )
-        self.look_again_at_what_lacks(self.scheduler._admission)
+        self.look_again_at_what_does_not_fit(self.scheduler._admission)
         self.masks = MaskSender(self.masker, self.scheduler, self.executor, 512)
         self.budget, self.seqs = tokens, seqs
 
-    def look_again_at_what_lacks(self, admission: Admission) -> None:
+    def look_again_at_what_does_not_fit(self, admission: Admission) -> None:
         """A request that is turned away without a lookup would be turned away with one."""
-        remembered = admission._still_lacks
+        remembered = admission._still_misfits
 
-        def still_lacks(request: Request, promised: int) -> bool:
-            lacks = remembered(request, promised)
-            if lacks:
-                lack, watched = admission._lack, self.pool._watched
+        def still_misfits(request: Request, reserved: int) -> bool:
+            misfits = remembered(request, reserved)
+            if misfits:
+                misfit, watched = admission._misfit, self.pool._watched
                 parent = request.parent
                 if parent is not None and parent.table.covers(request.add.prompt_len - 1):
-                    assert not admission._try_fork(request, parent, promised)
+                    assert not admission._try_fork(request, parent, reserved)
                 else:
-                    assert not admission._try_share_prefix(request, promised)
-                admission._lack = lack
+                    assert not admission._try_share_prefix(request, reserved)
+                admission._misfit = misfit
                 self.pool.watch(watched)
-            return lacks
+            return misfits
 
-        admission._still_lacks = still_lacks  # type: ignore[method-assign]
+        admission._still_misfits = still_misfits  # type: ignore[method-assign]
 
     def alone(self, message: Add) -> list[int]:
         """What a request would get with the engine to itself."""
