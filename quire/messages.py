@@ -15,7 +15,7 @@ import msgspec
 from quire.sampling import SamplingParams
 
 CLIENT_SHIFT = 48
-"""Request ids are unique over API processes: the process's number stands in the bits above this one."""
+"""Request ids are unique over API processes: the bits from this one on are the process's number."""
 
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets into which a step's tokens are counted."""

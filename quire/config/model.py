@@ -31,12 +31,12 @@ class ModelConfig:
     served_model_name: tuple[str, ...] = ()
     """Names that clients may use for the model; the first is the one reported. Default: --model as given."""
     seed: int = 0
-    """Seed of what Quire itself draws (dummy weights, seeds of requests that bring none when used offline)."""
+    """Seed of dummy weights and, offline, of the seeds of requests that bring none."""
     max_logprobs: int = 20
     """Most likely tokens a request may ask log probabilities of; -1 for no limit."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"] = "raw_logprobs"
-    """What is reported of drawn tokens: `raw` is what the model says, `processed` what tokens are drawn from (after
-    penalties, temperature and top-p); `logits` are not normalized. Of prompts it is always raw_logprobs."""
+    """What is reported of sampled tokens: `raw` is the model's output, `processed` what tokens are sampled from (after
+    penalties, temperature and top-p); `logits` are not normalized. For prompts it is always raw_logprobs."""
     logits_processors: tuple[str, ...] = ()
     """Classes, as package.module:Class, that may change the logits of requests that pass them `vllm_xargs`. Their code
     runs inside the engine."""

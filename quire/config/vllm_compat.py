@@ -46,7 +46,7 @@ _NO_EFFECT: dict[str, VllmSetting] = {
     **_group("long prompts are always read in chunks", enable_chunked_prefill=True),
     **_group("the next step is always planned ahead", async_scheduling=True),
     **_group("requests are logged only with --enable-log-requests", disable_log_requests=True),
-    **_group("a stream always brings each token as it is drawn", stream_interval=1),
+    **_group("a stream always brings each token as it is sampled", stream_interval=1),
     **_group("the tokenizers library reads every tokenizer", tokenizer_mode=("auto", "hf", "slow", "fast")),
     **_group("one thread tokenizes; there is no pool", tokenizer_pool_size=ANY, renderer_num_workers=ANY),
     **_group("blocks are named by sha256", prefix_caching_hash_algo=("sha256", "sha256_cbor")),
@@ -57,7 +57,7 @@ _NO_EFFECT: dict[str, VllmSetting] = {
     **_group("there is no limit below --max-model-len", max_seq_len_to_capture=ANY, max_context_len_to_capture=ANY),
     **_flags("there is no attention of that kind to switch off", "disable_cascade_attn"),
     **_flags(
-        "the KV cache is laid out and handed out as its layers need it", "disable_hybrid_kv_cache_manager",
+        "the KV cache is divided as the model's layers need it", "disable_hybrid_kv_cache_manager",
         "kv_sharing_fast_prefill", "scheduler_reserve_full_isl",
     ),
     **_flags("what there is to say about prompt tokens is always in `usage`", "enable_prompt_tokens_details"),

@@ -178,7 +178,7 @@ class Submission:
         if params.max_tokens is None:
             if params.min_tokens > room:
                 raise ContextLengthError(
-                    f"min_tokens is {params.min_tokens}, but only {room} tokens fit behind the prompt.",
+                    f"min_tokens is {params.min_tokens}, but only {room} tokens fit after the prompt.",
                     param="min_tokens",
                 )
             return msgspec.structs.replace(params, max_tokens=room)

@@ -21,7 +21,7 @@ from quire.messages import Add, Dead, FromEngine, ToEngine
 logger = logging.getLogger(__name__)
 
 _FORKS = 1 + Add.__struct_fields__.index("forks")
-"""Index of `Add.forks` in an encoded Add, behind the type's name."""
+"""Index of `Add.forks` in an encoded Add, after the type's name."""
 
 
 def engine_address(directory: Path) -> str:

@@ -143,7 +143,7 @@ class FakeExecutor:
             self._blocks[device] = self._host.pop(host)
 
     def _move_rows(self, plan: Plan) -> None:
-        """Write each row's known tokens and move its slot behind them."""
+        """Write each row's known tokens and move its slot past them."""
         assert len(set(plan.slots)) == len(plan.slots), "a slot is in two rows"
         drafts = dict(zip(plan.sampled_rows, plan.drafts, strict=True)) if plan.drafts else {}
         with_tokens, position = set(plan.token_rows), 0

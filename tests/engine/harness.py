@@ -52,7 +52,7 @@ def add(
 
 
 def drafts_of(sampling: SamplingParams) -> int:
-    """How many guesses a request asked for."""
+    """How many draft tokens a request asked for."""
     return int((sampling.extra_args or {}).get("drafts", 0))
 
 

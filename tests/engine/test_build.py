@@ -1,4 +1,4 @@
-"""A scheduler knows what the device said of itself."""
+"""The scheduler is built with the device's limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = {
 }  # fmt: skip
 
 
-def test_beside_a_stream_steps_have_the_sizes_that_the_device_named(tmp_path: Path) -> None:
+def test_prefill_beside_decode_has_the_step_sizes_of_the_device(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     hardware = Hardware(flops=30e9, bandwidth=1e9, host_bandwidth=1e9, overhead_ms=0.1)
     cost = Roofline(read_spec(tmp_path), "bfloat16", hardware, block_size=16)

@@ -56,7 +56,7 @@ def test_a_silent_clients_requests_are_aborted_and_others_go_on() -> None:
     assert core.counts()["free_blocks"] == core.counts()["blocks"]
 
 
-def test_each_new_client_is_told_that_the_engine_is_ready_once() -> None:
+def test_each_new_client_gets_ready_once() -> None:
     clock, port = ManualClock(), ListPort()
     core = engine(clock, port)
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_each_new_client_is_told_that_the_engine_is_ready_once() -> None:
     assert port.to(4, Ready) == [core.ready]
 
 
-def test_heartbeats_say_when_the_engine_last_moved() -> None:
+def test_heartbeats_say_when_the_engine_last_made_progress() -> None:
     clock, port = ManualClock(), ListPort()
     core = engine(clock, port)
     port.inbox = [ClientHeartbeat(1)]

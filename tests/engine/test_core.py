@@ -124,7 +124,7 @@ def test_aborted_request_is_in_no_later_plan() -> None:
     engine.assert_all_free()
 
 
-def test_drain_answers_when_the_last_request_is_over_and_refuses_new_ones() -> None:
+def test_drain_answers_when_the_last_request_has_ended_and_refuses_new_ones() -> None:
     engine = Engine()
     engine.client.send(add(1, [1, 2], 10))
     engine.step()
@@ -154,7 +154,7 @@ def test_admission_is_first_come_first_served() -> None:
     assert list(outcome.ends) == [0, 1, 2, 3, 4]
 
 
-def test_a_cache_too_small_for_a_promised_sequence_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_too_small_for_the_longest_sequence_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     Engine(FakeExecutor(num_blocks=40, block_size=16))
     assert not caplog.records
     engine = Engine(FakeExecutor(num_blocks=10, block_size=16))

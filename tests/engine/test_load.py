@@ -1,4 +1,4 @@
-"""What the engine says of itself: blocks that are held but not written, who waits for what, tokens of each step."""
+"""The engine's load: blocks that are held but not written, what requests wait for, tokens of each step."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_paging_wastes_less_than_4_percent() -> None:
 
 
 def test_unwritten_tokens_are_counted_to_the_token() -> None:
-    """One request at a time: after a settle, all tokens but the one just drawn are written."""
+    """One request at a time: after a settle, all tokens but the one just sampled are written."""
     engine = Engine(max_num_seqs=1)
     engine.client.send(add(1, range(20), 30))
-    for drawn, load in enumerate(loads(engine, 10), start=1):
-        held, written = (load.num_blocks - load.free_blocks) * load.block_size, 20 + drawn - 1
+    for sampled, load in enumerate(loads(engine, 10), start=1):
+        held, written = (load.num_blocks - load.free_blocks) * load.block_size, 20 + sampled - 1
         assert load.block_size == 16
         assert load.unwritten_tokens == held - written
 

@@ -52,7 +52,7 @@ def test_masked_and_other_requests_each_get_what_they_get_alone(max_in_flight: i
 
 
 @pytest.mark.parametrize("max_in_flight", [2, 3])
-def test_masks_come_after_their_plan_and_the_results_before_it_and_block_no_planning(max_in_flight: int) -> None:
+def test_masks_follow_their_plan_and_all_earlier_results_and_block_no_planning(max_in_flight: int) -> None:
     executor = Recorder(max_in_flight)
     engine = Engine(executor, masker=HashMasker())
     engine.run([add(1, [1, 2], 10, **MASKED), add(2, [3, 4], 10)])
@@ -65,7 +65,7 @@ def test_masks_come_after_their_plan_and_the_results_before_it_and_block_no_plan
     assert all(plan.masked == [0] for plan in executor.plans[:9])
 
 
-def test_a_row_of_a_request_that_is_over_gets_a_mask_as_well() -> None:
+def test_a_row_of_an_ended_request_gets_a_mask_too() -> None:
     engine = Engine(FakeExecutor(max_in_flight=3), masker=HashMasker())
     for number in (1, 2):
         engine.client.send(add(number, [number], 30, **MASKED))
@@ -92,7 +92,7 @@ def test_a_request_without_a_mask_fails_alone() -> None:
     engine.assert_all_free()
 
 
-def test_the_fake_insists_on_masks() -> None:
+def test_the_fake_executor_requires_masks() -> None:
     executor = FakeExecutor()
     plan = Plan(1, [], [], [], [], [], [], [], [], [], [], masked=[0])
     executor.submit(plan)

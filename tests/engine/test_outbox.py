@@ -1,4 +1,4 @@
-"""What a step brought is cut into one message for each client."""
+"""A step's tokens become one message for each client."""
 
 from __future__ import annotations
 

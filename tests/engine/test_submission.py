@@ -24,7 +24,7 @@ def test_ids_name_their_client_and_are_never_reused() -> None:
     assert {i >> CLIENT_SHIFT for i in ids} == {2}
 
 
-def test_seeds_are_drawn_or_spread_from_the_requests_own() -> None:
+def test_seeds_are_fresh_or_derived_from_the_requests_own() -> None:
     made = submission()
     assert [add.seed for add in made.adds([1], SamplingParams())] == [1000]
     given = [add.seed for add in made.adds([1], SamplingParams(seed=-1, n=3))]

@@ -69,7 +69,7 @@ def test_results_come_in_order_and_plans_may_run_ahead(started: LocalExecutor) -
     assert all(r.device_ms > 0 for r in ahead if r)
 
 
-def test_startup_is_told_by_stage(tiny: Path) -> None:
+def test_startup_is_reported_by_stage(tiny: Path) -> None:
     executor = LocalExecutor(config_for(tiny), SystemClock())
     device_limits = executor.start()
     executor.close()
@@ -92,7 +92,7 @@ def fail_at(point: str, step: int) -> FaultHook:
     return hook
 
 
-def test_faults_of_the_callers_side(tiny: Path) -> None:
+def test_faults_in_the_calling_thread(tiny: Path) -> None:
     executor = LocalExecutor(config_for(tiny), SystemClock(), fail_at("submit", 1))
     executor.start()
     with pytest.raises(RuntimeError, match="submit 1"):
@@ -106,7 +106,7 @@ def test_faults_of_the_callers_side(tiny: Path) -> None:
     executor.close()
 
 
-def test_a_failed_step_ends_the_stream(tiny: Path) -> None:
+def test_a_failed_step_fails_all_later_ones(tiny: Path) -> None:
     executor = LocalExecutor(config_for(tiny), SystemClock(), fail_at("execute", 2))
     executor.start()
     for plan in (first(), next_(2), next_(3)):
@@ -140,7 +140,9 @@ def test_close_waits_for_what_is_running(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "9"}])
-def test_waiting_threads_sleep_unless_the_user_chose(chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openmp_spinning_is_limited_unless_the_user_chose(
+    chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     for name in names:
         monkeypatch.setenv(name, "to be restored")
@@ -151,6 +153,6 @@ def test_waiting_threads_sleep_unless_the_user_chose(chosen: dict[str, str], mon
     assert {n: os.environ[n] for n in names if n in os.environ} == (chosen or {"GOMP_SPINCOUNT": "5000"})
 
 
-def test_torch_comes_with_start_only(tiny: Path) -> None:
+def test_torch_is_imported_by_start_only(tiny: Path) -> None:
     code = "import sys, quire.executor.local; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

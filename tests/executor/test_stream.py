@@ -1,4 +1,4 @@
-"""The executor of a stream: what the local one does in a thread, without one. A CPU's worker stands in for a GPU's."""
+"""StreamExecutor: the same as the local one, but without a thread. A CPU worker takes the place of a GPU's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_device_decides_on_the_executor(tiny: Path) -> None:
     assert isinstance(build_executor(config_for(tiny, device="cpu"), SystemClock()), LocalExecutor)
 
 
-def test_same_results_as_the_local_one(tiny: Path, started: StreamExecutor) -> None:
+def test_results_equal_the_local_executors(tiny: Path, started: StreamExecutor) -> None:
     local: Executor = LocalExecutor(config_for(tiny), SystemClock())
     local.start()
     plans = [first(), *map(next_, range(2, 12))]
@@ -73,7 +73,7 @@ def test_nothing_submitted_nothing_collected(started: StreamExecutor) -> None:
     assert started.collect(0.0) is None
 
 
-def test_collecting_gives_up_in_time_and_goes_on_later(started: StreamExecutor) -> None:
+def test_collect_returns_none_at_its_timeout_and_the_result_later(started: StreamExecutor) -> None:
     looks = iter([False] * 3 + [True] * 2)
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
     started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
@@ -85,7 +85,7 @@ def test_collecting_gives_up_in_time_and_goes_on_later(started: StreamExecutor) 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timers have slack on Linux")
-def test_the_thread_that_starts_it_sleeps_exactly(tiny: Path) -> None:
+def test_the_thread_that_starts_it_has_no_timer_slack(tiny: Path) -> None:
     def start() -> None:
         executor = StreamExecutor(config_for(tiny), SystemClock())
         executor.start()
@@ -104,7 +104,7 @@ def test_what_loading_raises_is_raised_by_start(tmp_path: Path) -> None:
         StreamExecutor(config_for(tmp_path), SystemClock()).start()
 
 
-def test_a_failed_step_ends_the_stream(tiny: Path) -> None:
+def test_a_failed_step_fails_all_later_ones(tiny: Path) -> None:
     executor = StreamExecutor(config_for(tiny), SystemClock(), fail_at("execute", 2))
     executor.start()
     executor.submit(first())
@@ -120,7 +120,7 @@ def test_a_failed_step_ends_the_stream(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("fails_when", ["looked at", "read"])
-def test_what_the_device_did_not_finish_ends_the_stream(started: StreamExecutor, fails_when: str) -> None:
+def test_a_step_that_fails_on_the_device_fails_all_later_ones(started: StreamExecutor, fails_when: str) -> None:
     def lost(step: int) -> object:
         raise RuntimeError(f"the device is lost in step {step}")
 
@@ -140,7 +140,9 @@ def test_what_the_device_did_not_finish_ends_the_stream(started: StreamExecutor,
         started.collect(10)
 
 
-def test_an_interrupted_wait_can_be_taken_up_again(started: StreamExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collect_works_again_after_an_interrupted_wait(
+    started: StreamExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = iter([False, True])
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
     started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
@@ -170,7 +172,7 @@ def test_closing_frees_what_the_worker_holds(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_is_looked_for_after_the_start_as_before(
+def test_garbage_collection_is_as_before_after_the_start(
     enabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -186,7 +188,7 @@ def test_garbage_is_looked_for_after_the_start_as_before(
     assert seen == [False]
 
 
-def test_nobody_stays_behind_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_compiler_process_is_left_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     closed: list[int] = []
     monkeypatch.setattr(stream, "open_context", lambda: None)
     monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / "trace")
@@ -211,7 +213,7 @@ def test_kernels_are_not_compiled_ahead_where_triton_lacks_what_that_needs(
     assert closed == [1]
 
 
-def test_what_a_start_has_made_is_old_when_requests_come(tiny: Path) -> None:
+def test_objects_of_the_start_are_in_the_oldest_generation_when_requests_come(tiny: Path) -> None:
     """Else it is looked at again by the next two collections, while somebody waits."""
     executor = StreamExecutor(config_for(tiny), SystemClock())
     gc.collect()
@@ -226,7 +228,7 @@ def _fail(worker: Worker) -> None:
     raise CheckpointError("broken")
 
 
-def test_processes_that_compile_begin_unless_a_start_like_this_one_has_left_all_on_disk(
+def test_compiler_processes_start_unless_an_equal_start_has_left_all_kernels_on_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from quire.kernels.triton.launching import precompiler
@@ -248,7 +250,7 @@ def test_processes_that_compile_begin_unless_a_start_like_this_one_has_left_all_
     assert stream._settings_of_kernels(renamed) == stream._settings_of_kernels(one)
 
 
-def test_nobody_goes_on_compiling_if_the_start_is_interrupted_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_processes_end_if_the_start_is_interrupted_early(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setattr(stream, "_begin", lambda config: SimpleNamespace(close=lambda: closed.append(1)))

@@ -1,4 +1,4 @@
-"""The engine begins while prompts are still being submitted; that changes no output, no order and no cache hit."""
+"""The engine starts while prompts are still being submitted; that changes no output, no order and no cache hit."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_first_step_is_full_and_submitting_never_waits() -> None:
     assert set(stage.waited_before) == {0.0}
 
 
-def test_without_a_head_start_all_are_there_before_the_first_is_chosen() -> None:
+def test_without_a_head_start_all_are_queued_before_the_first_is_scheduled() -> None:
     stage = Stage(scheduling_policy="priority")
     adds = [add(number, [number] * 40, 1, priority=-number) for number in range(1, 9)]
     stage.generate(adds, None)
@@ -96,7 +96,7 @@ def test_equal_prompts_are_computed_once_all_the_same() -> None:
     assert hits == [19 * 40, 19 * 40]
 
 
-def test_what_was_begun_is_dropped_when_submitting_fails() -> None:
+def test_submitted_sequences_are_aborted_when_a_later_prompt_fails() -> None:
     def until_one_is_wrong() -> Iterator[Add]:
         yield from (add(number, prompt, 5) for number, prompt in PROMPTS.items())
         raise RequestError("The prompt is empty.")
@@ -109,7 +109,7 @@ def test_what_was_begun_is_dropped_when_submitting_fails() -> None:
     assert stage.engine.counts()["requests"] == 0
 
 
-def test_a_sequence_that_fails_is_raised_when_all_are_over() -> None:
+def test_a_failed_sequence_is_raised_when_all_have_ended() -> None:
     stage = Stage()
     adds = [add(1, [1, 2, 3], 4), add(2, [], 4), add(3, [4, 5], 4)]
     with pytest.raises(GenerationError, match="prompt is empty"):

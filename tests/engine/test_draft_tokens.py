@@ -1,4 +1,4 @@
-"""Reads that gain fewer tokens than they might, or several at once: tokens, ends and blocks are as one at a time."""
+"""Draft tokens: a step may gain fewer tokens than planned, or several at once; outputs, ends and blocks are the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def drafting(drafts: int) -> dict[str, object]:
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize(("windows", "block_size"), [((None,), 8), ((None,), 1), ((None, 20), 4)])
-def test_whatever_is_gained_each_request_gets_what_it_gets_alone(
+def test_whatever_is_accepted_each_request_gets_what_it_gets_alone(
     max_in_flight: int, mode: str, windows: tuple[int | None, ...], block_size: int
 ) -> None:
     """Random gains of 0 to 6, forks, stops, aborts, shared prefixes, and too few blocks for all."""
@@ -84,7 +84,7 @@ def test_several_tokens_come_at_once_and_take_fewer_steps() -> None:
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("last", range(8))
-def test_a_stop_token_amid_a_gain_ends_there(last: int, max_in_flight: int) -> None:
+def test_a_stop_token_among_accepted_tokens_ends_there(last: int, max_in_flight: int) -> None:
     free = alone(PROMPT, 60)
     stop = free[8 + last]
     engine = Engine(FakeExecutor(max_in_flight=max_in_flight))
@@ -95,7 +95,7 @@ def test_a_stop_token_amid_a_gain_ends_there(last: int, max_in_flight: int) -> N
     engine.assert_all_free()
 
 
-def test_min_tokens_are_counted_within_a_gain() -> None:
+def test_min_tokens_count_accepted_tokens_one_by_one() -> None:
     free = alone(PROMPT, 60)
     assert len(set(free[:8])) == 8
     wanted = {"stop_ids": [free[2], free[5]], "min_tokens": 4, **drafting(9)}
@@ -104,7 +104,7 @@ def test_min_tokens_are_counted_within_a_gain() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
-def test_no_gain_goes_beyond_max_tokens(max_tokens: int) -> None:
+def test_accepted_tokens_never_exceed_max_tokens(max_tokens: int) -> None:
     engine = Engine()
     outcome = engine.run([add(1, PROMPT, max_tokens, **drafting(4))])
     assert outcome.tokens[1] == alone(PROMPT, max_tokens)
@@ -112,7 +112,7 @@ def test_no_gain_goes_beyond_max_tokens(max_tokens: int) -> None:
     engine.assert_all_free()
 
 
-def test_a_repetition_amid_a_gain_ends_there() -> None:
+def test_a_repetition_among_accepted_tokens_ends_there() -> None:
     executor = FakeExecutor(sample=lambda history, num_sampled, vocab: [9, 8, 7][num_sampled % 3])
     asked = RepetitionDetectionParams(max_pattern_size=3)
     outcome = Engine(executor).run([add(1, PROMPT, 60, repetition_detection=asked, **drafting(30))])
@@ -120,7 +120,7 @@ def test_a_repetition_amid_a_gain_ends_there() -> None:
     assert outcome.ends[1].reason == "repetition"
 
 
-def test_blocks_taken_for_more_than_was_gained_come_back_at_settle() -> None:
+def test_blocks_of_rejected_drafts_are_freed_when_the_step_settles() -> None:
     executor = FakeExecutor(num_blocks=64, block_size=1, accept=lambda most: 1, max_in_flight=2)
     engine = Engine(executor, block_size=1)
     engine.client.send(add(1, PROMPT, 40, **drafting(10)))
@@ -137,8 +137,8 @@ def test_blocks_taken_for_more_than_was_gained_come_back_at_settle() -> None:
     engine.assert_all_free()
 
 
-def test_only_what_was_gained_is_found_by_others() -> None:
-    """Blocks that wrong guesses were written to are not taken for what stands there; what is right is found."""
+def test_only_accepted_tokens_are_found_in_the_prefix_cache() -> None:
+    """Blocks that hold rejected drafts are not found in the prefix cache; accepted tokens are."""
     executor = FakeExecutor(num_blocks=64, block_size=4, accept=lambda most: min(most, 2))
     engine = Engine(executor, block_size=4)
     free = alone(PROMPT, 22)
@@ -157,8 +157,8 @@ def test_a_row_that_gains_nothing_is_planned_again() -> None:
     engine.assert_all_free()
 
 
-def test_guesses_put_nobody_back_and_wait_behind_those_who_wait() -> None:
-    """Two requests fill the pool to the last block; their guesses take what is left of it and no more."""
+def test_drafts_preempt_nobody_and_give_way_to_waiting_requests() -> None:
+    """Two requests fill the pool to the last block; their drafts take what is left of it and no more."""
     executor = FakeExecutor(num_blocks=10, block_size=4, accept=lambda most: 1)
     engine = Engine(executor, block_size=4)
     outcome = engine.run([add(number, [number] * 4, 16, **drafting(12)) for number in (1, 2)])
