@@ -1,4 +1,4 @@
-"""Draft tokens: a step may gain fewer tokens than planned, or several at once; outputs, ends and blocks are the same."""
+"""Draft tokens: a step may gain fewer tokens than planned, or several; outputs, ends and blocks are the same."""
 
 from __future__ import annotations
 

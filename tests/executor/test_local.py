@@ -36,7 +36,7 @@ def started(tiny: Path) -> Iterator[LocalExecutor]:
 
 def first(step: int = 1) -> Plan:
     return Plan(
-        step, [admitted(0, seed=1, drawn=0, temperature=0.0)], [0], [0], [0], [1], [0], [3], [0], [5, 6, 7], [0]
+        step, [admitted(0, seed=1, num_sampled=0, temperature=0.0)], [0], [0], [0], [1], [0], [3], [0], [5, 6, 7], [0]
     )
 
 
