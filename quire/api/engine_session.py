@@ -1,21 +1,22 @@
-"""The API process's side of the engine: who waits for which sequence, and what state the server is in.
+"""The API process's side of the engine: requests go in, output goes to who waits for it.
 
-Owns the open streams, heartbeats, drain and health. Every accepted sequence gets exactly one
-end. Knows nothing about HTTP or text.
+Owns the server's state, heartbeats, drain and health. Every accepted sequence gets exactly one end. Knows nothing about
+HTTP or text.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
+from quire.api.engine_controls import EngineControls
 from quire.api.engine_health import EngineHealth
 from quire.api.engine_receiver import EngineReceiver
+from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
 from quire.clock import Clock, SystemClock
 from quire.config import Config
@@ -23,11 +24,9 @@ from quire.engine.client import EngineClient, Lost
 from quire.engine.submission import Submission
 from quire.errors import EngineDeadError, GenerationError, QuireError, RequestError, UnavailableError
 from quire.messages import (
-    CLIENT_SHIFT,
     Abort,
     Add,
     ClientHeartbeat,
-    Control,
     Dead,
     Deltas,
     Done,
@@ -42,7 +41,7 @@ from quire.text.deltas import deltas_by_sequence
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
 State = Literal["starting", "ready", "draining", "dead"]
@@ -74,24 +73,21 @@ class EngineSession:
         self._eos_ids = eos_ids
         self._clock = clock or SystemClock()
         self._submission: Submission | None = None
-        self._streams: dict[int, OutputCollector] = {}  # by sequence id, until the engine is done with it
-        self._controls: dict[int, asyncio.Future[Done]] = {}
-        self._control_ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
+        self._requests = OpenRequests()
+        self._controls = EngineControls(client)
         self._health = EngineHealth(self._clock)
         self._receiver = EngineReceiver(client, self._on_message)
-        self._ready_event, self._idle, self._dead_event = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._idle.set()
-        self._num_kept_open = 0
+        self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()
         self._closing = False
-        self._beating: asyncio.Task[None] | None = None
+        self._heartbeats: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to receive; called in the event loop, once or more."""
-        if self._beating is None:
+        """Begin to receive; called in the event loop. More calls do nothing."""
+        if self._heartbeats is None:
             self._receiver.start()
-            self._beating = asyncio.get_running_loop().create_task(self._beat())
+            self._heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
 
     async def wait_ready(self) -> Ready:
         """The engine's Ready.
@@ -105,7 +101,7 @@ class EngineSession:
         return self.ready
 
     async def wait_dead(self) -> None:
-        """Until the engine has said, or somebody for it, that it is gone."""
+        """Until a Dead has come, from the engine or from the supervisor."""
         await self._dead_event.wait()
 
     def begin_drain(self) -> None:
@@ -114,41 +110,34 @@ class EngineSession:
             self.state = "draining"
 
     async def drain(self, timeout: float) -> bool:
-        """Wait until open requests have ended; those that have not after `timeout` seconds are failed. Whether all
+        """Wait until open requests have ended; after `timeout` seconds fail those that have not. Returns whether all
         ended by themselves."""
         self.begin_drain()
         try:
             async with asyncio.timeout(timeout):
-                await self._idle.wait()
+                await self._requests.wait_idle()
         except TimeoutError:
             self._fail_all(UnavailableError(_REFUSALS["draining"]), "abort")
             return False
         return True
 
     async def close(self) -> None:
-        """Stop receiving and let go of the engine; once or more."""
+        """Stop receiving and disconnect from the engine. More calls do nothing."""
         if self._closing:
             return
         self._closing = True
         self._fail_all(UnavailableError(_REFUSALS["draining"]), "abort")
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.wait([self._beating])
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+            await asyncio.wait([self._heartbeats])
         await self._receiver.close()
         self._client.close()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def keep_open(self) -> Iterator[None]:
+    def keep_open(self) -> AbstractContextManager[None]:
         """For a request that is several to the engine, one after the other: a drain waits for it as a whole."""
-        self._num_kept_open += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._num_kept_open -= 1
-            self._set_idle()
+        return self._requests.keep_open()
 
     @property
     def submission(self) -> Submission:
@@ -187,71 +176,63 @@ class EngineSession:
             raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
-        stream = OutputCollector(adds, [self.stats.began(add) for add in adds])
-        self._idle.clear()
-        self._streams.update(dict.fromkeys((add.id for add in adds), stream))
+        collector = OutputCollector(adds, [self.stats.began(add) for add in adds])
+        self._requests.add(collector)
         for add in adds:
             if add.fork_of is None:  # forks travel with the first
                 self._client.send(add)
-        return stream
+        return collector
 
-    def count_delivered(self, stream: OutputCollector, index: int, tokens: int) -> None:
-        """The reader has got that many more tokens of one sequence."""
-        self.stats.delivered(stream.progress[index], tokens)
+    def count_delivered(self, collector: OutputCollector, index: int, tokens: int) -> None:
+        """The reader has got so many more tokens of one sequence."""
+        self.stats.delivered(collector.progress[index], tokens)
 
-    def finish_sequence(self, stream: OutputCollector, index: int, reason: EndReason) -> None:
-        """The reader has all of one sequence; if the engine has not ended it, it does now."""
-        self._abort([stream.adds[index]])
-        self.stats.finished(stream.progress[index], reason, self._clock.now())
+    def finish_sequence(self, collector: OutputCollector, index: int, reason: EndReason) -> None:
+        """The reader has all of one sequence; if the engine still runs it, it is aborted."""
+        self._abort([collector.adds[index]])
+        self.stats.finished(collector.progress[index], reason, self._clock.now())
 
-    def close_request(self, stream: OutputCollector, reason: EndReason = "abort") -> None:
-        """The reader is gone or has all it wanted; what still runs is aborted."""
-        self._abort(stream.adds)
+    def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
+        """The reader is gone or has all that it wanted; what still runs is aborted."""
+        self._abort(collector.adds)
         now = self._clock.now()
-        for progress in stream.progress:
+        for progress in collector.progress:
             self.stats.finished(progress, progress.end.reason if progress.end else reason, now)
 
     def _abort(self, adds: Sequence[Add]) -> None:
-        running = [add.id for add in adds if add.id in self._streams]
+        running = [add.id for add in adds if add.id in self._requests]
         for sequence in running:
-            self._release(sequence)
+            self._requests.remove(sequence)
         if running and self.state != "dead":
             self._client.send(Abort(running))
 
     async def control(self, action: str) -> Done:
-        """Ask the engine for something and wait for its answer.
+        """Send the engine a command and wait for its answer.
 
         Raises:
             UnavailableError: There is no engine that could answer.
         """
         if self.ready is None or self.state == "dead":
             raise UnavailableError(_REFUSALS["dead" if self.state == "dead" else "starting"])
-        number = next(self._control_ids)
-        answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._controls[number] = answer
-        try:
-            self._client.send(Control(number, action))
-            return await answer
-        finally:
-            del self._controls[number]
+        return await self._controls.send(action)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     @property
     def healthy(self) -> bool:
-        """Whether work is taken and the engine moves."""
+        """Whether work is taken and the engine makes progress."""
         return self.state == "ready" and self._health.progressing
 
     @property
     def num_sequences(self) -> int:
         """Sequences that have not ended."""
-        return len(self._streams)
+        return self._requests.num_sequences
 
     def counts(self) -> dict[str, int]:
         """What is held, for leak tests; asked in the event loop."""
         return {
             "sequences": self.num_sequences,
-            "streams": len(self._open_streams()),
+            "streams": len(self._requests.all()),
             "controls": len(self._controls),
             "tasks": len(asyncio.all_tasks()),
         }
@@ -268,8 +249,7 @@ class EngineSession:
             case Ready():
                 self._on_ready(message)
             case Done():
-                if (answer := self._controls.get(message.id)) and not answer.done():
-                    answer.set_result(message)
+                self._controls.on_done(message)
             case Dead():
                 self._on_dead(message)
             case Lost():
@@ -280,7 +260,7 @@ class EngineSession:
             return
         self.ready = ready
         model = self._config.model
-        draw = random.SystemRandom()
+        seeds = random.SystemRandom()
         self._submission = Submission(
             self._client.number,
             ready,
@@ -288,7 +268,7 @@ class EngineSession:
             model.max_logprobs,
             self._config.scheduler.scheduling_policy,
             self._clock,
-            lambda: draw.getrandbits(64),
+            lambda: seeds.getrandbits(64),
             takes_extra_args=bool(model.logits_processors),
         )
         self.stats.size(ready.max_model_len)
@@ -301,19 +281,19 @@ class EngineSession:
         self._health.record_progress(now)
         self.stats.load = deltas.load
         for sequence, delta in deltas_by_sequence(deltas).items():
-            if sequence not in self._streams:
+            collector = self._requests.get(sequence)
+            if collector is None:
                 continue
-            stream = self._streams[sequence]
-            progress = stream.progress_of(sequence)
+            progress = collector.progress_of(sequence)
             self.stats.gained(progress, len(delta.tokens), now, delta.cached_tokens)
-            if delta.end is not None:  # before the reader has it, who may be done with all of the request then
+            if delta.end is not None:  # first, because the reader may close the request when it gets the end
                 progress.end = delta.end
-                self._release(sequence)
+                self._requests.remove(sequence)
                 if delta.end.reason == "error":
                     message = delta.end.message or "The engine could not go on with this request."
-                    stream.fail(GenerationError(message))
+                    collector.fail(GenerationError(message))
                     continue
-            stream.put(sequence, delta)
+            collector.put(sequence, delta)
 
     def _on_lost(self, message: Lost) -> None:
         """It may have been about any open request, or have been the engine's Ready."""
@@ -322,7 +302,7 @@ class EngineSession:
             return
         error = GenerationError("A message of the engine was lost. Send the request again.")
         self._fail_all(error, "error")
-        self._fail_controls(error)
+        self._controls.fail_all(error)
 
     def _on_dead(self, message: Dead) -> None:
         logger.error("The engine stopped: %s", message.cause)
@@ -330,31 +310,14 @@ class EngineSession:
         self._ready_event.set()
         self._dead_event.set()
         self._fail_all(EngineDeadError(_REFUSALS["dead"]), "error")
-        self._fail_controls(EngineDeadError(_REFUSALS["dead"]))
-
-    def _fail_controls(self, error: QuireError) -> None:
-        for answer in self._controls.values():
-            if not answer.done():
-                answer.set_exception(error)
-
-    def _release(self, sequence: int) -> None:
-        """The engine is done with a sequence; the only place where one leaves."""
-        del self._streams[sequence]
-        self._set_idle()
-
-    def _set_idle(self) -> None:
-        if not self._streams and not self._num_kept_open:
-            self._idle.set()
+        self._controls.fail_all(EngineDeadError(_REFUSALS["dead"]))
 
     def _fail_all(self, error: QuireError, reason: EndReason) -> None:
-        for stream in self._open_streams():
-            self.close_request(stream, reason)
-            stream.fail(error)
+        for collector in self._requests.all():
+            self.close_request(collector, reason)
+            collector.fail(error)
 
-    def _open_streams(self) -> list[OutputCollector]:
-        return list({id(stream): stream for stream in self._streams.values()}.values())
-
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while not self._closing and self.state != "dead":
             self._client.send(ClientHeartbeat(self._client.number))
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)

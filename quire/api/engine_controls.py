@@ -1,0 +1,48 @@
+"""Commands to the engine that are answered once, and who waits for the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from quire.engine.client import EngineClient
+from quire.errors import QuireError
+from quire.messages import CLIENT_SHIFT, Control, Done
+
+
+class EngineControls:
+    """Controls that have been sent, until their Done comes."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._ids = (client.number << CLIENT_SHIFT | i for i in itertools.count(1))
+        self._waiting: dict[int, asyncio.Future[Done]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def send(self, action: str) -> Done:
+        """Send a command and wait for its answer.
+
+        Raises:
+            QuireError: There will be no answer.
+        """
+        number = next(self._ids)
+        answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._client.send(Control(number, action))
+            return await answer
+        finally:
+            del self._waiting[number]
+
+    def on_done(self, message: Done) -> None:
+        """An answer came."""
+        if (answer := self._waiting.get(message.id)) and not answer.done():
+            answer.set_result(message)
+
+    def fail_all(self, error: QuireError) -> None:
+        """No answer will come."""
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(error)
