@@ -29,8 +29,8 @@ from quire.text.model_text import load_model_text
 
 logger = logging.getLogger(__name__)
 
-UNLOGGED = ("/health", "/ping", "/metrics", "/load")
-"""Probes: asked every few seconds, never worth a line."""
+PROBE_PATHS = ("/health", "/ping", "/metrics", "/load")
+"""Probes, which come every few seconds and are not logged."""
 KEEP_ALIVE_S = 75
 
 
@@ -38,12 +38,12 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     """Serve until SIGTERM, then until open requests have ended or their time is over."""
     server = launch.config.server
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("uvicorn.access").addFilter(_is_worth_a_line)
+    logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
     text = load_model_text(launch.config)
     session = EngineSession(ZmqClient(Path(launch.directory), launch.number), launch.config, text.eos_ids)
     app = create_app(launch.config, session, text, developer_mode=launch.developer_mode)
     http = _HttpServer(_uvicorn_config(app, server))
-    if server.uvicorn_log_level == "info":  # of the server's life, which the supervisor tells: not of its requests
+    if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
     with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -72,7 +72,7 @@ async def _serve(
     try:
         while not http.started and not serving.done():
             await asyncio.sleep(0.005)
-        gc.freeze()  # what is loaded now stays: collections, which stop the loop, need not look at it again
+        gc.freeze()  # keep garbage collections, which block the loop, from traversing what was loaded and stays
         reporting = loop.create_task(_report_ready(session, report))
         await _until_end(session, stopping, serving)
         reporting.cancel()
@@ -84,14 +84,14 @@ async def _serve(
 
 
 async def _report_ready(session: EngineSession, report: Callable[[StatusReport], None]) -> None:
-    """Say so when a request that comes now is served: HTTP answers already, and the engine has said what it can do."""
+    """Report `ready` once requests are served: HTTP is up already, so that is when the engine is ready."""
     with contextlib.suppress(EngineDeadError):
         ready = await session.wait_ready()
         report(StatusReport("ready", kv_tokens=ready.kv_tokens))
 
 
 async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    """Until SIGTERM, the engine's death, or the server's own end."""
+    """Until SIGTERM, the engine's death, or the end of the HTTP server."""
     ends = [asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(session.wait_dead())]
     await asyncio.wait([*ends, serving], return_when=asyncio.FIRST_COMPLETED)
     for end in ends:
@@ -113,9 +113,9 @@ def _uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
     )
 
 
-def _is_worth_a_line(record: logging.LogRecord) -> bool:
+def _is_no_probe(record: logging.LogRecord) -> bool:
     arguments = record.args
-    return not (isinstance(arguments, tuple) and len(arguments) > 2 and str(arguments[2]).split("?")[0] in UNLOGGED)
+    return not (isinstance(arguments, tuple) and len(arguments) > 2 and str(arguments[2]).split("?")[0] in PROBE_PATHS)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, layers and life of one API process.
+"""The HTTP application of one API process: routes, middleware, lifespan.
 
 Owns how the parts are put together. Knows nothing about models; never imports torch.
 """
@@ -40,7 +40,7 @@ from quire.api.sse_response import DirectSendMiddleware
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.metrics.http import HttpCounts
-from quire.metrics.log_line import LoadLine
+from quire.metrics.log_line import StatsLogLine
 from quire.metrics.stats import Stats
 from quire.text.model_text import ModelText
 from quire.version import __version__
@@ -68,7 +68,7 @@ def create_app(
         session: To the engine; started and closed with the application.
         text: The model's tokenizer, chat template and defaults.
         developer_mode: Also serve debug routes.
-        slow_reader_s: A streaming client that takes nothing for this long is given up.
+        slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
     """
     server = config.server
     serving = Serving(config, session, text, PromptRenderer(text), int(time.time()), slow_reader_s)
@@ -77,7 +77,7 @@ def create_app(
         title="Quire",
         version=__version__,
         root_path=server.root_path,
-        lifespan=lambda _: _life(serving),
+        lifespan=lambda _: _lifespan(serving),
         docs_url="/docs" if documented else None,
         redoc_url="/redoc" if documented else None,
         openapi_url="/openapi.json" if documented else None,
@@ -88,13 +88,13 @@ def create_app(
     if developer_mode:
         add_debug(app, serving)
     add_error_handlers(app)
-    _add_layers(app, config, session.stats.http)
+    _add_middleware(app, config, session.stats.http)
     _document_bodies(app)
     return app
 
 
-def _add_layers(app: FastAPI, config: Config, counts: HttpCounts) -> None:
-    """From the inside out: the last one added sees a request first."""
+def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts) -> None:
+    """From the inside out: the last one added gets a request first."""
     server = config.server
     app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes)
     app.add_middleware(AuthenticationMiddleware, keys=server.api_key, routes=app.router.routes)
@@ -113,33 +113,34 @@ def _add_layers(app: FastAPI, config: Config, counts: HttpCounts) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _life(serving: Serving) -> AsyncIterator[None]:
+async def _lifespan(serving: Serving) -> AsyncIterator[None]:
     serving.session.start()
-    reporting = asyncio.create_task(_report(serving.session.stats, not serving.config.server.disable_log_stats))
+    log = not serving.config.server.disable_log_stats
+    logging_stats = asyncio.create_task(_update_rates(serving.session.stats, log=log))
     try:
         yield
     finally:
-        reporting.cancel()
+        logging_stats.cancel()
         serving.renderer.close()
         await serving.session.close()
 
 
-async def _report(stats: Stats, aloud: bool) -> None:
-    """Renew the rates, and say them."""
-    lines = LoadLine(stats, time.monotonic())
+async def _update_rates(stats: Stats, *, log: bool) -> None:
+    """Update the rates, and log them."""
+    lines = StatsLogLine(stats, time.monotonic())
     while True:
         await asyncio.sleep(LOG_EVERY_S)
         line = lines.since_last(time.monotonic())
-        if line and aloud:
+        if line and log:
             logger.info("%s", line)
 
 
 def _document_bodies(app: FastAPI) -> None:
-    """Routes read their bodies themselves, so their schemas' parts are added to the OpenAPI document here."""
-    plain = app.openapi
+    """Add the schemas of request bodies to the OpenAPI document, because routes read their bodies themselves."""
+    default_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = plain()
+        document = default_openapi()
         _, schemas = models_json_schema(
             [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
         )

@@ -1,7 +1,7 @@
-"""Who may call what: everything needs an API key but a short list of public routes.
+"""API keys: every route needs one, except a short list of public routes.
 
-Owns the check of keys. The decision uses the route that the router itself matches, never a rebuilt address, so no
-header and no spelling of a path leads around it.
+The decision uses the route that the router itself matches, never a rebuilt URL, so no header and no spelling of a path
+gets around it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,20 @@ PUBLIC = frozenset({
 
 
 class AuthenticationMiddleware:
-    """ASGI layer that answers 401 without a valid key."""
+    """ASGI middleware that answers 401 without a valid key."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], routes: Sequence[BaseRoute]) -> None:
         """
         Args:
-            app: What is guarded.
-            keys: Any of them opens; none leaves everything open.
-            routes: The router's, looked at with each request.
+            app: What runs inside.
+            keys: Any of them is valid; if there are none, no key is needed.
+            routes: The router's; read at each request.
         """
         self._app = app
         self._digests = [_digest(key) for key in keys]
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] == "lifespan" or not self._digests or self._is_public(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
             return
@@ -69,7 +68,7 @@ class AuthenticationMiddleware:
             return False
         digest = _digest(key.strip())
         found = False
-        for known in self._digests:  # all of them, so that the time does not tell which one was close
+        for known in self._digests:  # all of them: the time must not depend on which one is similar
             found |= hmac.compare_digest(known, digest)
         return found
 

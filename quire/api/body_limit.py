@@ -1,4 +1,4 @@
-"""No more of a request body is read than the server is willing to hold."""
+"""Limits the size of request bodies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from quire.errors import PayloadTooLarge
 
 
 class BodyLimitMiddleware:
-    """ASGI layer that answers 413, whether the length is announced or shows only while reading."""
+    """ASGI middleware that answers 413, from the Content-Length or, without one, as soon as too much was read."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app
         self._max = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -13,7 +13,7 @@ from starlette.types import Receive
 T = TypeVar("T")
 
 CLIENT_CLOSED_REQUEST = 499
-"""Status of a response that nobody reads (nginx's number)."""
+"""Status of a response to a client that has disconnected (nginx's number)."""
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

@@ -1,4 +1,4 @@
-"""The thread that waits for the engine, and one hop into the event loop for each of its messages."""
+"""A thread that receives the engine's messages and hands each to the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.messages import Dead, FromEngine
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.2
-"""How long closing may have to wait for the thread."""
+"""How long one receive waits, in seconds, and so how long closing may take."""
 
 
 class EngineReceiver:
@@ -51,7 +51,7 @@ class EngineReceiver:
                 logger.exception("The connection to the engine broke.")
                 message = Dead(type(error).__name__)
             if message is not None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop is closed: all requests are over
                     loop.call_soon_threadsafe(self._on_message, message)
             if isinstance(message, Dead):
                 return

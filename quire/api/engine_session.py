@@ -176,7 +176,7 @@ class EngineSession:
             raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
-        collector = OutputCollector(adds, [self.stats.began(add) for add in adds])
+        collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])
         self._requests.add(collector)
         for add in adds:
             if add.fork_of is None:  # forks travel with the first
@@ -185,19 +185,19 @@ class EngineSession:
 
     def count_delivered(self, collector: OutputCollector, index: int, tokens: int) -> None:
         """The reader has got so many more tokens of one sequence."""
-        self.stats.delivered(collector.progress[index], tokens)
+        self.stats.record_delivered(collector.stats[index], tokens)
 
     def finish_sequence(self, collector: OutputCollector, index: int, reason: EndReason) -> None:
         """The reader has all of one sequence; if the engine still runs it, it is aborted."""
         self._abort([collector.adds[index]])
-        self.stats.finished(collector.progress[index], reason, self._clock.now())
+        self.stats.finish_sequence(collector.stats[index], reason, self._clock.now())
 
     def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
         """The reader is gone or has all that it wanted; what still runs is aborted."""
         self._abort(collector.adds)
         now = self._clock.now()
-        for progress in collector.progress:
-            self.stats.finished(progress, progress.end.reason if progress.end else reason, now)
+        for sequence in collector.stats:
+            self.stats.finish_sequence(sequence, sequence.end.reason if sequence.end else reason, now)
 
     def _abort(self, adds: Sequence[Add]) -> None:
         running = [add.id for add in adds if add.id in self._requests]
@@ -245,7 +245,7 @@ class EngineSession:
                 self._on_deltas(message, self._clock.now())
             case Heartbeat():
                 self._health.record_progress(message.last_progress)
-                self.stats.heard(message)
+                self.stats.record_heartbeat(message)
             case Ready():
                 self._on_ready(message)
             case Done():
@@ -271,7 +271,7 @@ class EngineSession:
             lambda: seeds.getrandbits(64),
             takes_extra_args=bool(model.logits_processors),
         )
-        self.stats.size(ready.max_model_len)
+        self.stats.set_max_model_len(ready.max_model_len)
         self._health.record_progress(self._clock.now())
         if self.state == "starting":
             self.state = "ready"
@@ -284,10 +284,10 @@ class EngineSession:
             collector = self._requests.get(sequence)
             if collector is None:
                 continue
-            progress = collector.progress_of(sequence)
-            self.stats.gained(progress, len(delta.tokens), now, delta.cached_tokens)
+            stats = collector.stats_of(sequence)
+            self.stats.record_tokens(stats, len(delta.tokens), now, delta.cached_tokens)
             if delta.end is not None:  # first, because the reader may close the request when it gets the end
-                progress.end = delta.end
+                stats.end = delta.end
                 self._requests.remove(sequence)
                 if delta.end.reason == "error":
                     message = delta.end.message or "The engine could not go on with this request."

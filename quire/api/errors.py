@@ -1,6 +1,6 @@
-"""Every failure as an OpenAI error body.
+"""Failures as OpenAI error bodies.
 
-Owns status, headers and wording of answers that are no success; inner details never leave the process.
+Owns status, headers and wording of error responses. Details of unexpected failures go to the log only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def error_response(error: QuireError) -> Response:
 
 
 def internal_error_body(request_id: str) -> dict[str, Any]:
-    """What a client sees of a failure that nobody foresaw: a number to ask the operator about."""
+    """What a client sees of an unexpected failure: the request id, to ask the operator about."""
     message = f"Something failed inside the server. Its log has the details under request id {request_id}."
     return {"error": {"message": message, "type": "server_error", "param": None, "code": "internal_error"}}
 
@@ -66,13 +66,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 class ServerErrorMiddleware:
-    """ASGI layer that turns any other exception into a 500 and a log entry."""
+    """ASGI middleware that turns any other exception into a 500 and a log entry."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -1,19 +1,18 @@
-"""Every answer is counted by route, method and status; probes are not."""
+"""Counts responses by route, method and status; probes are left out."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.disconnect import CLIENT_CLOSED_REQUEST
 from quire.clock import Clock
 from quire.metrics.http import HttpCounts
 
 UNCOUNTED = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
-CLIENT_GONE = 499
-"""Counted where a client left before there was an answer."""
 
 
 class HttpMetricsMiddleware:
-    """ASGI layer."""
+    """ASGI middleware that fills HttpCounts."""
 
     def __init__(self, app: ASGIApp, *, counts: HttpCounts, clock: Clock) -> None:
         """
@@ -27,20 +26,19 @@ class HttpMetricsMiddleware:
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http" or scope["path"] in UNCOUNTED:
             await self._app(scope, receive, send)
             return
-        began, status = self._clock.now(), CLIENT_GONE
+        began, status = self._clock.now(), CLIENT_CLOSED_REQUEST
 
-        async def seen(message: Message) -> None:
+        async def watch_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, seen)
+            await self._app(scope, receive, watch_status)
         finally:
             handler = getattr(scope.get("route"), "path", None)
             self._counts.answered(scope["method"], handler, status, self._clock.now() - began)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from quire.messages import Add
-from quire.metrics.stats import Progress
+from quire.metrics.stats import SequenceStats
 from quire.text.deltas import SequenceDelta
 
 OnDelta = Callable[[int, SequenceDelta], bool]
@@ -23,12 +23,12 @@ class OutputCollector:
     Filled by the session and read by one task, all in the event loop.
 
     Attributes:
-        progress: What the metrics know about each sequence.
+        stats: What the metrics know about each sequence.
     """
 
-    def __init__(self, adds: Sequence[Add], progress: Sequence[Progress]) -> None:
+    def __init__(self, adds: Sequence[Add], stats: Sequence[SequenceStats]) -> None:
         self.adds = tuple(adds)
-        self.progress = tuple(progress)
+        self.stats = tuple(stats)
         self._index = {add.id: index for index, add in enumerate(adds)}
         self._unread: dict[int, SequenceDelta] = {}
         self._error: Exception | None = None
@@ -40,9 +40,9 @@ class OutputCollector:
         """The token ids of each prompt, as the engine got them."""
         return [add.tokens[: add.prompt_len] for add in self.adds[:: self.adds[0].sampling.n]]
 
-    def progress_of(self, sequence: int) -> Progress:
-        """That of a sequence by its id."""
-        return self.progress[self._index[sequence]]
+    def stats_of(self, sequence: int) -> SequenceStats:
+        """The metrics of a sequence by its id."""
+        return self.stats[self._index[sequence]]
 
     def put(self, sequence: int, delta: SequenceDelta) -> None:
         """Add what a sequence gained."""

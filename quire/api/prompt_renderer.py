@@ -1,6 +1,6 @@
-"""PromptRenderer and conversations to token ids, without stopping the event loop.
+"""Texts and conversations to token ids, without blocking the event loop.
 
-Owns where that work runs: short texts at once, long ones in a few threads. Knows nothing about sampling.
+Owns where that work runs: short texts in the event loop, long ones in a few threads. Knows nothing about sampling.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-SHORT = 4_000
-"""Characters that are encoded faster than a thread is asked to."""
+THREAD_THRESHOLD = 4_000
+"""Texts of more characters are encoded in a thread; shorter ones take less time than handing them over would."""
 THREADS = 4
 
 
 class PromptRenderer:
-    """One model's way from text to tokens."""
+    """Renders chat templates and encodes prompts for one model."""
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
@@ -42,7 +42,7 @@ class PromptRenderer:
         return self._text.tokenizer
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, text: str, add_special_tokens: bool, longest: int | None) -> list[int]:
@@ -84,13 +84,13 @@ class PromptRenderer:
         """
         template = self._template()
         plain = plain_messages(messages, knows_developer="developer" in template.source)
-        size = sum(len(message["content"]) for message in plain) + SHORT // 100 * len(plain)
-        going_on = bool(continue_final_message)
-        opening = not going_on if add_generation_prompt is None else add_generation_prompt
+        size = sum(len(message["content"]) for message in plain) + THREAD_THRESHOLD // 100 * len(plain)
+        continues = bool(continue_final_message)
+        opens = not continues if add_generation_prompt is None else add_generation_prompt
         return await self._run(
             size,
             lambda: template.render(
-                plain, add_generation_prompt=opening, continue_final_message=going_on, variables=variables
+                plain, add_generation_prompt=opens, continue_final_message=continues, variables=variables
             ),
         )
 
@@ -103,6 +103,6 @@ class PromptRenderer:
         return self._text.chat_template
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
-        if size <= SHORT:
+        if size <= THREAD_THRESHOLD:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -48,7 +48,11 @@ async def read_body(request: Request, schema: type[Schema]) -> Schema:
 
 
 def parse_body(raw: bytes, schema: type[Schema]) -> Schema:
-    """See `read_body`."""
+    """Decode and check a body.
+
+    Raises:
+        RequestError: See `read_body`.
+    """
     try:
         body = msgspec.json.decode(raw)
     except RecursionError:

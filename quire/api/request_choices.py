@@ -55,7 +55,7 @@ class RequestChoices:
         return self._num_open == 0
 
     async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
-        """See OutputCollector.read."""
+        """Wait for output, see OutputCollector.read."""
         return await self._collector.read(on_delta)
 
     def process(self, index: int, delta: SequenceDelta) -> ChoiceDelta | None:

@@ -37,8 +37,8 @@ class Serving:
     """One model behind one engine, as endpoints see it.
 
     Attributes:
-        created: When the server started, in seconds since 1970; the age that /v1/models reports.
-        slow_reader_s: A client that takes nothing for this long is given up.
+        created: When the server started, in seconds since 1970, for /v1/models.
+        slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
     """
 
     config: Config

@@ -21,7 +21,7 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Whom to talk to, and how to begin."""
+    """Which server and model to chat with."""
 
     url: str = "http://localhost:8000/v1"
     """Address of the server's OpenAI API."""
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> None:
-    """One question and its answer; what went wrong leaves no trace in the conversation."""
+    """One question and its answer; a question that failed is not kept in the conversation."""
     messages.append({"role": "user", "content": line})
     try:
         messages.append({"role": "assistant", "content": _answer(server, model, messages)})
@@ -69,13 +69,13 @@ def _turn(server: RemoteServer, model: str, messages: Messages, line: str) -> No
 
 
 def _answer(server: RemoteServer, model: str, messages: Messages) -> str:
-    """Print an answer while it comes; what was said until its end or Ctrl-C."""
-    said: list[str] = []
+    """Print an answer while it comes; returns its text, up to its end or Ctrl-C."""
+    texts: list[str] = []
     with closing(server.stream("/chat/completions", {"model": model, "messages": messages})) as choices:
         with suppress(KeyboardInterrupt):
             for choice in choices:
                 text = choice["delta"].get("content") or ""
-                said.append(text)
+                texts.append(text)
                 print(printable(text), end="", flush=True)
         print()
-    return "".join(said)
+    return "".join(texts)

@@ -18,7 +18,7 @@ DESCRIPTION = "Let a running server go on with a text. Ctrl-C stops it; Ctrl-D l
 
 @dataclass(frozen=True)
 class CompleteOptions:
-    """Whom to ask, and for how much."""
+    """Which server and model to ask, and for how much."""
 
     url: str = "http://localhost:8000/v1"
     """Address of the server's OpenAI API."""

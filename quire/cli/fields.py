@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from quire.config import Config
 
 OWN_GROUP = "options"
-"""Group of the fields that stand in no part."""
+"""Group of the fields that belong to no part."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Setting:
     """One field.
 
     Attributes:
-        group: Name of the part it stands in.
+        group: Name of the part it belongs to.
         kind: Its type, with annotations for the command line.
         default: As `dataclasses.field` has it.
         description: The string below the field.

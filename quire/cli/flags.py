@@ -29,11 +29,11 @@ _INVALID_CHOICE = re.compile(r"invalid choice ('.*') for argument '(--[\w-]+)'\.
 
 def parse_config(arguments: Sequence[str], program: str, description: str) -> Config:
     """Settings from flags; an argument without dashes is the model. See `parse` for what it raises."""
-    config, rest = _parsed(Config, arguments, program, description, foreign=True)
+    config, rest = _parsed(Config, arguments, program, description, vllm_flags=True)
     if not rest:
         return config
     if len(rest) > 1 or rest[0].startswith("-") or _given(arguments, "--model"):
-        raise _unknown(rest, Config, program, foreign=True)
+        raise _unknown(rest, Config, program, vllm_flags=True)
     return config.with_values(model=rest[0])
 
 
@@ -42,9 +42,9 @@ def parse_with_engine(
 ) -> tuple[Options, Config]:
     """A command's own options, and the engine's settings (not the server's). See `parse` for what it raises."""
     both: Any = with_engine(options)
-    parsed, rest = _parsed(both, arguments, program, description, foreign=True)
+    parsed, rest = _parsed(both, arguments, program, description, vllm_flags=True)
     if rest:
-        raise _unknown(rest, both, program, foreign=True)
+        raise _unknown(rest, both, program, vllm_flags=True)
     return parsed.own, engine_config(parsed)
 
 
@@ -55,14 +55,14 @@ def parse(options: type[Options], arguments: Sequence[str], program: str, descri
         ConfigError: A flag is unknown or its value cannot be read.
         SystemExit: With code 0, after --help.
     """
-    parsed, rest = _parsed(options, arguments, program, description, foreign=False)
+    parsed, rest = _parsed(options, arguments, program, description, vllm_flags=False)
     if rest:
-        raise _unknown(rest, options, program, foreign=False)
+        raise _unknown(rest, options, program, vllm_flags=False)
     return parsed
 
 
 def _parsed(
-    options: type[Options], arguments: Sequence[str], program: str, description: str, *, foreign: bool
+    options: type[Options], arguments: Sequence[str], program: str, description: str, *, vllm_flags: bool
 ) -> tuple[Options, list[str]]:
     """The options, from a settings file and then the arguments, and the arguments that are none."""
     if (word := help_word(arguments)) is not None:
@@ -71,18 +71,18 @@ def _parsed(
     path, arguments = _without_config(arguments)
     default: Options | None = None
     if path is not None:
-        flags = read_flags(path, _names(options, foreign))
+        flags = read_flags(path, _names(options, vllm_flags))
         try:
-            default, _ = _from_flags(options, flags, program, None, foreign)
+            default, _ = _from_flags(options, flags, program, None, vllm_flags)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error.message}", param=error.param) from error
-    return _from_flags(options, arguments, program, default, foreign)
+    return _from_flags(options, arguments, program, default, vllm_flags)
 
 
 def _from_flags(
-    options: type[Options], arguments: Sequence[str], program: str, default: Options | None, foreign: bool
+    options: type[Options], arguments: Sequence[str], program: str, default: Options | None, vllm_flags: bool
 ) -> tuple[Options, list[str]]:
-    arguments = _without_foreign(arguments) if foreign else arguments
+    arguments = _without_vllm_flags(arguments) if vllm_flags else arguments
     said = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):  # tyro asks stdout which boxes it can
@@ -117,11 +117,11 @@ def _without_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     return path, kept
 
 
-def _without_foreign(arguments: Sequence[str]) -> list[str]:
-    """Take flags out that have no effect here, with a warning each.
+def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
+    """Leave out flags of vLLM's that have no effect here, with a warning for each.
 
     Raises:
-        ConfigError: One would have to have an effect.
+        ConfigError: One asks for something that is not supported.
     """
     kept: list[str] = []
     rest = iter(arguments)
@@ -171,14 +171,14 @@ def _plain(choices: str) -> str:
     return ", ".join(word for word in words if word not in ("", "None"))
 
 
-def _unknown(rest: Sequence[str], options: type, program: str, *, foreign: bool) -> ConfigError:
-    """What to say of arguments that are none of the command's."""
+def _unknown(rest: Sequence[str], options: type, program: str, *, vllm_flags: bool) -> ConfigError:
+    """The error about arguments that the command does not have."""
     flag = next((argument for argument in rest if argument.startswith("-")), None)
     if flag is None:
         return ConfigError(f"'{rest[-1]}' was not expected: is it the value of a flag? See {program} --help.")
     flag = flag.partition("=")[0]
-    own = _closest(flag, [*_names(options, foreign=False), "config", "help"])
-    close = own or (_closest(flag, list(VLLM_SETTINGS)) if foreign else None)
+    own = _closest(flag, [*_names(options, vllm_flags=False), "config", "help"])
+    close = own or (_closest(flag, list(VLLM_SETTINGS)) if vllm_flags else None)
     hint = f"Did you mean {close}?" if close else f"'{program} --help' lists them."
     return ConfigError(f"{flag} is not a flag of {program}. {hint}")
 
@@ -193,9 +193,9 @@ def _closest(flag: str, names: Sequence[str]) -> str | None:
     return close[0] if close else None
 
 
-def _names(options: type, foreign: bool) -> list[str]:
+def _names(options: type, vllm_flags: bool) -> list[str]:
     own = [setting.name for setting in settings_of(options)]
-    return [*own, *VLLM_SETTINGS] if foreign else own
+    return [*own, *VLLM_SETTINGS] if vllm_flags else own
 
 
 def _given(arguments: Sequence[str], flag: str) -> bool:

@@ -30,7 +30,7 @@ def hint(options: type) -> str:
 
 
 def described(options: type) -> type:
-    """A dataclass like `options`, whose help says no defaults that say nothing."""
+    """A dataclass like `options`, without defaults that would tell nothing in the help."""
     hints = get_type_hints(options, include_extras=True)
     settings = {setting.name: setting for setting in settings_of(options) if setting.group == OWN_GROUP}
     columns = []

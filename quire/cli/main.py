@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a subcommand and exit with its code; an error that is foreseen is one line on standard error."""
+    """Run a subcommand and exit with its code; an expected error is one line on standard error."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("-h", "--help", "help"):
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"quire: error: '{name}' is not a command.{hint} Commands: {', '.join(COMMANDS)}.", file=sys.stderr)
         raise SystemExit(2)
     try:
-        raise SystemExit(_printed(importlib.import_module(COMMANDS[name][0]).run, rest))
+        raise SystemExit(_run_and_flush(importlib.import_module(COMMANDS[name][0]).run, rest))
     except QuireError as error:
         print(f"quire: error: {error.message}", file=sys.stderr)
         raise SystemExit(error.exit_code if isinstance(error, SetupError) else 1) from None
@@ -45,24 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
-def _printed(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """A command's exit code, once all it printed is out; 141 where the reader left: `quire collect-env | head -1`."""
+def _run_and_flush(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """A command's exit code, after its output is flushed; 141 if its reader has gone: `quire collect-env | head -1`."""
     try:
         code = command(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         if not _reader_left():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it fails again at exit
         return 141
     return code
 
 
 def _reader_left() -> bool:
-    """Whether it is standard output that nobody reads, and no other pipe."""
-    looking = select.poll()
-    looking.register(sys.stdout.fileno(), 0)  # errors are always told
-    return bool(looking.poll(0))
+    """Whether the broken pipe is standard output."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
+    return bool(poll.poll(0))
 
 
 def _usage() -> str:

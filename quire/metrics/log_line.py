@@ -1,12 +1,12 @@
-"""The periodic line about throughput and load; silent while nothing happens. Its interval is that of the rates, too."""
+"""The periodic log line about throughput and load; none while the server is idle. Its interval is also the rates'."""
 
 from __future__ import annotations
 
 from quire.metrics.stats import Stats
 
 
-class LoadLine:
-    """Says how much was done since it was last asked."""
+class StatsLogLine:
+    """Reports what was done since the last line."""
 
     def __init__(self, stats: Stats, now: float) -> None:
         self._stats = stats

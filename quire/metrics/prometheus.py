@@ -58,7 +58,7 @@ class _StatsCollector(Collector):
         # Before num_requests_waiting: scrapers that look for this name anywhere in a line take the last one they find.
         reasons = {"capacity": load.waiting - load.deferred, "deferred": load.deferred}
         yield self._gauge_by(
-            "num_requests_waiting_by_reason", "Sequences waiting, by what for.", "reason", reasons.items()
+            "num_requests_waiting_by_reason", "Sequences waiting, by reason.", "reason", reasons.items()
         )
         for name, text, value in (
             ("num_requests_running", "Sequences in the batch.", load.running),
@@ -82,7 +82,7 @@ class _StatsCollector(Collector):
             ("prompt_tokens", "Prompt tokens processed.", stats.prompt_tokens),
             ("prompt_tokens_cached", "Of these: found computed.", stats.cached_tokens),
             ("generation_tokens", "Tokens generated.", stats.generation_tokens),
-            ("num_preemptions", "Sequences put back to make room.", load.preemptions),
+            ("num_preemptions", "Sequences preempted to free blocks.", load.preemptions),
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
             ("prefix_cache_hits", "Of these: found.", load.prefix_hits),
         ):
@@ -91,9 +91,7 @@ class _StatsCollector(Collector):
             "local_compute": stats.prompt_tokens - stats.cached_tokens,
             "local_cache_hit": stats.cached_tokens,
         }
-        yield self._counter_by(
-            "prompt_tokens_by_source", "Prompt tokens, by where they are from.", "source", sources.items()
-        )
+        yield self._counter_by("prompt_tokens_by_source", "Prompt tokens, by source.", "source", sources.items())
         yield self._counter_by(
             "request_success", "Sequences that ended, by reason.", "finished_reason", stats.ended.items()
         )

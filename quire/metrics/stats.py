@@ -1,4 +1,4 @@
-"""What one API process counts: plain numbers that inner rooms fill and `quire.metrics.prometheus` shows.
+"""The statistics of one API process: plain numbers, which `quire.metrics.prometheus` shows.
 
 Owns which event changes which number. Counters are exact to the token. Knows nothing about Prometheus or HTTP.
 """
@@ -12,6 +12,7 @@ from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Lo
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
 from quire.metrics.http import HttpCounts
 
+# Bounds of histograms, in seconds: vLLM's, so that its dashboards fit.
 FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
     640.0, 2560.0,
@@ -28,8 +29,8 @@ END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 
 
 @dataclass
-class Family:
-    """The sequences of one prompt: how many have not ended, and the most tokens that one of them got."""
+class SequenceGroup:
+    """The sequences of one prompt: how many have not ended, and how many tokens the longest got."""
 
     first: int
     open: int
@@ -37,38 +38,38 @@ class Family:
 
 
 @dataclass
-class Progress:
-    """One sequence from its Add to its end, as far as times and counts go.
+class SequenceStats:
+    """Times and counts of one sequence.
 
     Attributes:
         received: Tokens that the engine sent.
-        delivered: Tokens that its reader has had, which are fewer where a stop string ends it.
-        end: The engine's, if that ended it.
-        over: Whether it is counted as ended.
+        delivered: Tokens that its reader has got: fewer than `received` where a stop string ends it.
+        end: The engine's End, if the engine ended it.
+        finished: Whether it is counted as ended.
     """
 
     prompt_tokens: int
     max_tokens: int
     choices: int
     arrival: float
-    family: Family
+    group: SequenceGroup
     cached_tokens: int = 0
     first_token: float | None = None
     last_token: float = 0.0
     received: int = 0
     delivered: int = 0
     end: End | None = None
-    over: bool = False
+    finished: bool = False
 
 
 class Stats:
     """Counters, gauges and histograms of one server.
 
     Attributes:
-        load: What the engine said last.
+        load: The engine's last.
         prompt_tokens, cached_tokens: Of prompts that have brought a first token; cached ones were not computed for it.
-        generation_tokens: Tokens that readers have had: as many as `usage` says.
-        prompt_rate, generation_rate: Tokens a second in the last interval of `LoadLine`.
+        generation_tokens: Tokens that readers have got: as many as `usage` reports.
+        prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         ended: Sequences by reason.
         http: Answers to HTTP requests.
     """
@@ -79,10 +80,10 @@ class Stats:
         self.prompt_rate = self.generation_rate = 0.0
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
         self.http = HttpCounts()
-        self._families: dict[int, Family] = {}  # by the id of the first sequence
-        self.size(max_model_len=1)
+        self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
+        self.set_max_model_len(max_model_len=1)
 
-    def size(self, max_model_len: int) -> None:
+    def set_max_model_len(self, max_model_len: int) -> None:
         """Set the scale of token counts, before the first request."""
         lengths = steps_of_1_2_5(max_model_len)
         self.first_token_s = Histogram(FIRST_TOKEN_S)
@@ -122,66 +123,66 @@ class Stats:
         """Share of the tokens looked up in the prefix cache that were there."""
         return self.load.prefix_hits / self.load.prefix_queries if self.load.prefix_queries else 0.0
 
-    def heard(self, beat: Heartbeat) -> None:
-        """What the engine says of itself, once a second."""
+    def record_heartbeat(self, beat: Heartbeat) -> None:
+        """The engine's heartbeat, once a second."""
         self.load = beat.load
         if beat.step_tokens:
             self.step_tokens.take_over(beat.step_tokens, beat.step_tokens_sum)
 
-    def began(self, add: Add) -> Progress:
+    def start_sequence(self, add: Add) -> SequenceStats:
         """A sequence goes to the engine."""
         params = add.sampling
         first = add.id if add.fork_of is None else add.fork_of
-        family = self._families.setdefault(first, Family(first, params.n))
-        return Progress(add.prompt_len, params.max_tokens or 0, params.n, add.arrival, family)
+        group = self._groups.setdefault(first, SequenceGroup(first, params.n))
+        return SequenceStats(add.prompt_len, params.max_tokens or 0, params.n, add.arrival, group)
 
-    def gained(self, progress: Progress, tokens: int, now: float, cached: int = 0) -> None:
-        """A step brought tokens to a sequence; its first ones say how much of the prompt was `cached`."""
+    def record_tokens(self, sequence: SequenceStats, tokens: int, now: float, cached: int = 0) -> None:
+        """A step brought tokens; with the first ones, `cached` is how much of the prompt was found computed."""
         if not tokens:
             return
-        if progress.first_token is None:
-            progress.first_token = now
-            progress.cached_tokens = cached
-            self.prompt_tokens += progress.prompt_tokens
+        if sequence.first_token is None:
+            sequence.first_token = now
+            sequence.cached_tokens = cached
+            self.prompt_tokens += sequence.prompt_tokens
             self.cached_tokens += cached
-            self.first_token_s.observe(now - progress.arrival)
+            self.first_token_s.observe(now - sequence.arrival)
         else:
-            self.inter_token_s.observe(now - progress.last_token)
-        progress.last_token = now
-        progress.received += tokens
+            self.inter_token_s.observe(now - sequence.last_token)
+        sequence.last_token = now
+        sequence.received += tokens
 
-    def delivered(self, progress: Progress, tokens: int) -> None:
-        """The reader has had that many more."""
-        progress.delivered += tokens
+    def record_delivered(self, sequence: SequenceStats, tokens: int) -> None:
+        """The reader has got so many more tokens."""
+        sequence.delivered += tokens
         self.generation_tokens += tokens
 
-    def finished(self, progress: Progress, reason: EndReason, now: float) -> None:
-        """The reader has had the end of a sequence, or wants no more of it. Only the first call counts."""
-        if progress.over:
+    def finish_sequence(self, sequence: SequenceStats, reason: EndReason, now: float) -> None:
+        """The reader has got the end of a sequence, or wants no more of it. Only the first call counts."""
+        if sequence.finished:
             return
-        progress.over = True
+        sequence.finished = True
         self.ended[reason] += 1
-        self.whole_s.observe(now - progress.arrival)
-        self.prompt_lengths.observe(progress.prompt_tokens)
-        self.output_lengths.observe(progress.delivered)
-        self.max_tokens.observe(progress.max_tokens)
-        if progress.first_token is not None:
-            self.computed_lengths.observe(progress.prompt_tokens - progress.cached_tokens)
-            if progress.received > 1:
-                self.mean_token_s.observe((progress.last_token - progress.first_token) / (progress.received - 1))
-        if (end := progress.end) is not None:
+        self.whole_s.observe(now - sequence.arrival)
+        self.prompt_lengths.observe(sequence.prompt_tokens)
+        self.output_lengths.observe(sequence.delivered)
+        self.max_tokens.observe(sequence.max_tokens)
+        if sequence.first_token is not None:
+            self.computed_lengths.observe(sequence.prompt_tokens - sequence.cached_tokens)
+            if sequence.received > 1:
+                self.mean_token_s.observe((sequence.last_token - sequence.first_token) / (sequence.received - 1))
+        if (end := sequence.end) is not None:
             self.queued_s.observe(end.queued_s)
             self.inference_s.observe(end.prefill_s + end.decode_s)
             self.prefill_s.observe(end.prefill_s)
             self.decode_s.observe(end.decode_s)
-        self._leave(progress)
+        self._finish_in_group(sequence)
 
-    def _leave(self, progress: Progress) -> None:
-        """The last sequence of a prompt is counted for all of them."""
-        family = progress.family
-        family.open -= 1
-        family.most_tokens = max(family.most_tokens, progress.delivered)
-        if family.open == 0:
-            self.most_tokens.observe(family.most_tokens)
-            self.choices.observe(progress.choices)
-            del self._families[family.first]
+    def _finish_in_group(self, sequence: SequenceStats) -> None:
+        """When the last sequence of a prompt ends, the prompt is counted."""
+        group = sequence.group
+        group.open -= 1
+        group.most_tokens = max(group.most_tokens, sequence.delivered)
+        if group.open == 0:
+            self.most_tokens.observe(group.most_tokens)
+            self.choices.observe(sequence.choices)
+            del self._groups[group.first]

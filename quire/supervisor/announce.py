@@ -10,18 +10,20 @@ import quire
 from quire.config import Config
 
 
-def say(line: str) -> None:
-    """One line to standard error, where logs go."""
+def print_log(line: str) -> None:
+    """Print a line to standard error, where logs go."""
     print(line, file=sys.stderr, flush=True)
 
 
 def announce_settings(config: Config, reasons: Sequence[str]) -> None:
     """The settings, a line each."""
-    say(f"Quire {quire.__version__}")
+    print_log(f"Quire {quire.__version__}")
     for reason in reasons:
-        say(f"  {reason}")
+        print_log(f"  {reason}")
     keys = len(config.server.api_key)
-    say(f"  access      {f'{keys} API key(s)' if keys else 'open to whoever reaches the port: --api-key closes it'}")
+    print_log(
+        f"  access      {f'{keys} API key(s)' if keys else 'open to whoever reaches the port: --api-key closes it'}"
+    )
 
 
 def announce_ready(
@@ -29,16 +31,16 @@ def announce_ready(
 ) -> None:
     """The address, and a line to paste; on a GPU also what its KV cache holds, which was an estimate until now."""
     stages = ", ".join(f"{stage} {took:.1f}" for stage, took in startup.items())
-    say(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
+    print_log(f"Ready in {seconds:.1f} s{f' (engine: {stages})' if stages else ''}")
     if config.device.device == "cuda":
-        say(f"  KV cache            {kv_tokens:,} tokens, measured")
+        print_log(f"  KV cache            {kv_tokens:,} tokens, measured")
     address = url(config, listener)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
     body = '{"messages": [{"role": "user", "content": "What can you do?"}]}'
-    say(f"  chat in a browser   {address}/")
-    say(f"  OpenAI clients      {address}/v1")
+    print_log(f"  chat in a browser   {address}/")
+    print_log(f"  OpenAI clients      {address}/v1")
     curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
-    say(f"  try it              {curl}")
+    print_log(f"  try it              {curl}")
 
 
 def url(config: Config, listener: socket.socket) -> str:

@@ -20,7 +20,7 @@ from quire.engine.transport import report_death
 from quire.errors import SETUP_ERRORS, SetupError
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import EXIT_CRASHED, LaunchConfig, StatusReport
-from quire.supervisor.announce import announce_ready, say
+from quire.supervisor.announce import announce_ready, print_log
 from quire.supervisor.process_events import Died, Event, ProcessEvents, Reported, Signalled
 
 STOP_TIMEOUT_S = 5.0
@@ -121,7 +121,9 @@ class Supervisor:
         """New requests are refused, open ones finish within the time they get; a second signal ends all at once."""
         self._state = State.DRAINING
         timeout = self._config.server.shutdown_timeout
-        say(f"{signal.Signals(number).name}: open requests get {timeout:g} s to finish; a second signal ends them now")
+        print_log(
+            f"{signal.Signals(number).name}: open requests get {timeout:g} s to finish; a second signal ends them now"
+        )
         for child, patience in ((self._api, timeout + STOP_TIMEOUT_S), (self._engine, STOP_TIMEOUT_S)):
             child.signal(signal.SIGTERM)
             match self._wait_for(child, patience):
@@ -134,7 +136,7 @@ class Supervisor:
             if child.exit_code() != 0 and not stopped_early:
                 self._last_line = f"{child.name} process did not end cleanly: {self._how_it_ended(child)}"
                 return EXIT_CRASHED
-        say("stopped")
+        print_log("stopped")
         return 0
 
     def _how_it_ended(self, child: ChildProcess) -> str:

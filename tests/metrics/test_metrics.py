@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire.config import CacheConfig
 from quire.messages import Add, End, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
-from quire.metrics.log_line import LoadLine
+from quire.metrics.log_line import StatsLogLine
 from quire.metrics.prometheus import Exposition
 from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
@@ -33,18 +33,18 @@ def scrape(stats: Stats) -> dict[str, float]:
 
 def one_request(stats: Stats) -> None:
     add = Add(1, [5] * 10, 10, SamplingParams(max_tokens=4), [], 0, arrival=100.0)
-    progress = stats.began(add)
+    progress = stats.start_sequence(add)
     for tokens, now in ((1, 100.5), (0, 100.6), (2, 100.7), (1, 100.8)):
-        stats.gained(progress, tokens, now)
-        stats.delivered(progress, tokens)
+        stats.record_tokens(progress, tokens, now)
+        stats.record_delivered(progress, tokens)
     progress.end = End(1, "length", queued_s=0.1, prefill_s=0.4, decode_s=0.3)
     for reason in ("length", "abort"):  # only the first counts
-        stats.finished(progress, reason, 100.8)
+        stats.finish_sequence(progress, reason, 100.8)
 
 
 def test_one_request_is_counted_to_the_token() -> None:
     stats = Stats()
-    stats.size(2_000)
+    stats.set_max_model_len(2_000)
     one_request(stats)
     values = scrape(stats)
     assert values["vllm:prompt_tokens_total"] == 10
@@ -65,17 +65,19 @@ def test_one_request_is_counted_to_the_token() -> None:
 
 def test_the_choices_of_a_prompt_are_one_family() -> None:
     stats = Stats()
-    stats.size(2_000)
+    stats.set_max_model_len(2_000)
     params = SamplingParams(n=3, max_tokens=50)
     parents = {1: None, 2: 1, 3: 1}
-    each = [stats.began(Add(i, [5] * 10, 10, params, [], 0, 0.0, fork_of=parent)) for i, parent in parents.items()]
+    each = [
+        stats.start_sequence(Add(i, [5] * 10, 10, params, [], 0, 0.0, fork_of=parent)) for i, parent in parents.items()
+    ]
     for progress, tokens, cached in zip(each, (3, 30, 8), (0, 9, 9), strict=True):
-        stats.gained(progress, tokens + 5, 1.0, cached)
-        stats.delivered(progress, tokens)  # a stop string: the rest is not wanted
-    stats.finished(each[1], "stop", 2.0)
-    stats.finished(each[0], "abort", 2.0)
+        stats.record_tokens(progress, tokens + 5, 1.0, cached)
+        stats.record_delivered(progress, tokens)  # a stop string: the rest is not wanted
+    stats.finish_sequence(each[1], "stop", 2.0)
+    stats.finish_sequence(each[0], "abort", 2.0)
     assert scrape(stats)["vllm:request_params_n_count"] == 0
-    stats.finished(each[2], "length", 2.0)
+    stats.finish_sequence(each[2], "length", 2.0)
     values = scrape(stats)
     assert values["vllm:request_params_n_sum"] == 3
     assert values["vllm:request_params_n_count"] == 1
@@ -94,7 +96,7 @@ def test_load_is_what_the_engine_said_last() -> None:
         running=3, waiting=5, free_blocks=25, num_blocks=100, preemptions=7, prefix_queries=200, prefix_hits=50,
         free_host_blocks=9, num_host_blocks=10, deferred=2, unwritten_tokens=60, block_size=16,
     )  # fmt: skip
-    stats.heard(Heartbeat(0.0, 0.0, load, [0, 2, *[0] * 12], 9))
+    stats.record_heartbeat(Heartbeat(0.0, 0.0, load, [0, 2, *[0] * 12], 9))
     values = scrape(stats)
     for name, value in {
         "num_requests_running": 3, "num_requests_waiting": 5, "num_requests_waiting_by_reason/capacity": 3,
@@ -131,7 +133,7 @@ def test_histograms_count_at_and_under_each_bound() -> None:
 
 def test_the_line_is_silent_when_nothing_happens() -> None:
     stats = Stats()
-    line = LoadLine(stats, now=90.0)
+    line = StatsLogLine(stats, now=90.0)
     assert line.since_last(100.0) is None
     one_request(stats)
     assert line.since_last(110.0) == (
