@@ -1,11 +1,11 @@
-"""How the products of a mixture of experts are best cut, by number of tokens.
+"""The best configs of the products of a mixture of experts, by number of tokens.
 
     python tuning/h200/tune_experts.py --out DIR [--tolerance 0.02] [--seconds 110]
 
-For each mixture and number of tokens: with one cut of the second product every cut of the first is timed, then the
-other way round, and the times of all pairs follow by adding. In graphs, over different, uniform choices of experts.
-Every cut's result is checked against one product a pair in fp32. Prints the best, and what routing and grouping take,
-and writes
+For each mixture and number of tokens: with one config of the second product every config of the first is timed, then
+the other way round, and the times of all pairs follow by adding. In graphs, over different, uniform choices of experts.
+Every config's result is checked against one product a pair in fp32. Prints the best, and what routing and grouping
+take, and writes
 
     DIR/experts_table.json   the figures
     DIR/experts_table.py     the table; copy it to quire/kernels/triton/experts/tuned_expert_configs.py
@@ -28,10 +28,10 @@ import torch.nn.functional as F
 from sweep import compile_all, few_enough, graph_seconds
 from torch import Tensor
 
-from quire.kernels.triton.experts.experts import Cuts, multiply
+from quire.kernels.triton.experts.experts import ExpertConfigs, multiply
 from quire.kernels.triton.experts.routing import group, route
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 BYTES_PER_S = 4.25e12
@@ -96,7 +96,7 @@ def main() -> None:
     for job, text in broken.items():
         print(f"left out: {job}: {text}")
     print(f"compiled {len(jobs)} pairs of kernels in {time.perf_counter() - began:.0f} s", flush=True)
-    figures: dict[tuple[Mixture, int], dict[Cuts, float]] = {}
+    figures: dict[tuple[Mixture, int], dict[ExpertConfigs, float]] = {}
     for mixture in MIXTURES:
         weights = [random_weights(mixture) for _ in range(2)]
         for tokens in TOKENS:
@@ -104,13 +104,16 @@ def main() -> None:
                 print(f"no time left for {mixture}, {tokens} tokens")
                 break
             sets = [arguments(mixture, tokens, *weights[number % 2], number) for number in range(CHOICES)]
-            figures[mixture, tokens] = measure(mixture, tokens, sets, {cuts for _, cuts in broken})
+            figures[mixture, tokens] = measure(mixture, tokens, sets, {configs for _, configs in broken})
             print(line(mixture, tokens, sets, figures[mixture, tokens]), flush=True)
         del weights
     chosen = choose(figures, options.tolerance)
-    for (mixture, tokens), cuts in chosen.items():
+    for (mixture, tokens), configs in chosen.items():
         seconds = figures[mixture, tokens]
-        print(f"{mixture} {tokens}: {seconds[cuts] * 1e6:.1f} µs, {seconds[cuts] / min(seconds.values()) - 1:.1%} more")
+        print(
+            f"{mixture} {tokens}: {seconds[configs] * 1e6:.1f} µs, "
+            f"{seconds[configs] / min(seconds.values()) - 1:.1%} more"
+        )
     print_overlap(figures)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "experts_table.json").write_text(json.dumps(as_json(figures, chosen), indent=1))
@@ -121,20 +124,22 @@ def main() -> None:
 # --- candidates -----------------------------------------------------------------------------------------------------
 
 
-def candidates(mixture: Mixture, tokens: int) -> Iterator[tuple[list[Rows] | list[Tiles], list[Rows] | list[Tiles]]]:
-    """Cuts of the first product and of the second that go together."""
+def candidates(
+    mixture: Mixture, tokens: int
+) -> Iterator[tuple[list[GemvConfig] | list[GemmConfig], list[GemvConfig] | list[GemmConfig]]]:
+    """ExpertConfigs of the first product and of the second that go together."""
     if tokens <= 16:
-        yield [Rows(*cut) for cut in _ROWS_FIRST], [Rows(*cut) for cut in _ROWS_SECOND]
+        yield [GemvConfig(*config) for config in _ROWS_FIRST], [GemvConfig(*config) for config in _ROWS_SECOND]
     each = tokens * mixture.chosen / mixture.experts
     for block_m, least, most in ((16, 0, 24), (32, 3, 64), (64, 12, 300), (128, 24, float("inf"))):
         if tokens > 1 and least <= each <= most:
-            cuts = [Tiles(block_m, *cut[:2], 1, *cut[2:]) for cut in _TILES[block_m]]
-            yield cuts, cuts
+            configs = [GemmConfig(block_m, *config[:2], 1, *config[2:]) for config in _TILES[block_m]]
+            yield configs, configs
 
 
-def to_compile() -> list[tuple[Mixture, Cuts]]:
-    """Every cut of the first product once, with one of the second, and the other way round."""
-    jobs: dict[tuple[Mixture, Cuts], None] = {}
+def to_compile() -> list[tuple[Mixture, ExpertConfigs]]:
+    """Every config of the first product once, with one of the second, and the other way round."""
+    jobs: dict[tuple[Mixture, ExpertConfigs], None] = {}
     for mixture in MIXTURES:
         for tokens in TOKENS:
             for firsts, seconds in candidates(mixture, tokens):
@@ -143,12 +148,12 @@ def to_compile() -> list[tuple[Mixture, Cuts]]:
     return list(jobs)
 
 
-def compile_one(job: tuple[Mixture, Cuts]) -> None:
+def compile_one(job: tuple[Mixture, ExpertConfigs]) -> None:
     """By running it on a mixture of no more experts than a token has."""
-    mixture, cuts = job
+    mixture, configs = job
     small = Mixture(mixture.chosen, mixture.chosen, mixture.hidden, mixture.width)
     *inputs, out = arguments(small, 2, *random_weights(small), 0)
-    multiply(*inputs, out, cuts, overlap=True)
+    multiply(*inputs, out, configs, overlap=True)
 
 
 # --- measurement ----------------------------------------------------------------------------------------------------
@@ -169,10 +174,12 @@ def arguments(mixture: Mixture, tokens: int, gate_up: Tensor, down: Tensor, seed
     return x, gate_up, down, numbers, weights, torch.empty_like(x)
 
 
-def measure(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], broken: set[Cuts]) -> dict[Cuts, float]:
-    """Seconds of every pair of cuts that go together; some by adding."""
+def measure(
+    mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], broken: set[ExpertConfigs]
+) -> dict[ExpertConfigs, float]:
+    """Seconds of every pair of configs that go together; some by adding."""
     expected = exact(*sets[0][:-1])
-    found: dict[Cuts, float] = {}
+    found: dict[ExpertConfigs, float] = {}
     for firsts, seconds in candidates(mixture, tokens):
         base = next(
             pair
@@ -187,25 +194,25 @@ def measure(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], broke
     return found
 
 
-def time_one(sets: list[tuple[Tensor, ...]], cuts: Cuts, expected: Tensor) -> float:
+def time_one(sets: list[tuple[Tensor, ...]], configs: ExpertConfigs, expected: Tensor) -> float:
     """Infinite for what does not run or is wrong."""
     *inputs, out = sets[0]
     out.fill_(float("nan"))
     try:
-        multiply(*inputs, out, cuts, overlap=True)
+        multiply(*inputs, out, configs, overlap=True)
     except Exception as error:
-        print(f"left out: {cuts}: {error}".splitlines()[0])
+        print(f"left out: {configs}: {error}".splitlines()[0])
         return INFINITE
     error = float((out[: len(expected)].float() - expected).abs().max() / expected.abs().max())
     if not error < 0.02:
-        print(f"WRONG: {cuts} of {len(out)} tokens: {error:.1e}")
+        print(f"WRONG: {configs} of {len(out)} tokens: {error:.1e}")
         return INFINITE
     guess = max(1e-5, (len(out) * inputs[3].shape[1] * 6 * inputs[2].shape[1] * inputs[2].shape[2]) / 4e14)
-    return graph_seconds(calls(sets, cuts, True), guess)
+    return graph_seconds(calls(sets, configs, True), guess)
 
 
-def calls(sets: list[tuple[Tensor, ...]], cuts: Cuts, overlap: bool) -> list[Callable[[], None]]:
-    return [lambda own=own: multiply(*own, cuts, overlap=overlap) for own in sets]
+def calls(sets: list[tuple[Tensor, ...]], configs: ExpertConfigs, overlap: bool) -> list[Callable[[], None]]:
+    return [lambda own=own: multiply(*own, configs, overlap=overlap) for own in sets]
 
 
 def exact(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
@@ -218,7 +225,7 @@ def exact(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Te
     return out
 
 
-def line(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], seconds: dict[Cuts, float]) -> str:
+def line(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], seconds: dict[ExpertConfigs, float]) -> str:
     touched = sum(int(own[3].unique().numel()) for own in sets) / len(sets)
     moved = touched * 6 * mixture.hidden * mixture.width
     flops = tokens * mixture.chosen * 6 * mixture.hidden * mixture.width
@@ -231,11 +238,11 @@ def line(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], seconds:
         f"{astuple(mixture)} {tokens:4} tokens, {touched:.1f} experts: {seconds[best[0]] * 1e6:8.1f} µs, "
         f"limit {limit * 1e6:8.1f} ({limit / seconds[best[0]]:.0%}), {moved / seconds[best[0]] / 1e12:.2f} TB/s, "
         f"{flops / seconds[best[0]] / 1e12:3.0f} TFLOP/s; routing {routing * 1e6:.1f}, grouping {grouping * 1e6:.1f}; "
-        + "; ".join(f"{source(cuts)} {seconds[cuts] * 1e6:.1f}" for cuts in best)
+        + "; ".join(f"{source(configs)} {seconds[configs] * 1e6:.1f}" for configs in best)
     )
 
 
-def print_overlap(figures: dict[tuple[Mixture, int], dict[Cuts, float]]) -> None:
+def print_overlap(figures: dict[tuple[Mixture, int], dict[ExpertConfigs, float]]) -> None:
     """What starting early gains at a few sizes."""
     mixture = MIXTURES[0]
     weights = random_weights(mixture)
@@ -243,8 +250,8 @@ def print_overlap(figures: dict[tuple[Mixture, int], dict[Cuts, float]]) -> None
         if (mixture, tokens) not in figures:
             continue
         sets = [arguments(mixture, tokens, *weights, number) for number in range(CHOICES)]
-        cuts = min(figures[mixture, tokens], key=figures[mixture, tokens].__getitem__)
-        early, late = (graph_seconds(calls(sets, cuts, overlap), 5e-5) for overlap in (True, False))
+        configs = min(figures[mixture, tokens], key=figures[mixture, tokens].__getitem__)
+        early, late = (graph_seconds(calls(sets, configs, overlap), 5e-5) for overlap in (True, False))
         print(
             f"{tokens} tokens, started while the kernel before ends: {early * 1e6:.1f} µs, after it: {late * 1e6:.1f}"
         )
@@ -253,33 +260,39 @@ def print_overlap(figures: dict[tuple[Mixture, int], dict[Cuts, float]]) -> None
 # --- choice and results ---------------------------------------------------------------------------------------------
 
 
-def choose(figures: dict[tuple[Mixture, int], dict[Cuts, float]], tolerance: float) -> dict[tuple[Mixture, int], Cuts]:
+def choose(
+    figures: dict[tuple[Mixture, int], dict[ExpertConfigs, float]], tolerance: float
+) -> dict[tuple[Mixture, int], ExpertConfigs]:
     """The fastest pair of each size among the few that keep all within the tolerance."""
     kept = few_enough(
         {
-            size: [cuts for cuts, s in seconds.items() if s <= min(seconds.values()) * (1 + tolerance)]
+            size: [configs for configs, s in seconds.items() if s <= min(seconds.values()) * (1 + tolerance)]
             for size, seconds in figures.items()
         }
     )
     return {
-        size: min((cuts for cuts in seconds if cuts in kept), key=seconds.__getitem__)
+        size: min((configs for configs in seconds if configs in kept), key=seconds.__getitem__)
         for size, seconds in figures.items()
     }
 
 
-def source(cuts: Cuts) -> str:
-    return "(" + ", ".join(f"{type(cut).__name__}({', '.join(map(str, astuple(cut)))})" for cut in cuts) + ")"
+def source(configs: ExpertConfigs) -> str:
+    return (
+        "(" + ", ".join(f"{type(config).__name__}({', '.join(map(str, astuple(config)))})" for config in configs) + ")"
+    )
 
 
-def as_json(figures: dict[tuple[Mixture, int], dict[Cuts, float]], chosen: dict[tuple[Mixture, int], Cuts]) -> object:
+def as_json(
+    figures: dict[tuple[Mixture, int], dict[ExpertConfigs, float]], chosen: dict[tuple[Mixture, int], ExpertConfigs]
+) -> object:
     return [
         {
             "mixture": astuple(mixture),
             "tokens": tokens,
             "chosen": source(chosen[mixture, tokens]),
             "microseconds": {
-                source(cuts): round(s * 1e6, 3)
-                for cuts, s in sorted(seconds.items(), key=lambda item: item[1])
+                source(configs): round(s * 1e6, 3)
+                for configs, s in sorted(seconds.items(), key=lambda item: item[1])
                 if s < INFINITE
             },
         }
@@ -287,33 +300,34 @@ def as_json(figures: dict[tuple[Mixture, int], dict[Cuts, float]], chosen: dict[
     ]
 
 
-def as_module(chosen: dict[tuple[Mixture, int], Cuts]) -> str:
+def as_module(chosen: dict[tuple[Mixture, int], ExpertConfigs]) -> str:
     """The table as the source of a module."""
     lines = []
     for mixture in MIXTURES:
         sizes = [tokens for tokens in TOKENS if (mixture, tokens) in chosen]
         lines.append(f"    {astuple(mixture)}: (\n")
         for tokens, following in zip(sizes, [*sizes[1:], None], strict=True):
-            cuts = chosen[mixture, tokens]
+            configs = chosen[mixture, tokens]
             if following is None:
-                lines.append(f'        (float("inf"), {source(cuts)}),\n')
-            elif chosen[mixture, following] != cuts:
-                lines.append(f"        ({tokens}, {source(cuts)}),\n")
+                lines.append(f'        (float("inf"), {source(configs)}),\n')
+            elif chosen[mixture, following] != configs:
+                lines.append(f"        ({tokens}, {source(configs)}),\n")
         lines.append("    ),\n")
-    kind = "dict[tuple[int, int, int, int], tuple[tuple[float, tuple[Rows, Rows] | tuple[Tiles, Tiles]], ...]]"
-    return f'''"""How the products of a mixture of experts are cut, by its shape and the number of tokens.
+    pair = "tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]"
+    kind = f"dict[tuple[int, int, int, int], tuple[tuple[float, {pair}], ...]]"
+    return f'''"""Configs of the products of a mixture of experts, by its shape and the number of tokens.
 
 Written by tuning/h200/tune_experts.py on an {torch.cuda.get_device_name()}.
 """
 
 from __future__ import annotations
 
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.gemm import GemmConfig
 
-CUTS: {kind} = {{
+CONFIGS: {kind} = {{
 {"".join(lines)}}}
-"""(experts, chosen, hidden, width) → up to how many tokens, and the cuts of both products."""
+"""(experts, chosen, hidden, width) → up to how many tokens, and the configs of both products."""
 
 OVERLAP = True
 """Start while the kernel before ends; see dependent_launch."""

@@ -26,8 +26,8 @@ from sweep import GRAPH_S, copies, graph_seconds
 from torch import Tensor
 from tune_linear import Weight, arguments, cublas, error, gated
 
-from quire.kernels.triton.linear.gated import gated_product
-from quire.kernels.triton.linear.linear import gates_many
+from quire.kernels.triton.linear.gated import gated_gemm
+from quire.kernels.triton.linear.linear import prefers_gated_gemm
 
 ROWS = (1024, 2048, 8192)
 WEIGHTS = {
@@ -55,7 +55,7 @@ def main() -> None:
         for rows in ROWS:
             own_x, own_y = x[:rows], y[:rows]
             own_y.fill_(float("nan"))
-            gated_product(own_x, weights[0], own_y, True)
+            gated_gemm(own_x, weights[0], own_y, True)
             expected = gated(own_x[:1024].double() @ exact.T)
             wrong = error(own_y[:1024], expected)
             assert wrong < 1e-2, f"{model}, {rows} rows: {wrong:.1e}"
@@ -75,7 +75,7 @@ def measure(x: Tensor, weights: list[Tensor], y: Tensor) -> dict[str, float]:
     guess = 2 * len(x) * outputs * columns / 7e14
     ops: dict[str, Callable[[Tensor, Tensor, Tensor], None]] = {
         "cublas": cublas(True),
-        "own": lambda x, w, y: gated_product(x, w, y, True),
+        "own": lambda x, w, y: gated_gemm(x, w, y, True),
     }
     seconds: dict[str, list[float]] = {}
     for _ in range(TURNS):
@@ -94,13 +94,13 @@ def host_seconds(x: Tensor, weights: list[Tensor], y: Tensor, calls: int = 50) -
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(calls):
-        gated_product(x[:128], weights[0], y[:128], True)
+        gated_gemm(x[:128], weights[0], y[:128], True)
     return (time.perf_counter() - began) / calls
 
 
 def line(model: str, weight: Weight, rows: int, took: dict[str, float]) -> str:
     tera = 2 * rows * weight.outputs * weight.columns / 1e6
-    served = "one kernel" if gates_many(rows, weight.outputs, weight.columns) else "cuBLAS"
+    served = "one kernel" if prefers_gated_gemm(rows, weight.outputs, weight.columns) else "cuBLAS"
     parts = [
         f"cuBLAS and gate {took[f'cublas{kind}']:8.1f} µs, own {took[f'own{kind}']:8.1f} "
         f"({tera / took[f'own{kind}']:3.0f} TFLOP/s, {took[f'own{kind}'] / took[f'cublas{kind}'] - 1:+.1%})"

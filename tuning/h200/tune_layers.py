@@ -1,13 +1,13 @@
-"""Which cut of each product is fastest amid a layer, where kernels begin while others end.
+"""Which config of each product is fastest amid a layer, where kernels begin while others end.
 
     python tuning/h200/tune_layers.py [--model llama-3.1-8b qwen3-0.6b qwen3-30b-a3b] [--rows 8 16 32 64 128]
 
 `tune_linear.py` times a product that follows itself. A layer has a norm, a rotation or attention before each product
 and behind it: these fill what a product leaves of the card at its end, and a product of few programs leaves more; with
 more steps under way it reads on while they end. So here a layer's kernels run as in a decode step, layer after layer in
-a graph, each with weights and a cache of its own, and one product after the other takes the cut with which the whole is
-fastest. Prints microseconds of a layer by cut, and the entries for quire/kernels/triton/linear/tuned_linear_configs.py.
-"""
+a graph, each with weights and a cache of its own, and one product after the other takes the config with which the whole
+is fastest. Prints microseconds of a layer by config, and the entries for
+quire/kernels/triton/linear/tuned_linear_configs.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tune_linear import Weight, candidates, compile_one, compiled, least, source
 from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
 from quire.kernels.triton.attention import decode, qk_norm_rope
 from quire.kernels.triton.linear import linear as products
-from quire.kernels.triton.linear.linear import Cut
+from quire.kernels.triton.linear.linear import LinearConfig
 from quire.kernels.triton.norm import rms_norm
 
 SHOWN = 4
@@ -78,7 +78,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=16)
     options = parser.parse_args()
     began = time.perf_counter()
-    broken = {cut for cut, _ in compile_all(compile_one, to_compile(options.model, options.rows), options.processes)}
+    broken = {
+        config for config, _ in compile_all(compile_one, to_compile(options.model, options.rows), options.processes)
+    }
     for model in options.model:
         for rows in options.rows:
             with torch.inference_mode():
@@ -86,13 +88,13 @@ def main() -> None:
     print(f"{time.perf_counter() - began:.0f} s")
 
 
-def to_compile(models: list[str], rows: list[int]) -> list[tuple[Cut, Weight]]:
+def to_compile(models: list[str], rows: list[int]) -> list[tuple[LinearConfig, Weight]]:
     """One job a kernel."""
-    jobs: dict[object, tuple[Cut, Weight]] = {}
+    jobs: dict[object, tuple[LinearConfig, Weight]] = {}
     for weight in (weight for model in models for weight in MODELS[model].weights().values()):
-        for cut in (cut for count in rows for cut in candidates(weight, count)):
+        for config in (config for count in rows for config in candidates(weight, count)):
             small = Weight(256, weight.columns, weight.gate)
-            jobs.setdefault(compiled(cut, small), (least(cut), small))
+            jobs.setdefault(compiled(config, small), (least(config), small))
     return list(jobs.values())
 
 
@@ -124,9 +126,9 @@ class Layers:
         self._splits, room = self._cut()
         self._partials = new_decode_partials(room, sizes.heads, sizes.kv_heads, sizes.width, self._stream.device)
 
-    def microseconds(self, cuts: Mapping[Weight, Cut]) -> float:
-        """A layer's, where products of these weights are cut like this, and others as the table says."""
-        with _cut_as(cuts):
+    def microseconds(self, configs: Mapping[Weight, LinearConfig]) -> float:
+        """A layer's, where products of these weights have this config, and others the table's."""
+        with _cut_as(configs):
             self._run(0)
             torch.cuda.synchronize()
             calls = [lambda layer=layer: self._run(layer) for layer in range(self._number)]
@@ -162,28 +164,28 @@ class Layers:
         return torch.randn(*shape, generator=self._generator, dtype=torch.bfloat16, device="cuda")
 
 
-def tune(model: str, layers: Layers, broken: set[Cut]) -> None:
-    """Print the best cuts, one product after the other."""
-    chosen: dict[Weight, Cut] = {}
+def tune(model: str, layers: Layers, broken: set[LinearConfig]) -> None:
+    """Print the best configs, one product after the other."""
+    chosen: dict[Weight, LinearConfig] = {}
     print(f"\n{model}, {layers.rows} rows: {layers.microseconds({}):.2f} µs a layer by the table", flush=True)
     for name, weight in layers.weights.items():
-        cuts = {None, *(cut for cut in candidates(weight, layers.rows) if least(cut) not in broken)}
-        took = {cut: layers.microseconds(chosen | {weight: cut}) for cut in cuts}
+        configs = {None, *(config for config in candidates(weight, layers.rows) if least(config) not in broken)}
+        took = {config: layers.microseconds(chosen | {weight: config}) for config in configs}
         best = sorted(took, key=took.__getitem__)
         chosen[weight] = best[0]
-        shown = "  ".join(f"{source(cut)} {took[cut]:.2f}" for cut in best[:SHOWN])
+        shown = "  ".join(f"{source(config)} {took[config]:.2f}" for config in best[:SHOWN])
         print(f"  {name:8} ({weight.outputs}, {weight.columns}): {shown}  cuBLAS {took[None]:.2f}", flush=True)
     print(f"  all of them {layers.microseconds(chosen):.2f}", flush=True)
 
 
 @contextmanager
-def _cut_as(cuts: Mapping[Weight, Cut]) -> Iterator[None]:
-    """Products of these weights are not cut as the table says."""
+def _cut_as(configs: Mapping[Weight, LinearConfig]) -> Iterator[None]:
+    """Products of these weights do not have the table's configs."""
     usual = products.choice
 
-    def choice(outputs: int, columns: int, rows: int, gate: bool) -> Cut:
+    def choice(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
         weight = Weight(outputs, columns, gate)
-        return cuts[weight] if weight in cuts else usual(outputs, columns, rows, gate)
+        return configs[weight] if weight in configs else usual(outputs, columns, rows, gate)
 
     products.choice = choice  # type: ignore[assignment]
     try:

@@ -27,9 +27,9 @@ from sweep import compile_all, copies, few_enough, graph_seconds
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.kernels.triton.linear.linear import Cut, multiply
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.linear import LinearConfig, multiply
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BYTES_PER_S = 4.25e12
@@ -103,12 +103,12 @@ def main() -> None:
     for job, text in broken.items():
         print(f"left out: {job}: {text}")
     print(f"compiled {len(to_compile())} kernels in {time.perf_counter() - began:.0f} s", flush=True)
-    figures: dict[tuple[Weight, int], dict[Cut, float]] = {}
+    figures: dict[tuple[Weight, int], dict[LinearConfig, float]] = {}
     for weight in WEIGHTS:
         if time.perf_counter() - began > options.seconds:
             print(f"no time left for {weight}")
             continue
-        for rows, seconds in measure(weight, {cut for cut, _ in broken}):
+        for rows, seconds in measure(weight, {config for config, _ in broken}):
             figures[weight, rows] = seconds
             print(line(weight, rows, seconds), flush=True)
     overlap = print_overlap(figures)
@@ -123,49 +123,53 @@ def main() -> None:
 # --- candidates -----------------------------------------------------------------------------------------------------
 
 
-def candidates(weight: Weight, rows: int) -> Iterator[Rows | Tiles]:
-    """Every cut worth a try."""
+def candidates(weight: Weight, rows: int) -> Iterator[GemvConfig | GemmConfig]:
+    """Every config worth a try."""
     if rows == 1:
-        yield from (Rows(*cut) for cut in _ONE_ROW if cut[1] < 2 * weight.columns and (cut[0] > 1 or not weight.gate))
+        yield from (
+            GemvConfig(*config)
+            for config in _ONE_ROW
+            if config[1] < 2 * weight.columns and (config[0] > 1 or not weight.gate)
+        )
     for block_m in _BLOCKS[rows]:
         for block_n, block_k, warps, stages, swapped in _TILES[block_m]:
             tiles = -(-weight.outputs // block_n) * -(-rows // block_m)
             steps = -(-weight.columns // block_k)
             splits = [n for n in (1, 2, 3, 4, 6, 8, 12) if n == 1 or (2 * n <= steps and tiles * n <= MOST_PROGRAMS)]
             enough = [n for n in splits if tiles * n >= FEWEST_PROGRAMS] or splits[-1:]
-            yield from (Tiles(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
+            yield from (GemmConfig(block_m, block_n, block_k, n, warps, stages, swapped) for n in enough)
 
 
-def least(cut: Rows | Tiles) -> Rows | Tiles:
+def least(config: GemvConfig | GemmConfig) -> GemvConfig | GemmConfig:
     """The same kernel, launched as small as can be."""
-    return replace(cut, splits=min(cut.splits, 2)) if isinstance(cut, Tiles) else cut
+    return replace(config, splits=min(config.splits, 2)) if isinstance(config, GemmConfig) else config
 
 
-def compiled(cut: Cut, weight: Weight) -> tuple[object, ...] | None:
+def compiled(config: LinearConfig, weight: Weight) -> tuple[object, ...] | None:
     """What makes a kernel one of its own; None for cuBLAS."""
-    if cut is None:
+    if config is None:
         return None
-    if isinstance(cut, Rows):
-        return (*astuple(cut), weight.columns, weight.gate)
-    return (type(cut), *astuple(least(cut)), weight.columns % cut.block_k == 0, weight.gate)
+    if isinstance(config, GemvConfig):
+        return (*astuple(config), weight.columns, weight.gate)
+    return (type(config), *astuple(least(config)), weight.columns % config.block_k == 0, weight.gate)
 
 
-def to_compile() -> list[tuple[Rows | Tiles, Weight]]:
+def to_compile() -> list[tuple[GemvConfig | GemmConfig, Weight]]:
     """One job a kernel, each with a small weight of a shape that it serves."""
     jobs = {}
     for weight in WEIGHTS:
         for rows in ROWS:
-            for cut in candidates(weight, rows):
+            for config in candidates(weight, rows):
                 small = Weight(256, weight.columns, weight.gate)
-                jobs.setdefault(compiled(cut, weight), (least(cut), small))
+                jobs.setdefault(compiled(config, weight), (least(config), small))
     return list(jobs.values())
 
 
-def compile_one(job: tuple[Rows | Tiles, Weight]) -> None:
+def compile_one(job: tuple[GemvConfig | GemmConfig, Weight]) -> None:
     """By running it."""
-    cut, weight = job
+    config, weight = job
     x, w, y = arguments(weight, 1, 1)
-    multiply(x, w[0], None, y, cut, gate=weight.gate, overlap=True)
+    multiply(x, w[0], None, y, config, gate=weight.gate, overlap=True)
 
 
 # --- measurement ----------------------------------------------------------------------------------------------------
@@ -181,28 +185,28 @@ def arguments(weight: Weight, rows: int, count: int) -> tuple[Tensor, list[Tenso
     return x, w, torch.empty(rows, weight.made, **options)
 
 
-def measure(weight: Weight, broken: set[Rows | Tiles]) -> Iterator[tuple[int, dict[Cut, float]]]:
-    """For each number of rows the seconds of every cut; only the best of 16 rows are tried with 2 to 8."""
+def measure(weight: Weight, broken: set[GemvConfig | GemmConfig]) -> Iterator[tuple[int, dict[LinearConfig, float]]]:
+    """For each number of rows the seconds of every config; only the best of 16 rows are tried with 2 to 8."""
     count = copies(2 * weight.outputs * weight.columns)
     x, weights, _ = arguments(weight, max(ROWS), count)
     exact = weights[0].double()
-    finalists: set[Cut] = set()
+    finalists: set[LinearConfig] = set()
     for rows in (16, *(rows for rows in ROWS if rows != 16)):
         own = x[:rows].contiguous()
         y = torch.empty(rows, weight.made, dtype=own.dtype, device=own.device)
         expected = gated(own.double() @ exact.T) if weight.gate else own.double() @ exact.T
-        seconds: dict[Cut, float] = {None: time_one(own, weights, y, cublas(weight.gate), 1e-4)}
+        seconds: dict[LinearConfig, float] = {None: time_one(own, weights, y, cublas(weight.gate), 1e-4)}
         accepted = 2 * error(y, expected) + 1e-3
-        for cut in candidates(weight, rows):
-            known = not isinstance(cut, Rows) and cut.block_m == 16 and rows < 16
-            if (known and cut not in finalists) or least(cut) in broken:
+        for config in candidates(weight, rows):
+            known = not isinstance(config, GemvConfig) and config.block_m == 16 and rows < 16
+            if (known and config not in finalists) or least(config) in broken:
                 continue
             y.fill_(float("nan"))
-            multiply(own, weights[0], None, y, cut, gate=weight.gate, overlap=True)
+            multiply(own, weights[0], None, y, config, gate=weight.gate, overlap=True)
             if not error(y, expected) < accepted:
-                print(f"WRONG: {weight} {rows} {cut}: {error(y, expected):.1e}, accepted {accepted:.1e}")
+                print(f"WRONG: {weight} {rows} {config}: {error(y, expected):.1e}, accepted {accepted:.1e}")
                 continue
-            seconds[cut] = time_one(own, weights, y, with_cut(cut, weight.gate, True), seconds[None])
+            seconds[config] = time_one(own, weights, y, with_cut(config, weight.gate, True), seconds[None])
         if rows == 16:
             finalists = set(sorted(seconds, key=seconds.__getitem__)[:FINALISTS])
         yield rows, seconds
@@ -213,8 +217,8 @@ def time_one(x: Tensor, weights: list[Tensor], y: Tensor, op: Callable[..., None
     return graph_seconds([lambda w=w: op(x, w, y) for w in weights], guess)
 
 
-def with_cut(cut: Rows | Tiles, gate: bool, overlap: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
-    return lambda x, w, y: multiply(x, w, None, y, cut, gate=gate, overlap=overlap)
+def with_cut(config: GemvConfig | GemmConfig, gate: bool, overlap: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
+    return lambda x, w, y: multiply(x, w, None, y, config, gate=gate, overlap=overlap)
 
 
 def cublas(gate: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
@@ -234,15 +238,15 @@ def error(y: Tensor, expected: Tensor) -> float:
     return float((y.double() - expected).abs().max() / expected.abs().max())
 
 
-def print_overlap(figures: dict[tuple[Weight, int], dict[Cut, float]]) -> bool:
-    """What starting early gains, over Llama-8B's best cuts at a few rows; whether it does."""
+def print_overlap(figures: dict[tuple[Weight, int], dict[LinearConfig, float]]) -> bool:
+    """What starting early gains, over Llama-8B's best configs at a few rows; whether it does."""
     early, late = 0.0, 0.0
     for (weight, rows), seconds in figures.items():
-        cut = min((cut for cut in seconds if cut is not None), key=seconds.__getitem__)
+        config = min((config for config in seconds if config is not None), key=seconds.__getitem__)
         if weight in LLAMA_8B and rows in (1, 16, 64):
             x, weights, y = arguments(weight, rows, copies(2 * weight.outputs * weight.columns))
-            early += time_one(x, weights, y, with_cut(cut, weight.gate, True), seconds[cut])
-            late += time_one(x, weights, y, with_cut(cut, weight.gate, False), seconds[cut])
+            early += time_one(x, weights, y, with_cut(config, weight.gate, True), seconds[config])
+            late += time_one(x, weights, y, with_cut(config, weight.gate, False), seconds[config])
     print(f"starting while the kernel before ends: {early * 1e6:.0f} µs, after it: {late * 1e6:.0f} µs")
     return early < late
 
@@ -250,11 +254,15 @@ def print_overlap(figures: dict[tuple[Weight, int], dict[Cut, float]]) -> bool:
 # --- choice ---------------------------------------------------------------------------------------------------------
 
 
-def choose(figures: dict[tuple[Weight, int], dict[Cut, float]], tolerance: float) -> dict[tuple[Weight, int], Cut]:
-    """The fastest cut of each product among the few kernels that keep all within the tolerance."""
+def choose(
+    figures: dict[tuple[Weight, int], dict[LinearConfig, float]], tolerance: float
+) -> dict[tuple[Weight, int], LinearConfig]:
+    """The fastest config of each product among the few kernels that keep all within the tolerance."""
     good = {
         product: {
-            compiled(cut, product[0]) for cut, s in seconds.items() if s <= min(seconds.values()) * (1 + tolerance)
+            compiled(config, product[0])
+            for config, s in seconds.items()
+            if s <= min(seconds.values()) * (1 + tolerance)
         }
         for product, seconds in figures.items()
     }
@@ -265,18 +273,20 @@ def choose(figures: dict[tuple[Weight, int], dict[Cut, float]], tolerance: float
     }
 
 
-def line(weight: Weight, rows: int, seconds: dict[Cut, float]) -> str:
-    best = sorted((cut for cut in seconds if cut is not None), key=seconds.__getitem__)[:3]
+def line(weight: Weight, rows: int, seconds: dict[LinearConfig, float]) -> str:
+    best = sorted((config for config in seconds if config is not None), key=seconds.__getitem__)[:3]
     moved = 2 * (weight.outputs * weight.columns + rows * (weight.columns + weight.made))
     return (
         f"{weight.outputs:6} × {weight.columns:5}{' gate' if weight.gate else '     '} rows {rows:3}: "
         f"cuBLAS {seconds[None] * 1e6:7.2f} µs {moved / seconds[None] / 1e12:.2f} TB/s, "
         f"own {seconds[best[0]] * 1e6:7.2f} µs {moved / seconds[best[0]] / 1e12:.2f} TB/s  "
-        + "; ".join(f"{type(cut).__name__}{astuple(cut)} {seconds[cut] * 1e6:.2f}" for cut in best)
+        + "; ".join(f"{type(config).__name__}{astuple(config)} {seconds[config] * 1e6:.2f}" for config in best)
     )
 
 
-def print_sums(figures: dict[tuple[Weight, int], dict[Cut, float]], chosen: dict[tuple[Weight, int], Cut]) -> None:
+def print_sums(
+    figures: dict[tuple[Weight, int], dict[LinearConfig, float]], chosen: dict[tuple[Weight, int], LinearConfig]
+) -> None:
     """32 layers of Llama-8B."""
     limit = 32 * sum(2 * w.outputs * w.columns for w in LLAMA_8B) / BYTES_PER_S
     for rows in ROWS:
@@ -299,7 +309,9 @@ def print_sums(figures: dict[tuple[Weight, int], dict[Cut, float]], chosen: dict
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def as_json(figures: dict[tuple[Weight, int], dict[Cut, float]], chosen: dict[tuple[Weight, int], Cut]) -> object:
+def as_json(
+    figures: dict[tuple[Weight, int], dict[LinearConfig, float]], chosen: dict[tuple[Weight, int], LinearConfig]
+) -> object:
     return [
         {
             "outputs": weight.outputs,
@@ -308,32 +320,32 @@ def as_json(figures: dict[tuple[Weight, int], dict[Cut, float]], chosen: dict[tu
             "rows": rows,
             "chosen": source(chosen[weight, rows]),
             "microseconds": {
-                source(cut): round(s * 1e6, 3) for cut, s in sorted(seconds.items(), key=lambda item: item[1])
+                source(config): round(s * 1e6, 3) for config, s in sorted(seconds.items(), key=lambda item: item[1])
             },
         }
         for (weight, rows), seconds in figures.items()
     ]
 
 
-def source(cut: Cut) -> str:
-    return "None" if cut is None else f"{type(cut).__name__}({', '.join(map(str, astuple(cut)))})"
+def source(config: LinearConfig) -> str:
+    return "None" if config is None else f"{type(config).__name__}({', '.join(map(str, astuple(config)))})"
 
 
-def as_module(chosen: dict[tuple[Weight, int], Cut], overlap: bool) -> str:
+def as_module(chosen: dict[tuple[Weight, int], LinearConfig], overlap: bool) -> str:
     """The table as the source of a module; numbers of rows that cuBLAS serves for all shapes are left off."""
     sizes = list(ROWS)
-    while sizes and all(cut is None for (_, rows), cut in chosen.items() if rows == sizes[-1]):
+    while sizes and all(config is None for (_, rows), config in chosen.items() if rows == sizes[-1]):
         sizes.pop()
 
     def table(gate: bool) -> str:
         lines = []
         for weight in WEIGHTS:
             if weight.gate == gate and all((weight, rows) in chosen for rows in sizes):
-                cuts = "".join(f"        {source(chosen[weight, rows])},\n" for rows in sizes)
-                lines.append(f"    ({weight.outputs}, {weight.columns}): (\n{cuts}    ),\n")
+                configs = "".join(f"        {source(chosen[weight, rows])},\n" for rows in sizes)
+                lines.append(f"    ({weight.outputs}, {weight.columns}): (\n{configs}    ),\n")
         return "{\n" + "".join(lines) + "}"
 
-    kind = "dict[tuple[int, int], tuple[Rows | Tiles | None, ...]]"
+    kind = "dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]]"
     return f'''"""Which kernel multiplies few rows fastest, by the shape of the weight.
 
 Written by tuning/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
@@ -341,14 +353,14 @@ Written by tuning/h200/tune_linear.py on an {torch.cuda.get_device_name()}.
 
 from __future__ import annotations
 
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.gemm import GemmConfig
 
 UP_TO = {tuple(sizes)}
-"""Rows of x: a cut serves this many and fewer. More than the last go to cuBLAS."""
+"""Rows of x: a config serves this many and fewer. More than the last go to cuBLAS."""
 
 PLAIN: {kind} = {table(False)}
-"""(outputs, columns) of the weight → a cut for each of UP_TO; None is cuBLAS."""
+"""(outputs, columns) of the weight → a config for each of UP_TO; None is cuBLAS."""
 
 GATED: {kind} = {table(True)}
 """The same where a gate is applied; None is the plain product and a kernel for the gate."""

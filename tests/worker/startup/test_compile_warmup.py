@@ -49,13 +49,19 @@ def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -
     for one in served:
         assert len(one["found"]) > 20
         assert one["missed"] == [], one
-        assert one["found"].count("_gated_kernel") <= 1  # for all numbers of rows
+        assert one["found"].count("_gated_gemm_kernel") <= 1  # for all numbers of rows
 
 
 @pytest.mark.long("engine")
 def test_long_attention_experts_and_gated_products_are_found(served: list[dict[str, Any]]) -> None:
     found = {kernel for one in served for kernel in one["found"]}
-    assert {"_prefill_attention_dense", "_gather_kv", "_gated_kernel", "_route_kernel", "_apply_penalties"} <= found
+    assert {
+        "_prefill_attention_dense",
+        "_gather_kv",
+        "_gated_gemm_kernel",
+        "_route_kernel",
+        "_apply_penalties",
+    } <= found
 
 
 @pytest.mark.long("engine")

@@ -3,7 +3,7 @@
 It computes what `_decode_attention` in decode.py does, of the same splits, and reads as much: keys and values once,
 which is 2 · context · kv_heads · d elements a row. With many rows most splits are short, some hundred positions.
 Programs of their own would begin by looking up a line, then block ids, then waiting for its first keys, and end with
-nothing on its way from memory. Here a grid of as many programs as the card holds takes split after split. While one
+nothing on its way from memory. Here a grid of as many programs as the GPU holds takes split after split. While one
 tile is multiplied the next two are on their way, of the same split or of the one after it, whose line and block ids
 were asked for one step sooner: reading never pauses.
 

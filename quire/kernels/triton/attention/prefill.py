@@ -48,13 +48,13 @@ class TileShape:
 
 
 def tile_shape(d: int, item: int, device: torch.device) -> TileShape:
-    """By the width of a head, the bytes of an element, and what the card has."""
+    """By the width of a head, the bytes of an element, and what the GPU has."""
     return shape_within(program_memory(device), d, item)
 
 
 @functools.cache
 def shape_within(memory: int, d: int, item: int) -> TileShape:
-    """The same by the bytes of shared memory that a program may have. Measured on Hopper; on cards that have less,
+    """The same by the bytes of shared memory that a program may have. Measured on Hopper; on GPUs that have less,
     chosen so that programs fit and their registers do too."""
     ample = memory >= _AMPLE
     if item == 4:

@@ -1,10 +1,10 @@
 """Attention of long prompts on Hopper: matrix products all the time (Shah et al. 2024, FlashAttention-3).
 
-4 · d operations for each pair of a query and a key it sees, at about two thirds of what the card's matrix units can do:
+4 · d operations for each pair of a query and a key it sees, at about two thirds of what the GPU's matrix units can do:
 they wait for nothing else. A program is three kinds of warps. One asks the copy engine for queries, keys and values,
 ahead of time. Two groups of four each own 64 queries of one head: while the units multiply one tile, the group turns
 the scores of the one before into weights, and while one group does that, the other's products run. Keys are taken from
-the last to the first, so that only the first few tiles need a mask. Programs stay on the card and take one part of
+the last to the first, so that only the first few tiles need a mask. Programs stay on the GPU and take one part of
 work after the other, the longest first; what the next one needs is read while the last one is computed.
 
 The programs' own warps, barriers and copies are written down in Gluon, which is Triton's lower half: Triton itself

@@ -1,6 +1,6 @@
 """Attention of a few tokens behind long contexts: tiles of queries that are cut along their keys too.
 
-Where there are few tiles (see chunk.py), a program each leaves most of the card idle. Here a program takes its share of
+Where there are few tiles (see chunk.py), a program each leaves most of the GPU idle. Here a program takes its share of
 a tile's keys, and leaves what it has summed in memory; a second kernel merges what a tile's splits have left, in their
 order, after all have ended. A split of m rows of products leaves m · (d + 1) numbers of 4 bytes, means of values and
 the logarithms of sums of weights, and they are read once. As many programs as there are splits merge, each its share of

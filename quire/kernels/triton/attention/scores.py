@@ -1,6 +1,6 @@
 """What kernels of attention share: products of queries and keys to scores, and how wide a head is in products.
 
-Scores are in powers of two, which is how the card takes exponentials.
+Scores are in powers of two, which is how the GPU takes exponentials.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A mixture of experts on a card, captured in graphs at any number of tokens: no launch depends on where tokens go.
+"""A mixture of experts on a GPU, captured in graphs at any number of tokens: no launch depends on where tokens go.
 
-How products are cut is a table of measured choices, `table`; a mixture that was not measured is served like the
-measured one nearest to it, at the number of tokens that gives an expert as many.
-"""
+The configs of products are a table of measured choices, `tuned_expert_configs`; a mixture that was not measured is
+served like the measured one nearest to it, at the number of tokens that gives an expert as many."""
 
 from __future__ import annotations
 
@@ -13,17 +12,17 @@ import torch
 from torch import Tensor
 
 from quire.kernels.triton.experts import routing
-from quire.kernels.triton.experts.products import by_tiles, one_by_one
-from quire.kernels.triton.experts.tuned_expert_configs import CUTS, OVERLAP
+from quire.kernels.triton.experts.expert_gemms import gemm_by_expert, gemv_by_pair
+from quire.kernels.triton.experts.tuned_expert_configs import CONFIGS, OVERLAP
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.launching.device_properties import program_memory
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
 
-Cuts = tuple[Rows, Rows] | tuple[Tiles, Tiles]
+ExpertConfigs = tuple[GemvConfig, GemvConfig] | tuple[GemmConfig, GemmConfig]
 """Of the first product, whose rows of weight are gates and ups together, and of the second."""
 
-IN_FP32 = (Tiles(16, 32, 32, 1, 4, 3, False), Tiles(16, 32, 32, 1, 4, 3, False))
+IN_FP32 = (GemmConfig(16, 32, 32, 1, 4, 3, False), GemmConfig(16, 32, 32, 1, 4, 3, False))
 """Tensor cores have no fp32: this is for correctness."""
 
 route = routing.route
@@ -42,8 +41,8 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: 
         return
     half = x.dtype != torch.float32
     mixture = (len(down), numbers.shape[1], down.shape[1], down.shape[2])
-    cuts = choice(mixture, len(x), program_memory(x.device)) if half else IN_FP32
-    multiply(x, gate_up, down, numbers, weights, out, cuts, overlap=OVERLAP and can_overlap(x.device))
+    configs = choice(mixture, len(x), program_memory(x.device)) if half else IN_FP32
+    multiply(x, gate_up, down, numbers, weights, out, configs, overlap=OVERLAP and can_overlap(x.device))
 
 
 def multiply(
@@ -53,34 +52,36 @@ def multiply(
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
-    cuts: Cuts,
+    configs: ExpertConfigs,
     *,
     overlap: bool,
 ) -> None:
-    """`experts`, with both products cut in this way, and `overlap` as in dependent_launch."""
-    if isinstance(cuts[0], Rows):
-        one_by_one(x, gate_up, down, numbers, weights, out, cuts, overlap)
+    """`experts`, with these configs of both products, and `overlap` as in dependent_launch."""
+    if isinstance(configs[0], GemvConfig):
+        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap)
     else:
-        by_tiles(x, gate_up, down, numbers, weights, out, cuts, overlap)
+        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap)
 
 
 @functools.cache
-def choice(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> Cuts:
-    """The cuts for a mixture (experts, chosen, hidden, width) and this many tokens; of tiles that are larger than a
+def choice(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> ExpertConfigs:
+    """The configs for a mixture (experts, chosen, hidden, width) and this many tokens; of tiles that are larger than a
     program's shared memory, the next smaller ones."""
 
     def distance(measured: tuple[int, int, int, int]) -> float:
         return sum(abs(math.log(ours / theirs)) for ours, theirs in zip(mixture, measured, strict=True))
 
-    nearest = min(CUTS, key=distance)
+    nearest = min(CONFIGS, key=distance)
     experts, chosen, *_ = mixture
     alike = tokens * (chosen / experts) / (nearest[1] / nearest[0])
-    fitting = [(most, cuts) for most, cuts in CUTS[nearest] if all(_bytes_of(cut) <= memory for cut in cuts)]
-    return next((cuts for most, cuts in fitting if alike <= most), fitting[-1][1])
+    fitting = [
+        (most, configs) for most, configs in CONFIGS[nearest] if all(_bytes_of(config) <= memory for config in configs)
+    ]
+    return next((configs for most, configs in fitting if alike <= most), fitting[-1][1])
 
 
-def _bytes_of(cut: Rows | Tiles) -> int:
-    """Of shared memory, on cards before Hopper; for that the table was measured, and it has as much as is asked for."""
-    if isinstance(cut, Rows):
+def _bytes_of(config: GemvConfig | GemmConfig) -> int:
+    """Of shared memory, on GPUs before Hopper; for that the table was measured, and it has as much as is asked for."""
+    if isinstance(config, GemvConfig):
         return 0
-    return (cut.block_m + cut.block_n) * cut.block_k * 2 * (cut.stages - 1)
+    return (config.block_m + config.block_n) * config.block_k * 2 * (config.stages - 1)

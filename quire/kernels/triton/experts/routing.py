@@ -3,7 +3,7 @@
 Choosing: one warp a token; a logit and its expert's number make one 64-bit key, so that each of the `chosen` rounds is
 one maximum, and equal logits go to the lower number.
 
-Grouping: a product over an expert's tokens is cut into tiles of some rows. How many an expert has is known on the card
+Grouping: a product over an expert's tokens is cut into tiles of some rows. How many an expert has is known on the GPU
 only, so tiles have places for the most there can be: expert e's begin at place `pairs before e // tile + e`, which
 leaves each as many places as it can need, and there are `pairs // tile + experts` of them together. One program an
 expert counts the pairs before its own, writes its own in their order, and fills its places; none waits for another.
@@ -62,7 +62,7 @@ def group(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
     pairs = numbers.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
     tiles = torch.empty((3, pairs // tile + experts), dtype=torch.int32, device=numbers.device)
-    block, warps = next((cut for cut in _BLOCKS if pairs <= cut[0]), _BLOCKS[-1])
+    block, warps = next((config for config in _BLOCKS if pairs <= config[0]), _BLOCKS[-1])
     overlap = can_overlap(numbers.device)
     _group_kernel[(experts,)](
         numbers,

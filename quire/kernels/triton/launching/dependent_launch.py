@@ -1,4 +1,4 @@
-"""Kernels that start while the one before still ends: programmatic dependent launch, which cards have from sm_90 on.
+"""Kernels that start while the one before still ends: programmatic dependent launch, which GPUs have from sm_90 on.
 
 A kernel launched this way may run as soon as every program of the kernel before has called `release_dependents` or
 ended. It must call `wait_for_inputs` before it reads what earlier kernels wrote, and before it writes anything; what

@@ -1,4 +1,4 @@
-"""What the card is, and how large: for grids of as many programs as it runs at once, and for programs of a size that it
+"""What the GPU is, and how large: for grids of as many programs as it runs at once, and for programs of a size that it
 takes.
 """
 
@@ -18,7 +18,7 @@ _KEPT = 1024
 
 @functools.cache
 def is_sm_90(device: torch.device) -> bool:
-    """Whether it is Hopper, which some kernels are written for; newer cards lack its matrix products."""
+    """Whether it is Hopper, which some kernels are written for; newer GPUs lack its matrix products."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 

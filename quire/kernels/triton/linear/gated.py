@@ -6,7 +6,7 @@ the cache keeps what tiles share; a product and a kernel for the gate write 2 ·
 A program is two kinds of warps (the scheme that CUTLASS 3 calls warp-specialized, persistent and cooperative). One warp
 asks the copy engine for tiles of x and the weight, some steps ahead. Two groups of four warps each own 64 rows of x;
 both multiply the same 256 rows of the weight, so a step of 64 columns brings 48 KB for 2 · 128 · 256 · 64 operations.
-Programs stay on the card and take one tile after the other; what the next one needs is read while the last one is
+Programs stay on the GPU and take one tile after the other; what the next one needs is read while the last one is
 written.
 
 The copy engine takes eight rows of gates, the same eight of ups, and so on: both of an output meet in one thread's
@@ -48,7 +48,7 @@ _COLUMNS = gl.constexpr(64)
 _STAGES = gl.constexpr(4)
 """Steps under way at the same time."""
 _BAND = gl.constexpr(16)
-"""Tiles of rows that run side by side, so that they find each other's rows in the card's cache."""
+"""Tiles of rows that run side by side, so that they find each other's rows in the GPU's cache."""
 _MOST = gl.constexpr(240)
 """Registers of a thread that multiplies, which takes them from the copying ones."""
 _REGISTERS = 168
@@ -56,7 +56,7 @@ _REGISTERS = 168
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
-def can_gate(x: Tensor, w: Tensor, y: Tensor) -> bool:
+def supports_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
     """Whether the kernel exists for such operands on sm_90: what the copy engine takes begins at 16-byte addresses."""
     outputs, columns = w.shape[0] // 2, w.shape[1]
     return (
@@ -69,7 +69,7 @@ def can_gate(x: Tensor, w: Tensor, y: Tensor) -> bool:
     )
 
 
-def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
+def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
     """y = silu of the first half of x Wᵀ times the second. Rows of x and y may lie apart.
 
     Args:
@@ -80,7 +80,7 @@ def gated_product(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
     """
     rows, outputs = y.shape
     down, across = cdiv(rows, 128), cdiv(outputs, 128)
-    _gated_kernel[(min(down * across, multiprocessors(x.device)),)](
+    _gated_gemm_kernel[(min(down * across, multiprocessors(x.device)),)](
         _tensor_descriptor(x, 64),
         _weight_descriptor(w),
         _tensor_descriptor(y, 64, 128),
@@ -114,7 +114,7 @@ def _layout(rank: int) -> gl.NVMMASharedLayout:
 
 @launched
 @gluon.jit(do_not_specialize=["steps", "down", "across"])
-def _gated_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: gl.constexpr):
+def _gated_gemm_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: gl.constexpr):
     """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""
     release_dependents(OVERLAP)
     dtype: gl.constexpr = y_tiles.dtype

@@ -1,8 +1,8 @@
-"""Matrix products on a card: own kernels for few rows and for large gated products on sm_90, cuBLAS for all else.
+"""Matrix products on a GPU: own kernels for few rows and for large gated products on sm_90, cuBLAS for all else.
 
 With few rows a product is bound by reading its weight; cuBLAS reads at half to nine tenths of the memory's speed there.
-What serves which shape is a table of measured choices, `table`; a shape that was not measured is served like the
-measured one nearest to it. With many rows cuBLAS is as fast as products can be, but knows nothing of gates.
+What serves which shape is a table of measured choices, `tuned_linear_configs`; a shape that was not measured is served
+like the measured one nearest to it. With many rows cuBLAS is as fast as products can be, but knows nothing of gates.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.launching.device_properties import is_sm_90
-from quire.kernels.triton.linear.gated import can_gate, gated_product
-from quire.kernels.triton.linear.rows import Rows, row_linear
-from quire.kernels.triton.linear.tiles import Tiles, tile_linear
+from quire.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
+from quire.kernels.triton.linear.gemm import GemmConfig, gemm
+from quire.kernels.triton.linear.gemv import GemvConfig, gemv
 from quire.kernels.triton.linear.tuned_linear_configs import GATED, OVERLAP, PLAIN, UP_TO
 
-Cut = Rows | Tiles | None
-"""How a product is cut into programs; None is cuBLAS."""
+LinearConfig = GemvConfig | GemmConfig | None
+"""Which kernel multiplies, and how its work is divided into programs; None is cuBLAS."""
 MANY_ROWS = 1024
 """From here on a gated product of a large weight is one kernel, 5 to 9 % faster than cuBLAS and a kernel for the gate;
 with fewer rows it is not, and launching it, with three descriptors for the copy engine, takes the host 70 µs. Measured
@@ -40,11 +40,11 @@ def pack_linear(weight: Tensor) -> Tensor:
 
 def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """Arguments as in reference/linear.py."""
-    cut = _cut_for(x, packed, gate=False)
-    if cut is None:
+    config = _config_for(x, packed, gate=False)
+    if config is None:
         return F.linear(x, packed, bias)
     y = x.new_empty((x.shape[0], packed.shape[0]))
-    multiply(x, packed, bias, y, cut, gate=False, overlap=OVERLAP and can_overlap(x.device))
+    multiply(x, packed, bias, y, config, gate=False, overlap=OVERLAP and can_overlap(x.device))
     return y
 
 
@@ -52,39 +52,44 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
     """Arguments as in reference/linear.py; with few rows, and with many, all of it is one kernel; its gate is applied
     to sums in fp32."""
     overlap = OVERLAP and can_overlap(x.device)
-    if bias is None and gates_many(x.shape[0], *packed.shape) and is_sm_90(x.device) and can_gate(x, packed, out):
-        gated_product(x, packed, out, overlap)
-    elif (cut := _cut_for(x, packed, gate=True)) is not None:
-        multiply(x, packed, bias, out, cut, gate=True, overlap=overlap)
+    if (
+        bias is None
+        and prefers_gated_gemm(x.shape[0], *packed.shape)
+        and is_sm_90(x.device)
+        and supports_gated_gemm(x, packed, out)
+    ):
+        gated_gemm(x, packed, out, overlap)
+    elif (config := _config_for(x, packed, gate=True)) is not None:
+        multiply(x, packed, bias, out, config, gate=True, overlap=overlap)
     else:
         silu_and_mul(linear(x, packed, bias), out)
 
 
-def gates_many(rows: int, outputs: int, columns: int) -> bool:
+def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
     """Whether the kernel for gated products of many rows is the fastest, for a weight [outputs, columns]."""
     return rows >= MANY_ROWS and outputs >= LARGE_WEIGHT[0] and columns >= LARGE_WEIGHT[1]
 
 
 def multiply(
-    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows | Tiles, *, gate: bool, overlap: bool
+    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, *, gate: bool, overlap: bool
 ) -> None:
-    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, cut in this way.
+    """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, with this config.
 
     Args:
         x: [rows, columns], the columns side by side.
         w: [outputs, columns]; twice as many outputs where `gate`.
         bias: [outputs of w].
         y: [rows, outputs].
-        cut: Rows take a single row.
+        config: A GemvConfig takes a single row of x.
         overlap: See dependent_launch.
     """
-    if isinstance(cut, Rows):
-        row_linear(x, w, bias, y, cut, gate, overlap)
+    if isinstance(config, GemvConfig):
+        gemv(x, w, bias, y, config, gate, overlap)
     else:
-        tile_linear(x, w, bias, y, cut, gate, overlap)
+        gemm(x, w, bias, y, config, gate, overlap)
 
 
-def _cut_for(x: Tensor, w: Tensor, gate: bool) -> Cut:
+def _config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
     rows = x.shape[0]
     if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None
@@ -92,8 +97,8 @@ def _cut_for(x: Tensor, w: Tensor, gate: bool) -> Cut:
 
 
 @functools.cache
-def choice(outputs: int, columns: int, rows: int, gate: bool) -> Cut:
-    """The cut for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
+def choice(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
+    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
     if columns % 16:
         return None  # rows of the weight do not begin at 16-byte addresses
     table = GATED if gate else PLAIN

@@ -1,4 +1,4 @@
-"""Routing, grouping and the products of experts, cut in all ways, against the reference and fp64."""
+"""Routing, grouping and the products of experts, with all configs, against the reference and fp64."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.experts import route as reference_route
-from quire.kernels.triton.experts.experts import IN_FP32, Cuts, choice, multiply
+from quire.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, choice, multiply
 from quire.kernels.triton.experts.routing import group, route
-from quire.kernels.triton.experts.tuned_expert_configs import CUTS
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.experts.tuned_expert_configs import CONFIGS
+from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
 
-WAYS: tuple[Cuts, ...] = (
-    (Rows(16, 64, 2), Rows(32, 32, 1)),
-    (Tiles(16, 64, 64, 1, 4, 4, True), Tiles(16, 64, 32, 1, 4, 3, True)),
-    (Tiles(32, 32, 32, 1, 4, 3, False), Tiles(32, 64, 64, 1, 4, 3, False)),
+WAYS: tuple[ExpertConfigs, ...] = (
+    (GemvConfig(16, 64, 2), GemvConfig(32, 32, 1)),
+    (GemmConfig(16, 64, 64, 1, 4, 4, True), GemmConfig(16, 64, 32, 1, 4, 3, True)),
+    (GemmConfig(32, 32, 32, 1, 4, 3, False), GemmConfig(32, 64, 64, 1, 4, 3, False)),
 )
 HOPPER = 227 * 1024
 """Bytes of shared memory that a program may have."""
@@ -113,14 +113,14 @@ def test_many_pairs_are_grouped(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cuts", WAYS)
+@pytest.mark.parametrize("configs", WAYS)
 @pytest.mark.parametrize("tokens", [1, 3, 17])
-def test_products(tokens: int, cuts: Cuts, dtype: torch.dtype, device: str) -> None:
-    if tokens > 3 and isinstance(cuts[0], Rows):
+def test_products(tokens: int, configs: ExpertConfigs, dtype: torch.dtype, device: str) -> None:
+    if tokens > 3 and isinstance(configs[0], GemvConfig):
         pytest.skip("for few tokens; the interpreter is slow")
     arguments = mixture(tokens, 5, 3, 80, 48, dtype, device)
     out = torch.full_like(arguments[0], float("nan"))
-    multiply(*arguments, out, cuts, overlap=False)
+    multiply(*arguments, out, configs, overlap=False)
     close(out, exact(*arguments))
 
 
@@ -128,8 +128,8 @@ def test_large_tiles_that_are_full_half_full_and_nearly_empty(device: str) -> No
     x, gate_up, down, _, weights = mixture(129, 4, 2, 48, 32, torch.bfloat16, device)
     numbers = torch.tensor([[0, 1]] * 65 + [[0, 2]] * 64, dtype=torch.int32, device=device)
     out = torch.full_like(x, float("nan"))
-    cut = Tiles(128, 64, 32, 1, 4, 3, False)
-    multiply(x, gate_up, down, numbers, weights, out, (cut, cut), overlap=False)
+    config = GemmConfig(128, 64, 32, 1, 4, 3, False)
+    multiply(x, gate_up, down, numbers, weights, out, (config, config), overlap=False)
     close(out, exact(x, gate_up, down, numbers, weights))
 
 
@@ -144,46 +144,48 @@ def test_op_in_fp32(device: str) -> None:
 
 
 def test_a_mixture_is_served_like_the_nearest_measured_one() -> None:
-    for measured, cuts in CUTS.items():
-        assert [most for most, _ in cuts] == sorted(most for most, _ in cuts)
-        assert cuts[-1][0] == float("inf")
-        for most, cut in cuts[:-1]:
-            assert choice(measured, int(most), HOPPER) == cut
-            assert choice(measured, int(most) + 1, HOPPER) != cut
-    first = experts, chosen, hidden, width = next(iter(CUTS))
+    for measured, configs in CONFIGS.items():
+        assert [most for most, _ in configs] == sorted(most for most, _ in configs)
+        assert configs[-1][0] == float("inf")
+        for most, config in configs[:-1]:
+            assert choice(measured, int(most), HOPPER) == config
+            assert choice(measured, int(most) + 1, HOPPER) != config
+    first = experts, chosen, hidden, width = next(iter(CONFIGS))
     assert choice((experts // 2, chosen, hidden, width), 80, HOPPER) == choice(first, 160, HOPPER)
 
 
 def test_on_a_card_with_less_shared_memory_tiles_are_the_next_smaller_ones() -> None:
     """Compiled for sm_86, tiles of 128 × 256 in four stages take 147,456 bytes, those of 128 × 128 98,304."""
     small, medium = 99 * 1024, 163 * 1024
-    for measured, cuts in CUTS.items():
-        for most, cut in cuts:
+    for measured, configs in CONFIGS.items():
+        for most, config in configs:
             tokens = int(min(most, 100_000))
-            assert choice(measured, tokens, medium) == choice(measured, tokens, HOPPER) == cut
+            assert choice(measured, tokens, medium) == choice(measured, tokens, HOPPER) == config
             chosen = choice(measured, tokens, small)
-            is_large = any(isinstance(one, Tiles) and one.block_m * one.block_n > 128 * 128 for one in cut)
-            assert (chosen != cut) == is_large
-            assert chosen in [cut for _, cut in cuts]
-            assert all(isinstance(one, Rows) or one.block_m * one.block_n <= 128 * 128 for one in chosen)
+            is_large = any(isinstance(one, GemmConfig) and one.block_m * one.block_n > 128 * 128 for one in config)
+            assert (chosen != config) == is_large
+            assert chosen in [config for _, config in configs]
+            assert all(isinstance(one, GemvConfig) or one.block_m * one.block_n <= 128 * 128 for one in chosen)
 
 
-ALL = [(measured, cut) for measured, cuts in CUTS.items() for _, cut in cuts]
+ALL = [(measured, config) for measured, configs in CONFIGS.items() for _, config in configs]
 """Everything that the table may choose."""
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tokens", [1, 5, 33, 200])
-@pytest.mark.parametrize(("measured", "cuts"), [*ALL, (next(iter(CUTS)), IN_FP32)])
-def test_every_choice_on_a_card(measured: tuple[int, int, int, int], cuts: Cuts, tokens: int, overlap: bool) -> None:
+@pytest.mark.parametrize(("measured", "configs"), [*ALL, (next(iter(CONFIGS)), IN_FP32)])
+def test_every_choice_on_a_card(
+    measured: tuple[int, int, int, int], configs: ExpertConfigs, tokens: int, overlap: bool
+) -> None:
     experts, chosen, hidden, width = measured
-    dtype = torch.float32 if cuts is IN_FP32 else torch.bfloat16
+    dtype = torch.float32 if configs is IN_FP32 else torch.bfloat16
     arguments = mixture(tokens, experts, chosen, min(hidden, 2048), min(width, 2048), dtype, "cuda")
     results = []
     for _ in range(3):
         out = torch.full_like(arguments[0], float("nan"))
-        multiply(*arguments, out, cuts, overlap=overlap)
+        multiply(*arguments, out, configs, overlap=overlap)
         results.append(out)
     close(results[0], exact(*arguments))
     assert all(torch.equal(result, results[0]) for result in results)

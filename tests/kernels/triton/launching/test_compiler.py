@@ -40,9 +40,9 @@ def test_modules_of_kernels_need_no_torch() -> None:
     """Only what launches them computes with it. A process that compiles them is ready before torch is imported."""
     program = (
         "import sys; from quire.kernels.triton.launching import compiler; compiler._prepare()\n"
-        "from quire.kernels.triton.linear import linear, rows\n"
+        "from quire.kernels.triton.linear import gemv, linear\n"
         "assert 'numpy' not in sys.modules and not hasattr(sys.modules['torch'], '__version__')\n"
-        "assert type(rows._row_kernel).__name__ in ('JITFunction', 'Kernel'), rows._row_kernel"
+        "assert type(gemv._gemv_kernel).__name__ in ('JITFunction', 'Kernel'), gemv._gemv_kernel"
     )
     settings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", program], env=settings, capture_output=True, text=True, timeout=100)

@@ -15,12 +15,12 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from quire.kernels.triton.linear.gated import _gated_kernel, can_gate, gated_product
+from quire.kernels.triton.linear.gated import _gated_gemm_kernel, gated_gemm, supports_gated_gemm
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.not_interpreted import taken
 
 SHAPES = ((1, 16, 16), (128, 3072, 1024), (1000, 1000, 520), (1024, 14336, 4096), (8192, 28672, 8192))
-"""Rows, outputs, columns."""
+"""GemvConfig, outputs, columns."""
 
 
 def main() -> None:
@@ -36,13 +36,13 @@ def main() -> None:
             with torch.device("meta"):
                 x, w = torch.empty(rows, columns, dtype=dtype), torch.empty(2 * outputs, columns, dtype=dtype)
                 y = torch.empty(rows, outputs, dtype=dtype)
-            assert can_gate(x, w, y)
-            gated_product(x, w, y, overlap=True)
+            assert supports_gated_gemm(x, w, y)
+            gated_gemm(x, w, y, overlap=True)
         assert "wgmma.mma_async" in made[0].asm["ptx"]
         assert "cp.async.bulk.tensor" in made[0].asm["ptx"]
         assert taken(made[0], "STACK") == 0
         print(dtype, len({id(kernel) for kernel in made}))
-    assert len(_gated_kernel.function.device_caches[0][0]) == 2
+    assert len(_gated_gemm_kernel.function.device_caches[0][0]) == 2
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.triton.linear import linear
-from quire.kernels.triton.linear.gated import can_gate, gated_product
-from quire.kernels.triton.linear.linear import LARGE_WEIGHT, MANY_ROWS, gates_many
+from quire.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
+from quire.kernels.triton.linear.linear import LARGE_WEIGHT, MANY_ROWS, prefers_gated_gemm
 from tests.kernels.triton.linear.test_linear import close, exact, poisoned, random
 from tests.kernels.triton.not_interpreted import printed_by
 
@@ -23,7 +23,7 @@ def test_many_rows(rows: int, dtype: torch.dtype, overlap: bool) -> None:
     for outputs, columns in ((1000, 520), (264, 4096), (8, 8), (2056, 136)):
         x, w, _ = random(rows, 2 * outputs, columns, dtype, "cuda")
         y = poisoned(rows, outputs, x)
-        gated_product(x, w, y, overlap)
+        gated_gemm(x, w, y, overlap)
         close(y, exact(x, w, None, True))
 
 
@@ -44,12 +44,12 @@ def test_each_waits_for_what_the_one_before_wrote() -> None:
     """In a graph, each product starting while the one before ends."""
     up = [random(1, 4096, 2048, torch.bfloat16, "cuda")[1] / 45 for _ in range(2)]
     x, y, z = (torch.zeros(1500, 2048, dtype=torch.bfloat16, device="cuda") for _ in range(3))
-    gated_product(x, up[0], y, True)
+    gated_gemm(x, up[0], y, True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(3):
-            gated_product(x, up[0], y, True)
-            gated_product(y, up[1], z, True)
+            gated_gemm(x, up[0], y, True)
+            gated_gemm(y, up[1], z, True)
             x.copy_(F.rms_norm(z, (2048,)))
     for _ in range(10):
         x.normal_()
@@ -67,8 +67,8 @@ def test_rows_may_lie_apart() -> None:
     apart = torch.full((300, 200), float("nan"), dtype=x.dtype, device="cuda")
     apart[:, 80:152] = x
     out = poisoned(300, 200, x)
-    assert can_gate(apart[:, 80:152], w, out[:, 16:152])
-    gated_product(apart[:, 80:152], w, out[:, 16:152], False)
+    assert supports_gated_gemm(apart[:, 80:152], w, out[:, 16:152])
+    gated_gemm(apart[:, 80:152], w, out[:, 16:152], False)
     close(out[:, 16:152], exact(x, w, None, True))
     assert out[:, :16].isnan().all()
     assert out[:, 152:].isnan().all()
@@ -80,19 +80,19 @@ def test_what_the_copy_engine_cannot_take_is_left_to_others() -> None:
         return x, w, poisoned(rows, outputs, x)
 
     x, w, y = operands(3, 16, 24)
-    assert can_gate(x, w, y)
-    assert not can_gate(x.float(), w.float(), y.float())
-    assert not can_gate(x[:, 4:20], w[:, :16].contiguous(), y)  # not where 16 bytes begin
-    assert not can_gate(x, w, poisoned(3, 20, x)[:, :16])  # rows begin elsewhere
-    assert not can_gate(*operands(3, 12, 24))  # eight gates, then their ups
-    assert not can_gate(*operands(3, 16, 20))
+    assert supports_gated_gemm(x, w, y)
+    assert not supports_gated_gemm(x.float(), w.float(), y.float())
+    assert not supports_gated_gemm(x[:, 4:20], w[:, :16].contiguous(), y)  # not where 16 bytes begin
+    assert not supports_gated_gemm(x, w, poisoned(3, 20, x)[:, :16])  # rows begin elsewhere
+    assert not supports_gated_gemm(*operands(3, 12, 24))  # eight gates, then their ups
+    assert not supports_gated_gemm(*operands(3, 16, 20))
 
 
 def test_it_serves_many_rows_of_large_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """And of these, none with a bias."""
     served: list[tuple[int, ...]] = []
     monkeypatch.setattr(linear, "is_sm_90", lambda device: True)
-    monkeypatch.setattr(linear, "gated_product", lambda x, w, y, overlap: served.append(tuple(x.shape)))
+    monkeypatch.setattr(linear, "gated_gemm", lambda x, w, y, overlap: served.append(tuple(x.shape)))
     monkeypatch.setattr(linear, "silu_and_mul", lambda x, out: None)
     monkeypatch.setattr(linear, "LARGE_WEIGHT", (32, 16))
     monkeypatch.setattr(linear, "MANY_ROWS", 300)
@@ -110,10 +110,10 @@ def test_it_serves_many_rows_of_large_weights(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_few_rows_and_small_weights_are_served_as_before() -> None:
-    assert gates_many(MANY_ROWS, *LARGE_WEIGHT)
-    assert not gates_many(MANY_ROWS - 1, *LARGE_WEIGHT)
-    assert not gates_many(8 * MANY_ROWS, LARGE_WEIGHT[0] - 1, LARGE_WEIGHT[1])
-    assert not gates_many(8 * MANY_ROWS, LARGE_WEIGHT[0], LARGE_WEIGHT[1] - 1)
+    assert prefers_gated_gemm(MANY_ROWS, *LARGE_WEIGHT)
+    assert not prefers_gated_gemm(MANY_ROWS - 1, *LARGE_WEIGHT)
+    assert not prefers_gated_gemm(8 * MANY_ROWS, LARGE_WEIGHT[0] - 1, LARGE_WEIGHT[1])
+    assert not prefers_gated_gemm(8 * MANY_ROWS, LARGE_WEIGHT[0], LARGE_WEIGHT[1] - 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a card, other tests compile what they run")

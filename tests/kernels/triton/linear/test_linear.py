@@ -1,4 +1,4 @@
-"""Products of few rows, cut in all ways, against products in fp64."""
+"""Products of few rows, with all configs, against products in fp64."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.linear import linear as reference
-from quire.kernels.triton.linear.linear import Cut, choice, linear_silu_and_mul, multiply
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.linear import LinearConfig, choice, linear_silu_and_mul, multiply
 from quire.kernels.triton.linear.tuned_linear_configs import GATED, PLAIN, UP_TO
 
 FEW_ROWS = (
-    Rows(1, 64, 1),
-    Rows(4, 128, 2),
+    GemvConfig(1, 64, 1),
+    GemvConfig(4, 128, 2),
 )
 TILES = (
-    Tiles(16, 64, 64, 1, 4, 3, True),
-    Tiles(16, 32, 32, 1, 4, 3, False),
-    Tiles(16, 64, 64, 3, 4, 4, True),
-    Tiles(32, 32, 32, 2, 4, 2, False),
+    GemmConfig(16, 64, 64, 1, 4, 3, True),
+    GemmConfig(16, 32, 32, 1, 4, 3, False),
+    GemmConfig(16, 64, 64, 3, 4, 4, True),
+    GemmConfig(32, 32, 32, 2, 4, 2, False),
 )
 NEAR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest error beside the largest value; the interpreter rounds towards zero."""
@@ -44,9 +44,9 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 def random(rows: int, outputs: int, columns: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    x = torch.randn(rows, columns, dtype=torch.float32)
-    w = torch.randn(outputs, columns, dtype=torch.float32)
-    bias = 10 * torch.randn(outputs, dtype=torch.float32)
+    seeded = torch.Generator().manual_seed(rows * outputs)
+    x, w = (torch.randn(n, columns, dtype=torch.float32, generator=seeded) for n in (rows, outputs))
+    bias = 10 * torch.randn(outputs, dtype=torch.float32, generator=seeded)
     return x.to(device, dtype), w.to(device, dtype), bias.to(device, dtype)
 
 
@@ -56,54 +56,54 @@ def poisoned(rows: int, outputs: int, like: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("gate", "biased"), list(itertools.product([False, True], repeat=2)))
-@pytest.mark.parametrize("cut", FEW_ROWS)
-def test_one_row(cut: Rows, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
-    if gate and cut.block_n == 1:
+@pytest.mark.parametrize("config", FEW_ROWS)
+def test_one_row(config: GemvConfig, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
+    if gate and config.block_n == 1:
         pytest.skip("a gate and what it gates take two rows of the weight")
     for outputs, columns in ((6, 48), (26, 144)):
         x, w, bias = random(1, outputs, columns, dtype, device)
         y = poisoned(1, outputs // 2 if gate else outputs, x)
-        multiply(x, w, bias if biased else None, y, cut, gate=gate, overlap=False)
+        multiply(x, w, bias if biased else None, y, config, gate=gate, overlap=False)
         close(y, exact(x, w, bias if biased else None, gate))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("gate", "biased"), [(False, False), (False, True), (True, True)])
-@pytest.mark.parametrize("cut", TILES)
+@pytest.mark.parametrize("config", TILES)
 @pytest.mark.parametrize("rows", [1, 3, 17, 33])
-def test_few_rows(rows: int, cut: Tiles, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
+def test_few_rows(rows: int, config: GemmConfig, gate: bool, biased: bool, dtype: torch.dtype, device: str) -> None:
     x, w, bias = random(rows, 70, 144, dtype, device)
     y = poisoned(rows, 35 if gate else 70, x)
     for _ in range(2):  # the second call finds the counters of the first one's splits as they were
-        multiply(x, w, bias if biased else None, y.fill_(float("nan")), cut, gate=gate, overlap=False)
+        multiply(x, w, bias if biased else None, y.fill_(float("nan")), config, gate=gate, overlap=False)
         close(y, exact(x, w, bias if biased else None, gate))
 
 
-@pytest.mark.parametrize("cut", [FEW_ROWS[1], TILES[0], TILES[2], TILES[-1]])
-def test_rows_of_x_may_lie_apart(cut: Rows | Tiles, device: str) -> None:
-    rows = 1 if isinstance(cut, Rows) else 3
+@pytest.mark.parametrize("config", [FEW_ROWS[1], TILES[0], TILES[2], TILES[-1]])
+def test_rows_of_x_may_lie_apart(config: GemvConfig | GemmConfig, device: str) -> None:
+    rows = 1 if isinstance(config, GemvConfig) else 3
     x, w, _ = random(rows, 40, 96, torch.float32, device)
     apart = torch.full((rows, 200), float("nan"), device=device)
     apart[:, 80:176] = x
-    multiply(apart[:, 80:176], w, None, y := poisoned(rows, 40, x), cut, gate=False, overlap=False)
+    multiply(apart[:, 80:176], w, None, y := poisoned(rows, 40, x), config, gate=False, overlap=False)
     close(y, exact(x, w, None, False))
 
 
 def test_more_splits_than_steps(device: str) -> None:
     x, w, _ = random(3, 16, 64, torch.float32, device)
-    cut = Tiles(16, 16, 32, 5, 4, 3, False)
-    multiply(x, w, None, y := poisoned(3, 16, x), cut, gate=False, overlap=False)
+    config = GemmConfig(16, 16, 32, 5, 4, 3, False)
+    multiply(x, w, None, y := poisoned(3, 16, x), config, gate=False, overlap=False)
     close(y, exact(x, w, None, False))
 
 
 def test_a_shape_is_served_like_the_nearest_measured_one() -> None:
     for table, gate in ((PLAIN, False), (GATED, True)):
-        for shape, cuts in table.items():
-            assert len(cuts) == len(UP_TO)
-            for cut, most, above in zip(cuts, UP_TO, (0, *UP_TO), strict=False):
+        for shape, configs in table.items():
+            assert len(configs) == len(UP_TO)
+            for config, most, above in zip(configs, UP_TO, (0, *UP_TO), strict=False):
                 for rows in (above + 1, most):
-                    assert choice(*shape, rows, gate) == cut
-                if isinstance(cut, Rows):
+                    assert choice(*shape, rows, gate) == config
+                if isinstance(config, GemvConfig):
                     assert most == 1
     assert choice(6144 + 16, 4096 - 16, 3, False) == choice(6144, 4096, 3, False)
     assert choice(6144, 4088, 1, False) is None
@@ -117,10 +117,10 @@ def test_linear_is_the_reference(rows: int, device: str) -> None:
 
 
 ALL = [
-    (shape, rows, cut, gate)
+    (shape, rows, config, gate)
     for table, gate in ((PLAIN, False), (GATED, True))
-    for shape, cuts in table.items()
-    for cut, most, above in zip(cuts, UP_TO, (0, *UP_TO), strict=False)
+    for shape, configs in table.items()
+    for config, most, above in zip(configs, UP_TO, (0, *UP_TO), strict=False)
     for rows in {above + 1, most}
 ]
 """Everything that the table may choose."""
@@ -128,15 +128,17 @@ ALL = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(("shape", "rows", "cut", "gate"), ALL)
-def test_every_choice_on_a_card(shape: tuple[int, int], rows: int, cut: Cut, gate: bool, overlap: bool) -> None:
-    if cut is None:
+@pytest.mark.parametrize(("shape", "rows", "config", "gate"), ALL)
+def test_every_choice_on_a_card(
+    shape: tuple[int, int], rows: int, config: LinearConfig, gate: bool, overlap: bool
+) -> None:
+    if config is None:
         pytest.skip("cuBLAS")
     x, w, bias = random(rows, *shape, torch.bfloat16, "cuda")
     results = []
     for _ in range(3):
         y = poisoned(rows, shape[0] // 2 if gate else shape[0], x)
-        multiply(x, w, bias, y, cut, gate=gate, overlap=overlap)
+        multiply(x, w, bias, y, config, gate=gate, overlap=overlap)
         results.append(y)
     close(results[0], exact(x, w, bias, gate))
     assert all(torch.equal(result, results[0]) for result in results)

@@ -1,17 +1,17 @@
 """The products of a mixture of experts.
 
-Few tokens, so that hardly two go to the same expert: `one_by_one`. Each program multiplies one pair of token and expert
-with a few rows of the expert's weight, and those of the second product add up all of a token's experts, so two kernels
-do all. The experts' weights of a pair are read: 2 · 3 · hidden · width bytes of 16-bit weights.
+Few tokens, so that hardly two go to the same expert: `gemv_by_pair`. Each program multiplies one pair of token and
+expert with a few rows of the expert's weight, and those of the second product add up all of a token's experts, so two
+kernels do all. The experts' weights of a pair are read: 2 · 3 · hidden · width bytes of 16-bit weights.
 
-More: `by_tiles`. Pairs stand in the order of experts (see `routing`), and a program multiplies a tile of one expert's
-pairs with a tile of its weight on the tensor cores: the gate is applied in the first product, the router's weight in
-the second, and a last kernel adds each token's outputs in the order of its choices. Every weight that a token goes to
-is read from memory once; second tiles of an expert find it in the cache. With many tokens the tensor cores are the
-limit: 6 · pairs · hidden · width operations.
+More: `gemm_by_expert`. Pairs stand in the order of experts (see `routing`), and a program multiplies a tile of one
+expert's pairs with a tile of its weight on the tensor cores: the gate is applied in the first product, the router's
+weight in the second, and a last kernel adds each token's outputs in the order of its choices. Every weight that a token
+goes to is read from memory once; second tiles of an expert find it in the cache. With many tokens the tensor cores are
+the limit: 6 · pairs · hidden · width operations.
 
 No sum depends on the order in which programs run. What a kernel reads before it waits for the one before, it reads from
-the card's shared cache (.cg): its multiprocessor's own may still hold what stood there earlier.
+the GPU's shared cache (.cg): its multiprocessor's own may still hold what stood there earlier.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from torch import Tensor
 from quire.kernels.triton.experts.routing import group
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
-from quire.kernels.triton.linear.products import fetch_ahead, gated, row_product, tile_product, weight_rows
-from quire.kernels.triton.linear.rows import Rows
-from quire.kernels.triton.linear.tiles import Tiles
+from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, gemv_loop, weight_rows
 
 _SUM_BLOCK = 1024
 
 
-def one_by_one(
+def gemv_by_pair(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
-    cuts: tuple[Rows, Rows],
+    configs: tuple[GemvConfig, GemvConfig],
     overlap: bool,
 ) -> None:
-    """Arguments as those of the op `experts`, the cuts of both products, and `overlap` as in dependent_launch."""
+    """Arguments as those of the op `experts`, the configs of both products, and `overlap` as in dependent_launch."""
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
-    first, second = cuts
+    first, second = configs
     _pair_kernel[(-(-width // (first.block_n // 2)) * tokens * chosen,)](
         x,
         gate_up,
@@ -78,19 +78,19 @@ def one_by_one(
     )
 
 
-def by_tiles(
+def gemm_by_expert(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
-    cuts: tuple[Tiles, Tiles],
+    configs: tuple[GemmConfig, GemmConfig],
     overlap: bool,
 ) -> None:
-    """Arguments as those of `one_by_one`; both cuts have the same block_m and no splits."""
+    """Arguments as those of `gemv_by_pair`; both configs have the same block_m and no splits."""
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
-    first, second = cuts
+    first, second = configs
     assert first.block_m == second.block_m and first.splits == second.splits == 1
     order, tiles = group(numbers, len(down), first.block_m)
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
@@ -110,12 +110,12 @@ def _launch_tiles(
     weights: Tensor,
     y: Tensor,
     sharing: int,
-    cut: Tiles,
+    config: GemmConfig,
     first: bool,
     overlap: bool,
 ) -> None:
     places, made, columns = tiles.shape[1], y.shape[1], w.shape[2]
-    across = -(-made // (cut.block_n // 2 if first else cut.block_n))
+    across = -(-made // (config.block_n // 2 if first else config.block_n))
     _tile_kernel[(across * places,)](
         x,
         w,
@@ -127,15 +127,15 @@ def _launch_tiles(
         made,
         columns,
         SHARING=sharing,
-        BLOCK_M=cut.block_m,
-        BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k,
-        WHOLE=columns % cut.block_k == 0,
-        SWAPPED=cut.swapped,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        WHOLE=columns % config.block_k == 0,
+        SWAPPED=config.swapped,
         FIRST=first,
         OVERLAP=overlap,
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
         launch_pdl=overlap,
     )
 
@@ -164,7 +164,7 @@ def _pair_kernel(
     expert = tl.load(numbers + pair).to(tl.int64)
     rows = weight_rows(begin, width, BLOCK_N, True) + expert * (2 * width)
     own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
-    sums = row_product(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), own, w, rows, 1.0, COLUMNS, BLOCK_K, False)
+    sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), own, w, rows, 1.0, COLUMNS, BLOCK_K, False)
     values = tl.reshape(gated(tl.sum(sums, 1)[None, :], 1, MADE), (MADE,))
     n = begin + tl.arange(0, MADE)
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
@@ -196,7 +196,7 @@ def _token_kernel(
         pair = token * CHOSEN + choice
         own = rows + tl.load(numbers + pair, cache_modifier=".cg").to(tl.int64) * hidden
         scale = tl.load(weights + pair, cache_modifier=".cg").to(tl.float32)
-        sums = row_product(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, OVERLAP and choice == 0)
+        sums = gemv_loop(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, OVERLAP and choice == 0)
     n = begin + tl.arange(0, BLOCK_N)
     tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
 
@@ -281,7 +281,7 @@ def _multiply(
     """A tile of at most BLOCK_M pairs, by the weight rows that begin at `rows` and make the outputs from `begin` on."""
     m = from_pair + tl.arange(0, BLOCK_M)
     pair = tl.load(order + m, m < to_pair, 0, cache_modifier=".cg").to(tl.int64)
-    values = tile_product(
+    values = gemm_loop(
         x,
         pair // SHARING * columns,
         m < to_pair,

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents
 from quire.kernels.triton.launching.launch import launched
-from quire.kernels.triton.linear.products import gated, row_product, weight_rows
+from quire.kernels.triton.linear.inner_loops import gated, gemv_loop, weight_rows
 
 
 @dataclass(frozen=True)
-class Rows:
-    """How the work is cut.
+class GemvConfig:
+    """How the work is divided into programs.
 
     Attributes:
         block_n: Rows of W by program; gates and ups together where the product is gated.
@@ -32,30 +32,30 @@ class Rows:
     warps: int
 
 
-def row_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Rows, gate: bool, overlap: bool) -> None:
+def gemv(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig, gate: bool, overlap: bool) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [1, columns], y [1, outputs]."""
     outputs = y.shape[1]
-    made = cut.block_n // 2 if gate else cut.block_n
-    _row_kernel[(-(-outputs // made),)](
+    made = config.block_n // 2 if gate else config.block_n
+    _gemv_kernel[(-(-outputs // made),)](
         x,
         w,
         w if bias is None else bias,
         y,
         outputs,
         COLUMNS=w.shape[1],
-        BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
         GATED=gate,
         BIASED=bias is not None,
         OVERLAP=overlap,
-        num_warps=cut.warps,
+        num_warps=config.warps,
         launch_pdl=overlap,
     )
 
 
 @launched
 @triton.jit
-def _row_kernel(
+def _gemv_kernel(
     x,
     w,
     bias,
@@ -72,7 +72,7 @@ def _row_kernel(
     MADE: tl.constexpr = BLOCK_N // 2 if GATED else BLOCK_N
     begin = tl.program_id(0) * MADE
     rows = weight_rows(begin, outputs, BLOCK_N, GATED)
-    sums = row_product(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), x, w, rows, 1.0, COLUMNS, BLOCK_K, OVERLAP)
+    sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), x, w, rows, 1.0, COLUMNS, BLOCK_K, OVERLAP)
     values = tl.sum(sums, 1)
     if BIASED:
         values += tl.load(bias + rows).to(tl.float32)

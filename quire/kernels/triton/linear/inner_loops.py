@@ -1,6 +1,6 @@
 """The two inner loops of all matrix products here, for weights that are read once: what limits them is memory.
 
-`row_product` multiplies one vector with a few rows of a weight on the ordinary arithmetic units. `tile_product`
+`gemv_loop` multiplies one vector with a few rows of a weight on the ordinary arithmetic units. `gemm_loop`
 multiplies a tile of rows of x with a tile of rows of a weight on the tensor cores. A tensor core of sm_90 takes 64 rows
 of its first operand but as few as 8 of its second, so for few rows of x the weight goes first (SWAPPED) and nothing is
 wasted on rows that are not there.
@@ -17,7 +17,7 @@ from quire.kernels.triton.launching.dependent_launch import wait_for_inputs
 
 
 @triton.jit
-def row_product(
+def gemv_loop(
     sums,
     x,
     w,
@@ -56,7 +56,7 @@ def row_product(
 
 
 @triton.jit
-def tile_product(
+def gemm_loop(
     x,
     x_rows,
     x_mask,
@@ -106,7 +106,7 @@ def tile_product(
 
 @triton.jit
 def fetch_ahead(w, w_rows, begin, columns, BLOCK_N: tl.constexpr, LENGTH: tl.constexpr):
-    """Bring the columns from `begin` on of rows of a weight to the card's cache while x is not there yet."""
+    """Bring the columns from `begin` on of rows of a weight to the GPU's cache while x is not there yet."""
     LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth  # 128 bytes
     k = tl.minimum(begin + tl.arange(0, LENGTH // LINE) * LINE, columns - 1)
     tl.inline_asm_elementwise(

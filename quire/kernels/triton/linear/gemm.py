@@ -2,7 +2,7 @@
 
 A program multiplies a tile of x with a tile of W over a part of the columns; tiles of x that share one of W run side by
 side, so W is read from memory once: 2 · outputs · columns bytes, while x comes from the cache. Where there are too few
-tiles to keep the whole card reading, the columns are cut into splits. Each split leaves its sums in memory, and the
+tiles to keep the whole GPU reading, the columns are cut into splits. Each split leaves its sums in memory, and the
 program that finds itself the last one of a tile adds them in the order of the splits, not of their arrival, so that the
 result is always the same.
 """
@@ -19,15 +19,15 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, launched
-from quire.kernels.triton.linear.products import fetch_ahead, gated, tile_product, weight_rows
+from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, weight_rows
 
 _MOST_TILES = 65_536
 """Of a product whose tiles have several programs."""
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """How the work is cut.
+class GemmConfig:
+    """How the work is divided into programs.
 
     Attributes:
         block_m, block_n, block_k: Rows of x, rows of W (gates and ups together where the product is gated) and
@@ -47,20 +47,22 @@ class Tiles:
     swapped: bool
 
 
-def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles, gate: bool, overlap: bool) -> None:
+def gemm(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemmConfig, gate: bool, overlap: bool) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [rows, columns], y [rows, outputs].
 
     The rows of x may lie apart; y is contiguous.
     """
     rows, outputs = y.shape
     columns = w.shape[1]
-    tiles = _tiles_of(y, cut.block_m, cut.block_n, gate)
-    if cut.splits > 1:
-        sums = torch.empty((tiles, cut.splits, cut.block_m * cut.block_n), dtype=torch.float32, device=x.device)
+    tiles = _tiles_of(y, config.block_m, config.block_n, gate)
+    if config.splits > 1:
+        sums = torch.empty(
+            (tiles, config.splits, config.block_m * config.block_n), dtype=torch.float32, device=x.device
+        )
         arrived = _arrivals(tiles, x.device)
     else:
         sums = arrived = y  # neither is touched
-    _tile_kernel[(tiles, cut.splits)](
+    _tile_kernel[(tiles, config.splits)](
         x,
         w,
         w if bias is None else bias,
@@ -71,17 +73,17 @@ def tile_linear(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, cut: Tiles
         outputs,
         columns,
         x.stride(0),
-        BLOCK_M=cut.block_m,
-        BLOCK_N=cut.block_n,
-        BLOCK_K=cut.block_k,
-        SPLIT=cut.splits > 1,
-        WHOLE=columns % cut.block_k == 0,
-        SWAPPED=cut.swapped,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLIT=config.splits > 1,
+        WHOLE=columns % config.block_k == 0,
+        SWAPPED=config.swapped,
         GATED=gate,
         BIASED=bias is not None,
         OVERLAP=overlap,
-        num_warps=cut.warps,
-        num_stages=cut.stages,
+        num_warps=config.warps,
+        num_stages=config.stages,
         launch_pdl=overlap,
     )
 
@@ -141,7 +143,7 @@ def _tile_kernel(
     if OVERLAP:
         fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
         wait_for_inputs(OVERLAP)
-    values = tile_product(
+    values = gemm_loop(
         x,
         m.to(tl.int64) * x_stride,
         m < rows,
