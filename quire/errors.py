@@ -107,7 +107,7 @@ class GenerationError(QuireError):
 
 
 class EngineDeadError(QuireError):
-    """The engine process is gone. Clients are told that; the cause is the operator's, in the log."""
+    """The engine is gone. Over HTTP the cause is in the server's log only; `LLM` names it."""
 
     code = "engine_dead"
 

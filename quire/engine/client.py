@@ -36,7 +36,8 @@ class EngineClient(Protocol):
     def receive(self, timeout: float | None) -> FromEngine | Lost | None:
         """The next message, or None after `timeout` seconds (None: wait for ever).
 
-        The first message of a working engine is Ready. After Dead nothing follows.
+        The first message of a working engine is Ready. After Dead nothing follows. After Lost, nothing is known of
+        what is open.
         """
         ...
 
