@@ -8,8 +8,10 @@ Says for each model and dtype how many kernels the warm-up found, and which othe
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,7 +119,7 @@ class Card:
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
             runner.run_largest(worker._deferred)
             runner.capture_graphs(RECORDED)
-            random_steps(runner.launch, self.spec.vocab_size, worker._largest_step().length, random.Random(seed))
+            random_steps(runner.launch, self.spec.vocab_size, self.config.model.max_model_len, random.Random(seed))
         assert any(not shape.is_decode for shape in graphs.replayed)
         return self.precompiler.names[found:]
 
@@ -207,4 +209,9 @@ def main(directories: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # threads of the precompiler would wait for ever

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 
-def printed_by(module: str, *arguments: str, timeout: float = 280, **settings: str) -> str:
-    """What `python -m module` prints; `settings` are added to its environment. It must succeed within `timeout` s."""
+def printed_by(module: str, *arguments: str, **settings: str) -> str:
+    """What `python -m module` prints; `settings` are added to its environment. It must succeed."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | settings
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, cwd=Path.cwd())
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, cwd=Path.cwd())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -39,11 +39,10 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def served(directories: list[Path]) -> list[dict[str, Any]]:
     """Of another process, since in this one kernels are interpreted."""
-    lines = printed_by("tests.worker.fake_gpu", *map(str, directories), timeout=840).splitlines()
+    lines = printed_by("tests.worker.fake_gpu", *map(str, directories)).splitlines()
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.long("engine")
 def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -> None:
     assert len(served) == 2 * len(MODELS)
     for one in served:
@@ -52,7 +51,6 @@ def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -
         assert one["found"].count("_gated_gemm_kernel") <= 1  # for all numbers of rows
 
 
-@pytest.mark.long("engine")
 def test_long_attention_experts_and_gated_products_are_found(served: list[dict[str, Any]]) -> None:
     found = {kernel for one in served for kernel in one["found"]}
     assert {
@@ -64,13 +62,11 @@ def test_long_attention_experts_and_gated_products_are_found(served: list[dict[s
     } <= found
 
 
-@pytest.mark.long("engine")
 def test_tiles_are_found_whole_and_in_parts(served: list[dict[str, Any]]) -> None:
     for one in served:
         assert {"_prefill_attention", "_prefill_attention_split_kv", "_merge_splits"} <= {*one["found"]}
 
 
-@pytest.mark.long("engine")
 def test_the_way_from_the_host_and_back_is_found_once(served: list[dict[str, Any]]) -> None:
     """Whatever the numbers of rows and tokens."""
     for one in served:
