@@ -84,12 +84,12 @@ class EngineCore:
         to `wait` for the oldest step, but no longer than BEAT_S; neither spins."""
         for message in self._port.drain(0.0 if self._scheduler.has_work else wait):
             self._receive(message)
-        while self._scheduler.in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
+        while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
             self._steps.planned(plan.counts)
         self._scheduler.cache_blocks()
         self._send_masks()
-        if self._scheduler.in_flight:
+        if self._scheduler.steps_in_flight:
             self._settle_oldest(BEAT_S if wait is None else min(wait, BEAT_S))
             self._send_masks()  # the device may be waiting for them already
         for request_id in self._clients.orphans(request.id for request in self._scheduler.requests()):
@@ -220,7 +220,7 @@ class EngineCore:
             "requests": len(list(scheduler.requests())),
             "running": scheduler.num_running,
             "waiting": scheduler.num_waiting,
-            "in_flight": scheduler.in_flight,
+            "in_flight": scheduler.steps_in_flight,
             "free_slots": scheduler.num_free_slots,
             "slots": scheduler.num_slots,
             "free_blocks": scheduler.pool.num_free,

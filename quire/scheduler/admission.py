@@ -128,7 +128,7 @@ class Admission:
     def _min_uncomputed(self, request: Request) -> int:
         """Tokens that it has to compute at least: the prefix cache holds whole blocks only."""
         if request.swapped:
-            return request.num_new_tokens
+            return request.num_uncomputed
         return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1
 
     def _try_fork(self, request: Request, parent: Request, reserved: int) -> bool:

@@ -189,7 +189,7 @@ class Budget:
 
     def grant(self, request: Request, used: int) -> int:
         """How many tokens a newly admitted request may compute: at least 1 while there is room."""
-        return self._chunk(request, min(request.num_new_tokens, self.max_tokens - used), used)
+        return self._chunk(request, min(request.num_uncomputed, self.max_tokens - used), used)
 
     def learn(self, step: ScheduledStep, measured_ms: float) -> None:
         """A step has run."""

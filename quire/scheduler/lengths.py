@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
-COLUMNS = ("planned", "computed", "known", "in_flight", "prompt", "limit", "allocated", "epoch", "serial", "host_bound",
-           "max_drafts", "masked")  # fmt: skip
+COLUMNS = ("planned", "computed", "known", "in_flight_tokens", "prompt", "limit", "allocated", "epoch", "serial",
+           "host_bound", "max_drafts", "masked")  # fmt: skip
 
 
 class Lengths:
@@ -21,22 +21,22 @@ class Lengths:
     Attributes:
         planned, computed: See Request.
         known: Tokens the host knows.
-        in_flight: Tokens that plans in flight will sample. Like `planned` an upper bound until they have settled;
-            `planned - in_flight` is the lower bound.
+        in_flight_tokens: Tokens that plans in flight will sample. Until they have settled, this and `planned` are upper
+            bounds, and `planned - in_flight_tokens` is the lower bound of `planned`.
         prompt: Length of the prompt.
         limit: Length at which a request ends by count.
         allocated: Tokens that its blocks can hold without asking `BlockTable.reserve`.
         epoch: How often it was reset to be computed again.
         serial: Tells a request from the one that had the same index before.
         host_bound: 1 for a request that moves only when the host knows all its tokens.
-        max_drafts: Most draft tokens in one read.
-        masked: 1 where every read waits for a mask.
+        max_drafts: Most draft tokens in one row.
+        masked: 1 for a request that is sampled under masks.
     """
 
     planned: IntArray
     computed: IntArray
     known: IntArray
-    in_flight: IntArray
+    in_flight_tokens: IntArray
     prompt: IntArray
     limit: IntArray
     allocated: IntArray

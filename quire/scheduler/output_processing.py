@@ -42,12 +42,12 @@ class LengthUpdate:
 
     Attributes:
         alive: By row, whether its request is not over.
-        num_new_tokens: By read, new tokens of its request; 0 when that is over.
+        num_sampled: By sampled row, new tokens of its request; 0 when that is over.
         shrunk: Indices into Lengths where `planned` fell, since the step brought fewer tokens than it might have.
     """
 
     alive: npt.NDArray[np.bool_]
-    num_new_tokens: IntArray
+    num_sampled: IntArray
     shrunk: IntArray
 
 
@@ -79,9 +79,9 @@ def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> Len
     """Move what a step computed and sampled into the lengths of requests that are not over.
 
     Example (B of `Step.move`): its row computed 4 tokens, 3 of them drafts, so it could bring 4. Before: computed 12,
-    planned 16, known 13, in_flight 4. It brings 2, so the last 2 drafts were wrong (`unused`):
+    planned 16, known 13, in_flight_tokens 4. It brings 2: one draft is accepted, two are not (`unused`):
 
-        planned 16 → 14, computed 12 → 12 + 4 - 2 = 14, known 13 → 15, in_flight 4 → 0.
+        planned 16 → 14, computed 12 → 12 + 4 - 2 = 14, known 13 → 15, in_flight_tokens 4 → 0.
 
     The 15th token is known, but its keys are not computed yet: it is the input of the next row. A request that was
     reset since (another epoch) keeps its new tokens, but `planned` and `computed` began again at 0 and stay.
@@ -89,36 +89,35 @@ def update_lengths(step: ScheduledStep, lengths: Lengths, result: Result) -> Len
     index, most, counts = step.index, step.max_new_tokens, step.counts
     alive = lengths.serial[index] == step.serials
     current = alive & (lengths.epoch[index] == step.epochs)
-    reads = most > 0
-    num_new_tokens, shrunk = most[reads], index[:0]
+    sampled = most > 0
+    num_sampled, shrunk = most[sampled], index[:0]
     if len(result.tokens) < step.total_max_new_tokens:
         brought = np.array(result.counts, dtype=np.int64)
-        assert ((brought >= 0) & (brought <= num_new_tokens)).all(), "a read brought more tokens than it could"
+        assert ((brought >= 0) & (brought <= num_sampled)).all(), "a row brought more tokens than it could"
         unused = most.copy()
-        unused[reads] -= brought
-        num_new_tokens, counts = brought, counts - unused
+        unused[sampled] -= brought
+        num_sampled, counts = brought, counts - unused
         lengths.planned[index[current]] -= unused[current]
         shrunk = index[current & (unused > 0)]
     lengths.computed[index[current]] += counts[current]
-    lengths.in_flight[index[alive]] -= most[alive]
-    alive_reads = alive[reads]
-    if not alive_reads.all():
-        num_new_tokens = num_new_tokens * alive_reads
-    lengths.known[index[reads]] += num_new_tokens
-    return LengthUpdate(alive, num_new_tokens, shrunk)
+    lengths.in_flight_tokens[index[alive]] -= most[alive]
+    if not alive[sampled].all():
+        num_sampled = num_sampled * alive[sampled]
+    lengths.known[index[sampled]] += num_sampled
+    return LengthUpdate(alive, num_sampled, shrunk)
 
 
-def append_tokens(step: ScheduledStep, result: Result, num_new_tokens: IntArray) -> NewTokens:
+def append_tokens(step: ScheduledStep, result: Result, num_sampled: IntArray) -> NewTokens:
     """Append new tokens to their requests; which they are, with their log probabilities."""
-    kept = num_new_tokens.nonzero()[0]
+    kept = num_sampled.nonzero()[0]
     if len(kept) == len(step.index):
         new = NewTokens(step.requests, step.index, result.counts, result.tokens, result.logprobs)
     else:
         rows = step.max_new_tokens.nonzero()[0][kept]
         requests = [step.requests[row] for row in rows.tolist()]
-        new = NewTokens(requests, step.index[rows], num_new_tokens[kept].tolist(), result.tokens, result.logprobs)
-        if len(result.tokens) > num_new_tokens.sum():
-            # The result has tokens of reads whose requests are over by now: leave them out.
+        new = NewTokens(requests, step.index[rows], num_sampled[kept].tolist(), result.tokens, result.logprobs)
+        if len(result.tokens) > num_sampled.sum():
+            # The result has tokens of rows whose requests are over by now: leave them out.
             starts = (np.cumsum(result.counts) - result.counts)[kept].tolist()
             spans = list(zip(starts, new.counts, strict=True))
             new.tokens = [token for start, count in spans for token in result.tokens[start : start + count]]
@@ -149,12 +148,12 @@ def check_stops(new: NewTokens, lengths: Lengths, request_table: RequestTable) -
 
 
 def fail_rows(step: ScheduledStep, alive: npt.NDArray[np.bool_], errors: Sequence[tuple[int, str]]) -> list[Request]:
-    """End requests whose read failed, and take their blocks out of the prefix cache."""
+    """End requests whose row failed, and take their blocks out of the prefix cache."""
     failed = []
     rows = step.max_new_tokens.nonzero()[0]
-    for read, message in errors:
-        if alive[rows[read]]:
-            request = step.requests[int(rows[read])]
+    for place, message in errors:
+        if alive[rows[place]]:
+            request = step.requests[int(rows[place])]
             request.table.invalidate()
             request.end("error", message)
             failed.append(request)

@@ -31,7 +31,8 @@ class Request:
         prompt_step: The step that reached its prompt's end; 0 before.
         swapped: Whether its blocks are on the host.
         num_cached_tokens: Prompt tokens that were in the prefix cache when it was first admitted.
-        scored: Prompt tokens whose next token's log probability has been planned; at most the prompt's length less 1.
+        prompt_logprobs_planned: How many of the prompt's log probabilities are in plans so far. All of them, its length
+            less 1, if they are not wanted.
         repetition: Watches its output for repetition, if that is wanted.
         rope_length: The length that its keys are rotated for, at least; 0 for models without RopeLengthMode.
         preemptions: How often it was preempted, in either way.
@@ -40,8 +41,8 @@ class Request:
 
     __slots__ = (
         "_lengths", "add", "admitted_at", "block_hashes", "ended", "error", "first_token_at", "id", "index",
-        "num_cached_tokens", "parent", "preemptions", "prompt_step", "queue_key", "repetition", "rope_length", "scored",
-        "slot", "stop_ids", "swapped", "table", "tokens",
+        "num_cached_tokens", "parent", "preemptions", "prompt_logprobs_planned", "prompt_step", "queue_key",
+        "repetition", "rope_length", "slot", "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +72,7 @@ class Request:
         self.num_cached_tokens: int | None = None
         self.rope_length = 0
         wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
-        self.scored = 0 if wanted else add.prompt_len - 1
+        self.prompt_logprobs_planned = 0 if wanted else add.prompt_len - 1
         self.preemptions = 0
         self.ended: EndReason | None = None
         self.error = ""
@@ -91,7 +92,7 @@ class Request:
     @property
     def in_flight_tokens(self) -> int:
         """Tokens that plans in flight will sample, at most."""
-        return int(self._lengths.in_flight[self.index])
+        return int(self._lengths.in_flight_tokens[self.index])
 
     @property
     def limit(self) -> int:
@@ -114,7 +115,7 @@ class Request:
 
     @property
     def max_drafts(self) -> int:
-        """Most draft tokens in one read of it."""
+        """Most draft tokens in one row of it."""
         return int(self._lengths.max_drafts[self.index])
 
     @max_drafts.setter
@@ -123,7 +124,7 @@ class Request:
 
     @property
     def masked(self) -> bool:
-        """Whether every read of it waits for a mask."""
+        """Whether it is sampled under masks."""
         return bool(self._lengths.masked[self.index])
 
     @masked.setter
@@ -139,10 +140,12 @@ class Request:
     def reads_cache(self) -> bool:
         """Whether it may use the prefix cache. Not while its prompt's log probabilities are wanted: cached tokens have
         no logits."""
-        return not self.add.sampling.skip_reading_prefix_cache and self.scored >= self.add.prompt_len - 1
+        return (
+            not self.add.sampling.skip_reading_prefix_cache and self.prompt_logprobs_planned >= self.add.prompt_len - 1
+        )
 
     @property
-    def num_new_tokens(self) -> int:
+    def num_uncomputed(self) -> int:
         """Tokens that the next plan could compute; 0 when its end by count is already planned."""
         length = len(self.tokens) + self.in_flight_tokens
         return length - self.planned if length < self._lengths.limit[self.index] else 0

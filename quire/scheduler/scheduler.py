@@ -65,8 +65,8 @@ class Scheduler:
         prefix_caching: Whether requests share what others have computed.
         rope_length_mode: How the rotation of keys depends on the sequence's length, if it does.
         host_bound: Which requests are planned only when the host knows all their tokens; None for none.
-        max_drafts: Most draft tokens in one read of a request; None: there are no drafts.
-        masked: Which requests' reads wait for masks; None for none. These have no drafts.
+        max_drafts: Most draft tokens in one row of a request; None: there are no drafts.
+        masked: Which requests are sampled under masks; None for none. These have no drafts.
 
     Attributes:
         pool, host: KV blocks of the device and of the host.
@@ -118,7 +118,7 @@ class Scheduler:
     # --- state, for the engine's loop, metrics and leak tests -------------------------------------------------------
 
     @property
-    def in_flight(self) -> int:
+    def steps_in_flight(self) -> int:
         """Plans whose results are not settled."""
         return len(self._steps_in_flight)
 
@@ -159,7 +159,7 @@ class Scheduler:
         return int(np.maximum(lengths.allocated[index] - lengths.computed[index], 0).sum()) * len(self._groups)
 
     def masks_due(self) -> tuple[int, list[int], list[Request]]:
-        """The oldest plan in flight, its rows that wait for masks and their requests: all tokens before these reads are
+        """The oldest plan in flight, its rows that wait for masks and their requests: all their tokens are
         known, but some of the requests may be over. No rows: none are due."""
         if not self._steps_in_flight:
             return 0, [], []
@@ -228,10 +228,10 @@ class Scheduler:
     def _move_running(self, step: Step) -> None:
         """Move every running request as far as the budget goes, in queue order."""
         lengths, index, requests = self._lengths, self._running.indices, list(self._running)
-        planned, length = lengths.planned[index], lengths.known[index] + lengths.in_flight[index]
+        planned, length = lengths.planned[index], lengths.known[index] + lengths.in_flight_tokens[index]
         uncomputed = np.where(length < lengths.limit[index], length - planned, 0)
         if self._host_bound is not None:
-            uncomputed[(lengths.host_bound[index] > 0) & (lengths.in_flight[index] > 0)] = 0
+            uncomputed[(lengths.host_bound[index] > 0) & (lengths.in_flight_tokens[index] > 0)] = 0
         counts = self._budget.start_step(planned, uncomputed, requests, self._waiting.num_uncomputed)
         for place in ((counts > 0) & (planned + counts > lengths.allocated[index])).nonzero()[0].tolist():
             request = requests[place]
@@ -254,7 +254,7 @@ class Scheduler:
         if self._waiting and self._request_table.num_free_slots:
             return None
         lengths, planned = self._lengths, self._lengths.planned[index]
-        decoding = (counts == 1) & (planned + 1 == lengths.known[index] + lengths.in_flight[index])
+        decoding = (counts == 1) & (planned + 1 == lengths.known[index] + lengths.in_flight_tokens[index])
         wanted = np.minimum(lengths.max_drafts[index], lengths.limit[index] - planned - 2)  # a sampled token follows
         drafts = self._budget.grant_drafts(planned, counts, np.where(decoding, wanted, 0))
         most = counts + drafts
@@ -345,10 +345,10 @@ class Scheduler:
         step, lengths = self._steps_in_flight.popleft(), self._lengths
         assert result.step == step.number, f"result of step {result.step}, expected {step.number}"
         self._budget.learn(step, result.device_ms)
-        of_prompts = list(zip(step.scored_requests, result.prompt_logprobs, strict=True))
+        of_prompts = list(zip(step.prompt_logprobs_requests, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
         update = update_lengths(step, lengths, result)
-        new = append_tokens(step, result, update.num_new_tokens)
+        new = append_tokens(step, result, update.num_sampled)
         cached_tokens = self._note_first_tokens(new)
         ended = check_stops(new, lengths, self._request_table)
         ended += fail_rows(step, update.alive, result.errors)

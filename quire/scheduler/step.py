@@ -31,7 +31,7 @@ class ScheduledStep:
         total_max_new_tokens: Their sum.
         epochs, serials: By row, of the request when the step was planned.
         masked: Rows that wait for a mask.
-        scored_requests: By `Plan.prompt_logprobs_rows`, whose prompt's log probabilities it brings.
+        prompt_logprobs_requests: By `Plan.prompt_logprobs_rows`, whose prompt's log probabilities it brings.
         predicted_ms: How long it should take without its chunks, and its chunks beyond that; 0 when nobody knows.
     """
 
@@ -44,7 +44,7 @@ class ScheduledStep:
     epochs: IntArray
     serials: IntArray
     masked: list[int]
-    scored_requests: list[Request]
+    prompt_logprobs_requests: list[Request]
     predicted_ms: tuple[float, float]
 
 
@@ -54,7 +54,7 @@ class Step:
     Args:
         number: Counts from 1.
         lengths: Of all requests.
-        masks: Whether any request's reads wait for masks.
+        masks: Whether any request is sampled under masks.
 
     Attributes:
         requests: By row of the batch.
@@ -74,7 +74,7 @@ class Step:
         self._masks = masks
         self._has_drafts = False
         self._prompt_logprobs_rows: list[PromptLogprobsRow] = []
-        self._scored_requests: list[Request] = []
+        self._prompt_logprobs_requests: list[Request] = []
         self._index: list[IntArray] = []
         self._counts: list[IntArray] = []
         self._max_new_tokens: list[IntArray] = []
@@ -120,10 +120,10 @@ class Step:
         plan in flight samples the 13th. `move([A, B], …, counts=[8, 1])` changes
 
             A: planned 0 → 8. Its end is 10, so nothing is sampled. Its input goes with the plan: it is a token row.
-            B: planned 12 → 13 = known 12 + in_flight 1, its end. It samples one token: in_flight 1 → 2. Its input is
-               the 13th token, which only the device knows.
+            B: planned 12 → 13. Its end is 13 = known 12 + in_flight_tokens 1, so it samples one token: in_flight_tokens
+               1 → 2. Its input is the 13th token, which only the device knows.
 
-        With 3 drafts B computes 4 tokens (planned 12 → 16) and brings at most 4 (in_flight 1 → 5).
+        With 3 drafts B computes 4 tokens (planned 12 → 16) and brings at most 4 (in_flight_tokens 1 → 5).
 
         Args:
             requests: In batch order, with blocks for their tokens and drafts.
@@ -136,7 +136,7 @@ class Step:
         """
         lengths, first_row = self._lengths, len(self.requests)
         starts, known = lengths.planned[index], lengths.known[index]
-        ends, length = starts + counts, known + lengths.in_flight[index]
+        ends, length = starts + counts, known + lengths.in_flight_tokens[index]
         assert (ends <= length).all(), "a request moves beyond its tokens"
         token_rows = (starts < known).nonzero()[0].tolist()
         for place in token_rows:
@@ -147,7 +147,7 @@ class Step:
             ends, counts, max_new_tokens = ends + drafts, counts + drafts, max_new_tokens + drafts
             self._has_drafts = True
         lengths.planned[index] = ends
-        lengths.in_flight[index] += max_new_tokens
+        lengths.in_flight_tokens[index] += max_new_tokens
         self.requests += requests
         self.tokens += int(counts.sum())
         self._index.append(index)
@@ -191,7 +191,7 @@ class Step:
             epochs=lengths.epoch[index],
             serials=lengths.serial[index],
             masked=masked,
-            scored_requests=self._scored_requests,
+            prompt_logprobs_requests=self._prompt_logprobs_requests,
             predicted_ms=predicted_ms,
         )
 
@@ -200,12 +200,12 @@ class Step:
         self._token_rows.append(row)
         self._tokens += request.tokens[start:end]
         last = min(end, request.add.prompt_len - 1)  # the prompt's last token has no next prompt token to score
-        if request.scored < last:
-            assert start <= request.scored, "a part of the prompt was not scored"
-            skip = request.scored - start
-            self._prompt_logprobs_rows.append(PromptLogprobsRow(row, skip, last - request.scored, request.tokens[last]))
-            self._scored_requests.append(request)
-            request.scored = last
+        first = request.prompt_logprobs_planned
+        if first < last:
+            assert start <= first, "a part of the prompt was not scored"
+            self._prompt_logprobs_rows.append(PromptLogprobsRow(row, first - start, last - first, request.tokens[last]))
+            self._prompt_logprobs_requests.append(request)
+            request.prompt_logprobs_planned = last
 
     def _add_entries(self, slot: int, entries: TableEntries) -> None:
         self._block_slots += [slot] * len(entries.blocks)

@@ -49,7 +49,7 @@ def test_requests_are_computed_again_at_the_rope_switch(max_in_flight: int, mode
     over: dict[int, tuple[int, int]] = {}
     drafts_planned = 0
     while scheduler.has_work:
-        while scheduler.in_flight < max_in_flight and (plan := scheduler.plan()):
+        while scheduler.steps_in_flight < max_in_flight and (plan := scheduler.plan()):
             executor.submit(plan)
             drafts_planned += sum(plan.drafts)
         result = executor.collect(None)

@@ -195,7 +195,7 @@ class Lives(RuleBasedStateMachine):
     @rule(times=st.integers(1, 4))
     def plan(self, times: int = 1) -> None:
         for _ in range(times):
-            if self.scheduler.in_flight == self.executor.max_in_flight:
+            if self.scheduler.steps_in_flight == self.executor.max_in_flight:
                 return
             plan = self.scheduler.plan()
             if plan is not None:
@@ -210,7 +210,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        if not self.scheduler.in_flight:
+        if not self.scheduler.steps_in_flight:
             return
         assert not self.masks.send()
         result = self.executor.collect(None)
@@ -260,12 +260,14 @@ class Lives(RuleBasedStateMachine):
         for request in self.scheduler.requests() if hasattr(self, "scheduler") else ():
             assert 0 <= request.computed <= request.planned <= len(request.tokens) + request.in_flight_tokens, request
             assert len(request.tokens) + request.in_flight_tokens <= request.limit, "more than it may have is planned"
-            assert self.scheduler.in_flight or request.planned == request.computed, request
+            assert self.scheduler.steps_in_flight or request.planned == request.computed, request
             if request.slot is not None:
                 blocks, planned = len(request.table._blocks[0]), request.planned
                 assert blocks >= self.pool.blocks_for(planned), "planned beyond its blocks"
                 unused = blocks > self.pool.blocks_for(planned + 1)
-                assert not unused or request.preemptions or self.scheduler.in_flight, "blocks that nothing will fill"
+                assert not unused or request.preemptions or self.scheduler.steps_in_flight, (
+                    "blocks that nothing will fill"
+                )
 
     def teardown(self) -> None:
         if not hasattr(self, "pool"):
