@@ -19,7 +19,7 @@ from pydantic.json_schema import models_json_schema
 from quire.api.auth import AuthenticationMiddleware
 from quire.api.body_limit import BodyLimitMiddleware
 from quire.api.engine_session import EngineSession
-from quire.api.errors import ServerErrorMiddleware, add_error_handlers
+from quire.api.error_responses import ServerErrorMiddleware, add_error_handlers
 from quire.api.http_metrics import HttpMetricsMiddleware
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_ids import HEADER, RequestIdMiddleware
@@ -39,7 +39,7 @@ from quire.api.serving import Serving
 from quire.api.sse_response import DirectSendMiddleware
 from quire.clock import SystemClock
 from quire.config import Config
-from quire.metrics.http import HttpCounts
+from quire.metrics.http_counts import HttpCounts
 from quire.metrics.log_line import StatsLogLine
 from quire.metrics.stats import Stats
 from quire.text.model_text import ModelText

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.api.errors import error_response
+from quire.api.error_responses import error_response
 from quire.errors import AuthenticationError
 
 PUBLIC = frozenset({

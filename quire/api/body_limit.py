@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.errors import error_response
+from quire.api.error_responses import error_response
 from quire.errors import PayloadTooLarge
 
 

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.disconnect import CLIENT_CLOSED_REQUEST
 from quire.clock import Clock
-from quire.metrics.http import HttpCounts
+from quire.metrics.http_counts import HttpCounts
 
 UNCOUNTED = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
 

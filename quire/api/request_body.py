@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from quire.api.schemas.fields import served_fields
+from quire.api.schemas.known_fields import served_fields
 from quire.errors import RequestError
 
 Schema = TypeVar("Schema", bound=BaseModel)

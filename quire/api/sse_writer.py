@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quire.api.errors import error_body, internal_error_body
+from quire.api.error_responses import error_body, internal_error_body
 from quire.api.request_choices import RequestChoices
 from quire.api.serializers import Serializer
 from quire.errors import QuireError

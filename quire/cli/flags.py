@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import tyro
 
-from quire.cli.fields import engine_config, settings_of, with_engine
 from quire.cli.flag_values import registry, without_none
 from quire.cli.help import about, described, help_word, hint
+from quire.cli.settings_fields import engine_config, settings_of, with_engine
 from quire.cli.settings_file import read_flags
 from quire.config import Config
 from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting

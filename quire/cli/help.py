@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from quire.cli.fields import OWN_GROUP, Setting, settings_of
+from quire.cli.settings_fields import OWN_GROUP, Setting, settings_of
 from quire.errors import ConfigError
 
 HINT = "--config FILE.yaml reads flags from a file. --help=WORD shows a group ({groups}) or the flags about a word."

@@ -10,7 +10,7 @@ from typing import get_args
 
 from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
-from quire.metrics.http import HttpCounts
+from quire.metrics.http_counts import HttpCounts
 
 # Bounds of histograms, in seconds: vLLM's, so that its dashboards fit.
 FIRST_TOKEN_S = (

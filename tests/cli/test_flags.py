@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from quire.cli.fields import settings_of
 from quire.cli.flag_values import without_none
 from quire.cli.flags import parse, parse_config, parse_with_engine
 from quire.cli.help import about
 from quire.cli.main import main
+from quire.cli.settings_fields import settings_of
 from quire.config import Config
 from quire.config.vllm_compat import VLLM_ALIASES, VLLM_SETTINGS, check_vllm_setting
 from quire.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from quire.api.errors import RETRY_AFTER_S
+from quire.api.error_responses import RETRY_AFTER_S
 from quire.api.serving import Serving, json_response
 from quire.metrics.prometheus import CONTENT_TYPE, Exposition
 from quire.version import __version__
