@@ -85,7 +85,7 @@ class InProcessClient:
         self._port.inbox.put(message)
 
     def receive(self, timeout: float | None) -> FromEngine | None:
-        """See EngineClient. Raises what a step raised, and from then on EngineDeadError."""
+        """The next message; runs the loop until there is one. Raises what a step raised, and later EngineDeadError."""
         deadline = None if timeout is None else self._clock.now() + timeout
         while not self._port.outbox:
             left = None if deadline is None else max(0.0, deadline - self._clock.now())

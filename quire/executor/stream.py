@@ -109,7 +109,7 @@ class StreamExecutor:
         return result
 
     def close(self) -> None:
-        """See Executor. After a failed step, which was raised already, further errors are suppressed."""
+        """Wait for what is running and free the device. After a failed step, already raised, errors are suppressed."""
         try:
             with nullcontext() if self._failure is None else suppress(Exception):
                 for handle in self._handles:

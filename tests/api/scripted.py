@@ -17,13 +17,14 @@ class ScriptedClient:
     """EngineClient whose engine says only what `say` is given.
 
     Attributes:
-        adds, aborted, heartbeats: What the server sent.
+        adds, prompts, aborted, heartbeats: What the server sent: sequences, Adds, ids, and how many.
     """
 
     number = 3
 
     def __init__(self) -> None:
-        self.adds: list[Add] = []
+        self.adds: list[Add] = []  # one for each sequence
+        self.prompts = 0
         self.aborted: list[int] = []
         self.heartbeats = 0
         self.closed = False
@@ -32,6 +33,7 @@ class ScriptedClient:
     def send(self, message: ToEngine) -> None:
         match message:
             case Add():
+                self.prompts += 1
                 self.adds += message.sequences()
             case Abort(ids):
                 self.aborted += ids

@@ -131,6 +131,7 @@ def test_what_the_engine_is_told(scripted: tuple[Server, ScriptedClient]) -> Non
     adds = client.wait_for_adds(4)
     assert [add.id >> CLIENT_SHIFT for add in adds] == [client.number] * 4
     assert len({add.id for add in adds}) == 4
+    assert client.prompts == 2, "forks travel with the first sequence"
     assert [add.seed for add in adds[:2]] == [add.seed for add in adds[2:]]
     assert adds[0].seed == 7 != adds[1].seed
     assert all(add.sampling.max_tokens == 16 for add in adds)
