@@ -196,11 +196,11 @@ class Worker:
 
     def _compile_only(self) -> AbstractContextManager[None]:
         """Kernels that are launched within it are compiled and do not run, if there is a precompiler."""
-        return nullcontext() if self._precompiler is None else self._precompiler.rehearsal()
+        return nullcontext() if self._precompiler is None else self._precompiler.warmup()
 
     def _deferred(self) -> AbstractContextManager[None]:
         """The same for kernels that only some requests need: the start does not wait for their compilation."""
-        return nullcontext() if self._precompiler is None else self._precompiler.rehearsal(later=True)
+        return nullcontext() if self._precompiler is None else self._precompiler.warmup(deferred=True)
 
     def _warm_up_compilation(self, spec: ModelSpec) -> bool:
         """Let all kernels be compiled or loaded from disk while weights are read. Whether there was memory for that."""

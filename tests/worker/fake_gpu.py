@@ -115,7 +115,7 @@ class Card:
         runner = worker._build_runner(self.spec, model, slots, storage)
         runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
         launches = Kernel.__getitem__
-        with self.precompiler.rehearsal():
+        with self.precompiler.warmup():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
             runner.run_largest(worker._deferred)
             runner.capture_graphs(RECORDED)

@@ -1,10 +1,10 @@
-"""How a draw is best cut up: each size of it varied on its own, in graphs, over logits that outgrow the GPU's cache.
+"""The best SampleConfig: each of its sizes varied on its own, in graphs, over logits that outgrow the GPU's cache.
 
     python tuning/h200/tune_sampling.py [--vocab 128256] [--json FILE]
 
-Prints microseconds of a draw by case: as it is, and the dozen best variants. The sizes stand in `Sizes` in
-quire/kernels/triton/sampling/sample.py; those that decide where rounding decides must not depend on the number of
-reads.
+Prints microseconds of the op by case: with the config in use, and with the dozen best variants. The best goes to
+`SampleConfig` in quire/kernels/triton/sampling/sample.py; sizes on which the token depends where rounding decides must
+not depend on the number of reads.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from sweep import compile_all, copies, graph_seconds
 
 from quire.kernels.reference.sample import SamplingColumns
-from quire.kernels.triton.sampling.logit_keys import Shape
-from quire.kernels.triton.sampling.sample import Sizes, sample_with_config
+from quire.kernels.triton.sampling.logit_keys import VocabTiling
+from quire.kernels.triton.sampling.sample import SampleConfig, sample_with_config
 
 READS = (1, 32, 256)
 WISHES = {
@@ -34,15 +34,15 @@ WISHES = {
 DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def variants(vocab: int) -> dict[str, Sizes]:
+def variants(vocab: int) -> dict[str, SampleConfig]:
     """By name."""
-    usual = Sizes(Shape.of(vocab))
+    usual = SampleConfig(VocabTiling.of(vocab))
     found = {"usual": usual}
     for chunk in (2_048, 4_096, 8_192):
         for warps in (2, 4, 8):
-            shape = Shape.of(vocab, chunk=chunk)
+            shape = VocabTiling.of(vocab, chunk=chunk)
             found[f"chunk {chunk}, scan {warps}w"] = replace(usual, shape=shape, scan_warps=warps)
-    found["1024 groups"] = replace(usual, shape=Shape.of(vocab, most_groups=1_024), second=700)
+    found["1024 groups"] = replace(usual, shape=VocabTiling.of(vocab, most_groups=1_024), second=700)
     found |= {f"pick {warps}w": replace(usual, pick_warps=warps) for warps in (2, 8)}
     found |= {f"tile {tile}": replace(usual, tile=tile) for tile in (1_024, 4_096)}
     found |= {f"tile {tile}, pick 8w": replace(usual, tile=tile, pick_warps=8) for tile in (4_096,)}
@@ -54,7 +54,7 @@ def variants(vocab: int) -> dict[str, Sizes]:
     return found
 
 
-def call_of(reads: int, vocab: int, wishes: dict[str, float], sizes: Sizes) -> Callable[[], None]:
+def call_of(reads: int, vocab: int, wishes: dict[str, float], config: SampleConfig) -> Callable[[], None]:
     """A draw on logits of its own."""
     tail = torch.randn(reads, vocab, device="cuda").mul_(2)
     logits = tail.add_(torch.empty_like(tail).exponential_(1 / 1.5)).bfloat16()
@@ -67,12 +67,12 @@ def call_of(reads: int, vocab: int, wishes: dict[str, float], sizes: Sizes) -> C
     tokens = torch.empty(reads, dtype=torch.int64, device="cuda")
     faults, last = torch.empty(reads, dtype=torch.int8, device="cuda"), torch.zeros_like(tokens)
     asked, slots = SamplingColumns(*columns, seed, drawn), torch.arange(reads, device="cuda")
-    return lambda: sample_with_config(logits, slots, asked, tokens, faults, last, None, sizes)
+    return lambda: sample_with_config(logits, slots, asked, tokens, faults, last, None, config)
 
 
-def compile_one(job: tuple[int, Sizes]) -> None:
-    vocab, sizes = job
-    call_of(1, vocab, {}, sizes)()
+def compile_one(job: tuple[int, SampleConfig]) -> None:
+    vocab, config = job
+    call_of(1, vocab, {}, config)()
 
 
 def main() -> None:
@@ -82,14 +82,14 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=8)
     options = parser.parse_args()
     candidates = variants(options.vocab)
-    failed = compile_all(compile_one, [(options.vocab, sizes) for sizes in candidates.values()], options.processes)
-    for (_, sizes), text in failed.items():
-        print(f"failed: {sizes}: {text}")
-    candidates = {name: sizes for name, sizes in candidates.items() if (options.vocab, sizes) not in failed}
+    failed = compile_all(compile_one, [(options.vocab, config) for config in candidates.values()], options.processes)
+    for (_, config), text in failed.items():
+        print(f"failed: {config}: {text}")
+    candidates = {name: config for name, config in candidates.items() if (options.vocab, config) not in failed}
     figures: dict[str, dict[str, float]] = {}
     for wish, wishes in WISHES.items():
         for reads in READS:
-            times = {name: _microseconds(reads, options.vocab, wishes, sizes) for name, sizes in candidates.items()}
+            times = {name: _microseconds(reads, options.vocab, wishes, config) for name, config in candidates.items()}
             figures[f"{reads} reads, {wish}"] = times
             best = min(times, key=lambda name: times[name])
             print(f"\n{reads} reads, {wish}: usual {times['usual']:.1f} µs, best {times[best]:.1f} µs ({best})")
@@ -100,9 +100,9 @@ def main() -> None:
         options.json.write_text(json.dumps(figures, indent=1))
 
 
-def _microseconds(reads: int, vocab: int, wishes: dict[str, float], sizes: Sizes) -> float:
+def _microseconds(reads: int, vocab: int, wishes: dict[str, float], config: SampleConfig) -> float:
     torch.manual_seed(0)
-    calls = [call_of(reads, vocab, wishes, sizes) for _ in range(min(16, copies(reads * vocab * 2)))]
+    calls = [call_of(reads, vocab, wishes, config) for _ in range(min(16, copies(reads * vocab * 2)))]
     for call in calls:
         call()
     return graph_seconds(calls, 4e-5) * 1e6

@@ -14,13 +14,13 @@ _FIRST_LOOK = 1024
 """How many of the likeliest tokens are sorted first; the whole vocabulary only where top_p reaches beyond them."""
 
 
-def cut_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
+def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     """Cut tokens less than `min_p` times as likely as the likeliest. Scores [n, vocab] fp32, min_p [n]."""
     floor = scores.amax(-1, keepdim=True) + min_p.log().unsqueeze(1)
     return scores.masked_fill(scores < floor, _MINUS_INFINITY)
 
 
-def cut_top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def apply_top_k_top_p(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """Keep the `top_k` likeliest, and of those the fewest whose probabilities reach `top_p`; the likeliest always.
 
     Args:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.filters import cut_min_p, cut_top
+from quire.kernels.reference.filters import apply_min_p, apply_top_k_top_p
 from quire.kernels.reference.philox import uniform
 from quire.sampling import MIN_TEMPERATURE
 
@@ -130,11 +130,11 @@ def _cut(logits: Tensor, asked: SamplingColumns) -> Tensor:
     vocab = logits.shape[-1]
     scores = logits.float() / asked.temperature.clamp(min=MIN_TEMPERATURE).unsqueeze(1)
     if bool((asked.min_p > 0).any()):
-        scores = cut_min_p(scores, asked.min_p)
+        scores = apply_min_p(scores, asked.min_p)
     cuts = (asked.top_p < 1) | ((asked.top_k > 0) & (asked.top_k < vocab))
     rows = cuts.nonzero().squeeze(1)
     if len(rows):
-        some = cut_top(scores.index_select(0, rows), asked.top_k[rows], asked.top_p[rows])
+        some = apply_top_k_top_p(scores.index_select(0, rows), asked.top_k[rows], asked.top_p[rows])
         scores.index_copy_(0, rows, some)
     return scores
 

@@ -3,7 +3,7 @@
     attention/  keys and values into the cache, and attention over it
     linear/     products with a weight
     experts/    products with those weights of a mixture that each token goes to
-    drawing/    penalties, draws and log probabilities: what is made of logits
+    sampling/   penalties, sampling and log probabilities: what is made of logits
     launching/  how kernels are launched and compiled, whatever they compute
 
 and a file for each of the rest of a step. docs/gpu.md says which file is for what.

@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
     """
     shape, strides = x.shape, x.stride()
     heads, width = (1, *shape[1:])[-2:]
-    rows, (block, tile, warps) = shape[0] * heads, _cut(width, TILE, PER_THREAD)
+    rows, (block, tile, warps) = shape[0] * heads, _config(width, TILE, PER_THREAD)
     assert strides[-1] == 1 and weight.is_contiguous() and out.is_contiguous()
     assert delta is None or delta.is_contiguous()
     if not rows:
@@ -54,7 +54,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor,
         ValueError: A row is wider than WIDEST.
     """
     rows, width = x.shape
-    block, _, warps = _cut(width, 1, PER_THREAD)
+    block, _, warps = _config(width, 1, PER_THREAD)
     assert x.is_contiguous() and weight.is_contiguous() and bias.is_contiguous() and out.is_contiguous()
     assert delta is None or delta.is_contiguous()
     if not rows:
@@ -140,7 +140,7 @@ def _layer_norm(
 
 
 @functools.cache
-def _cut(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
+def _config(width: int, tile: int, per_thread: int) -> tuple[int, int, int]:
     """Of rows so wide: elements with padding, rows of a program of at least `tile` elements, and its threads by 32."""
     if width > WIDEST:
         raise ValueError(f"Norms of rows of {width} elements are not supported on a GPU: at most {WIDEST}.")

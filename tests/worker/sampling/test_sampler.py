@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire.kernels.reference.filters import cut_min_p, cut_top
+from quire.kernels.reference.filters import apply_min_p, apply_top_k_top_p
 from quire.kernels.reference.sample import choose
 from quire.worker.sampling.sampler import UNSOUND_TEXT, sample, sample_and_advance, warm_up
 from quire.worker.slot_table import SlotTable
@@ -145,10 +145,10 @@ def test_equal_scores_at_the_edge_are_cut_behind_better_ones() -> None:
 
 def test_edges_of_the_filters() -> None:
     scores = LOGITS.repeat(5, 1)
-    cut = cut_top(scores, torch.tensor([0, 8, 100, 0, 2]), torch.tensor([1.0, 1.0, 1.0, 1e-9, 1.0]))
+    cut = apply_top_k_top_p(scores, torch.tensor([0, 8, 100, 0, 2]), torch.tensor([1.0, 1.0, 1.0, 1e-9, 1.0]))
     assert [(row > -float("inf")).sum().item() for row in cut] == [7, 7, 7, 1, 2]
-    assert torch.equal(cut_min_p(scores, torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0]))[2:], scores[2:])
-    assert cut_min_p(scores, torch.full((5,), 1.0))[0].isfinite().nonzero().tolist() == [[1]]
+    assert torch.equal(apply_min_p(scores, torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0]))[2:], scores[2:])
+    assert apply_min_p(scores, torch.full((5,), 1.0))[0].isfinite().nonzero().tolist() == [[1]]
 
 
 def test_wide_vocabulary_is_cut_like_a_narrow_one() -> None:
@@ -156,7 +156,7 @@ def test_wide_vocabulary_is_cut_like_a_narrow_one() -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(4, 5_000, generator=generator)
     top_k, top_p = torch.tensor([0, 0, 2_000, 7]), torch.tensor([0.97, 0.2, 0.99, 0.5])
-    cut = cut_top(scores, top_k, top_p)
+    cut = apply_top_k_top_p(scores, top_k, top_p)
     for row in range(4):
         order = scores[row].sort(descending=True, stable=True).indices[: top_k[row] or None]
         probabilities = scores[row][order].double().softmax(-1)
@@ -168,9 +168,9 @@ def test_wide_vocabulary_is_cut_like_a_narrow_one() -> None:
 def test_rows_of_the_wide_look_do_not_depend_on_each_other() -> None:
     scores = torch.randn(6, 4_000, generator=torch.Generator().manual_seed(1))
     top_k, top_p = torch.tensor([0, 5, 0, 3_000, 0, 1_500]), torch.tensor([0.9, 0.9, 0.999, 0.9, 0.1, 1.0])
-    together = cut_top(scores, top_k, top_p)
+    together = apply_top_k_top_p(scores, top_k, top_p)
     for row in range(6):
-        alone = cut_top(scores[row : row + 1], top_k[row : row + 1], top_p[row : row + 1])
+        alone = apply_top_k_top_p(scores[row : row + 1], top_k[row : row + 1], top_p[row : row + 1])
         assert torch.equal(together[row : row + 1], alone)
 
 

@@ -127,7 +127,7 @@ def test_what_is_compiled_later_takes_its_memory_now(mode: Any) -> None:
     logits = torch.zeros(64, 50_000, dtype=torch.bfloat16, device="cuda")
     slots = SlotTable(64, 1, 1, 50_000, torch.device("cuda"))
     with Precompiler(1, lambda *_: None, lambda: None) as precompiler:
-        asides: list[Deferred] = [nullcontext, nullcontext, lambda: precompiler.rehearsal(later=True)]
+        asides: list[Deferred] = [nullcontext, nullcontext, lambda: precompiler.warmup(deferred=True)]
         _, now, later = [_peak(partial(warm_up, logits, slots, mode, deferred)) for deferred in asides]
     assert now == later > logits.numel() * 4
 

@@ -1,14 +1,14 @@
-"""Attention of rows of one token over the paged cache, cut along their contexts (split-KV; Dao et al. 2023).
+"""Decode attention over the paged cache with split KV (flash decoding; Dao et al. 2023).
 
-One query reads its whole context once, 2 · context · kv_heads · d elements, and does nothing with them that takes as
-long as the reading: all that counts is that every multiprocessor reads all the time. So contexts are cut into splits of
-equal length, about as many as there is room for programs, whatever the mix of lengths, and the grid depends on the
-number of rows alone. A program takes a split of one row and one KV head, whose query heads share what it reads: they
-are the rows of its matrix products. Where a row has several splits, the last program to end merges them, in their
-order: the result does not depend on who was last.
+One query reads its whole context once, 2 · context · kv_heads · d elements, and computes next to nothing with it: the
+time is that of reading, so every multiprocessor must read all the time. Contexts are therefore split into about as many
+equal splits as programs run at once, whatever the mix of lengths; the grid depends on the number of rows alone. A
+program takes a split of one row and one KV head, whose query heads share what it reads: they are the rows of its matrix
+products. Of a row's splits, the last program to end merges all, in their order: the result does not depend on who was
+last.
 
-The cutting is one small kernel a step, since lengths are known on the device only. Splits of many rows are taken by
-the kernel of decode_large_batch where that exists.
+`plan_kv_splits` is one small kernel a step, since only the device knows lengths. With many rows,
+decode_large_batch.py takes the same splits where its kernel exists.
 """
 
 from __future__ import annotations

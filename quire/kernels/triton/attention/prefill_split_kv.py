@@ -1,12 +1,11 @@
-"""Attention of a few tokens behind long contexts: tiles of queries that are cut along their keys too.
+"""Prefill attention with split KV: few query tokens behind long contexts (split-KV; Dao et al. 2023).
 
-Where there are few tiles (see chunk.py), a program each leaves most of the GPU idle. Here a program takes its share of
-a tile's keys, and leaves what it has summed in memory; a second kernel merges what a tile's splits have left, in their
-order, after all have ended. A split of m rows of products leaves m · (d + 1) numbers of 4 bytes, means of values and
-the logarithms of sums of weights, and they are read once. As many programs as there are splits merge, each its share of
-a tile's rows, which it reads all at once. A tile that has one split writes its outputs, and what would merge it leaves
-at once. In the grids, which are as large as the columns are long at most, a tile's KV heads stand together, so that
-programs of padding are the last."""
+Where there are few tiles of queries (see prefill.py), one program each leaves most of the GPU idle. Here a program
+takes one split of a tile's keys and leaves a partial result in memory: for m rows of products, m · (d + 1) fp32
+numbers, means of values and logarithms of sums of weights. A second kernel merges the splits of each tile in their
+order, with as many programs as there are splits, each for its share of the tile's rows. A tile with one split writes
+its outputs at once, and the programs that would merge it return. In the grids, which are as large as the metadata is
+long, a tile's KV heads stand together, so that programs of padding come last."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
 
-_CUTS = ((32, 2, 1), (64, 4, 1))
+_CONFIGS = ((32, 2, 1), (64, 4, 1))
 """Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
 one; with many there are enough of them."""
-_CUT_OF_MANY = (8, 2)
+_CONFIG_OF_MANY = (8, 2)
 
 
 def qk_norm_rope_and_cache(
@@ -41,7 +41,7 @@ def qk_norm_rope_and_cache(
         return
     half = 0 if cos is None else cos.shape[-1]
     overlap = can_overlap(qkv.device)
-    tile, warps = next((cut for most, *cut in _CUTS if tokens <= most), _CUT_OF_MANY)
+    tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
     _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
         qkv, norm, cos, sin, keys, values, slot_mapping, q, qkv.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,

@@ -119,7 +119,7 @@ def _answer(error: Exception | None) -> bytes:
     return json.dumps({"error": repr(error) if error else ""}).encode() + b"\n"
 
 
-def _compile(module: str, name: str, target: dict[str, Any], specialization: str, has_time: bool) -> None:
+def _compile(module: str, name: str, target: dict[str, Any], specialization: str, deferred: bool) -> None:
     """Put one specialisation of a kernel into Triton's cache, with what launches it.
 
     Args:
@@ -127,11 +127,11 @@ def _compile(module: str, name: str, target: dict[str, Any], specialization: str
         name: Its own, there.
         target: The fields of Triton's `GPUTarget`.
         specialization: See triton_private.Miss.
-        has_time: Nobody waits for it.
+        deferred: Nobody waits for it.
     """
     from quire.kernels.triton.launching.triton_private import compile_for, compile_on_disk, make_cache_key
 
-    if has_time:  # from now on, for nearly all that comes afterwards has time too
+    if deferred:  # from now on, for nearly all that comes afterwards is deferred too
         os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
     compile_for(target)
     function = getattr(importlib.import_module(module), name)

@@ -53,7 +53,7 @@ def begin_processes(cores: int) -> CompilerProcesses | None:
 class _Job:
     """A kernel to compile; the most urgent is the least."""
 
-    has_time: bool
+    deferred: bool
     number: int
     request: dict[str, Any] = field(compare=False)
     done: Future[bool] = field(compare=False, default_factory=Future)
@@ -87,7 +87,7 @@ class CompilerProcesses:
         self._changed = threading.Condition()  # guards what follows
         self._jobs: list[_Job] = []  # a heap
         self._asked = 0
-        self._may_have_time = False  # whether jobs that have time may begin
+        self._may_begin_deferred = False  # whether deferred jobs may begin
         self._ending = False  # nobody will ask any more
         self._employed = number  # threads
         self._threads = [threading.Thread(target=self._employ, args=(ours,), daemon=True) for ours in self._channels]
@@ -104,7 +104,7 @@ class CompilerProcesses:
         return self._process.pid
 
     def ask(
-        self, function: JITFunction[Any], specialization: str, target: dict[str, Any], *, has_time: bool = False
+        self, function: JITFunction[Any], specialization: str, target: dict[str, Any], *, deferred: bool = False
     ) -> Future[bool]:
         """Have one of a function's specialisations compiled, if it is not on disk.
 
@@ -112,7 +112,7 @@ class CompilerProcesses:
             function: Triton's, at the top of one of our modules.
             specialization: As Triton writes it down.
             target: The fields of Triton's `GPUTarget`.
-            has_time: Whether it comes after all others, and not before `release`.
+            deferred: Whether it comes after all others, and not before `release`.
 
         Returns:
             Whether it is on disk then.
@@ -122,11 +122,11 @@ class CompilerProcesses:
             "name": function.fn.__qualname__,
             "target": target,
             "specialization": specialization,
-            "has_time": has_time,
+            "deferred": deferred,
         }
         with self._changed:
             self._asked += 1
-            job = _Job(has_time, self._asked, request)
+            job = _Job(deferred, self._asked, request)
             if self._ending or not self._employed:
                 job.done.set_result(False)
             else:
@@ -135,15 +135,15 @@ class CompilerProcesses:
         return job.done
 
     def release(self) -> None:
-        """What is urgent has been asked for: what has time may follow."""
+        """What is urgent has been asked for: what is deferred may follow."""
         with self._changed:
-            self._may_have_time = True
+            self._may_begin_deferred = True
             self._changed.notify_all()
 
     def finish(self) -> None:
         """Nobody will ask for more: let the processes end when all is done."""
         with self._changed:
-            self._ending = self._may_have_time = True
+            self._ending = self._may_begin_deferred = True
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class CompilerProcesses:
         """The most urgent job, once there is one; None if there will be none."""
 
         def is_there() -> bool:
-            return bool(self._jobs) and (self._may_have_time or not self._jobs[0].has_time)
+            return bool(self._jobs) and (self._may_begin_deferred or not self._jobs[0].deferred)
 
         with self._changed:
             self._changed.wait_for(lambda: is_there() or (self._ending and not self._jobs))

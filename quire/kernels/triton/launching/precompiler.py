@@ -1,12 +1,12 @@
 """Compiles kernels side by side before they are needed; Triton alone compiles one after another, at each first launch.
 
-In a rehearsal, all that will be launched later is launched on tensors of the same shapes, but nothing runs: Triton only
-looks up what serves each launch, and cuBLAS is not asked. What Triton has not compiled yet, other processes compile
-into its cache on disk, and threads of this one load it from there. Where there are no such processes, or they fail, the
-threads compile: they spend much of their time in LLVM, in ptxas and in a C compiler, without the interpreter's lock.
-Outputs are left as they are found, so nothing in a rehearsal may depend on them.
+In a compile warm-up, all that will be launched later is launched on tensors of the same shapes, but nothing runs:
+Triton only looks up what serves each launch, and cuBLAS is not asked. What Triton has not compiled yet, other processes
+compile into its cache on disk, and threads of this one load it from there. Where there are no such processes, or they
+fail, the threads compile: they spend much of their time in LLVM, in ptxas and in a C compiler, without the
+interpreter's lock. Outputs are left as they are found, so nothing in a warm-up may depend on them.
 
-Triton makes all keys itself, so a rehearsal can do no harm: a kernel that it misses is compiled when it is launched.
+Triton makes all keys itself, so a warm-up can do no harm: a kernel that it misses is compiled when it is launched.
 Imports no torch, so that work can begin while torch is imported.
 """
 
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 Compile = Callable[[JITFunction[Any], str], Any]
 """A function and one of its specialisations (see triton_private.Miss) → the compiled kernel."""
 _LATER_PART = 8
-"""One thread in so many loads or compiles what has time: they share the interpreter's lock with the first requests."""
+"""One thread in so many loads or compiles what is deferred: they share the interpreter's lock with the first
+requests."""
 _TURN_S = 2e-4
-"""For which a thread that loads or compiles what has time holds the interpreter's lock while others wait for it:
+"""For which a thread that loads or compiles what is deferred holds the interpreter's lock while others wait for it:
 Python's usual 5 ms are longer than a step."""
 _log = logging.getLogger(__name__)
 
 
 class Precompiler:
-    """Threads that compile what rehearsals miss. At the end of `with` all is compiled that the start needs, or given up
+    """Threads that compile what warm-ups miss. At the end of `with` all is compiled that the start needs, or given up
     if that is an error; the rest is, some time before `close`.
 
     Args:
@@ -50,10 +51,10 @@ class Precompiler:
         compile: Compiles one of a function's specialisations, or finds it on disk, in a thread.
         prepare: What every compilation needs, in a thread before the first.
         processes: Compile to the disk, before `compile` is called; this object lets them end.
-        done: Called in a thread when all is compiled, what has time too, unless something could not be.
+        done: Called in a thread when all is compiled, what is deferred too, unless something could not be.
 
     Attributes:
-        names: The kernels of all compilations, in the order in which rehearsals missed them.
+        names: The kernels of all compilations, in the order in which warm-ups missed them.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class Precompiler:
         self._now = ThreadPoolExecutor(threads, "compile now")
         self._later = ThreadPoolExecutor(max(1, threads // _LATER_PART), "compile later")
         self._prepared = self._now.submit(prepare or triton_private.prepare_to_load)
-        self._undisturbed = threading.Event()  # set while nobody rehearses
+        self._undisturbed = threading.Event()  # set while there is no warm-up
         self._needed = threading.Event()  # what was to be compiled later is waited for, or all else is done
-        self._rehearsing = self._has_time = self._closed = False
+        self._warming_up = self._deferred = self._closed = False
         self._turns = _ShortTurns()
         self._begun: list[_Compilation] = []
 
@@ -97,7 +98,7 @@ class Precompiler:
         if self._processes is not None:
             self._processes.finish()
         if self._done is not None and not self._closed:
-            self._later.submit(self._say_done, self._done)  # behind what has time
+            self._later.submit(self._say_done, self._done)  # behind what is deferred
             self._done = None
 
     def _say_done(self, done: Callable[[], None]) -> None:
@@ -114,22 +115,22 @@ class Precompiler:
             pool.shutdown(cancel_futures=True)
 
     @contextmanager
-    def rehearsal(self, *, later: bool = False) -> Iterator[None]:
+    def warmup(self, *, deferred: bool = False) -> Iterator[None]:
         """What this thread launches inside does not run; what is not compiled yet, is: by other processes at once, by
-        this one from the end on. Sooner it would only take the interpreter's lock from the rehearsal, which is over
+        this one from the end on. Sooner it would only take the interpreter's lock from the warm-up, which is over
         before the first compilation would be.
 
         May stand within another.
 
         Args:
-            later: Whether the start does without what is launched inside, so that `finish` need not wait for it.
+            deferred: Whether the start does without what is launched inside, so that `finish` need not wait for it.
         """
-        before, self._has_time = self._has_time, later
+        before, self._deferred = self._deferred, deferred
         try:
-            with nullcontext() if self._rehearsing else self._launching_nothing():
+            with nullcontext() if self._warming_up else self._launching_nothing():
                 yield
         finally:
-            self._has_time = before
+            self._deferred = before
 
     @contextmanager
     def _launching_nothing(self) -> Iterator[None]:
@@ -137,23 +138,23 @@ class Precompiler:
 
         from quire.kernels.triton.launching.launch import Kernel
 
-        rehearsing = threading.get_ident()
+        warming_up = threading.get_ident()
 
         def on_miss(miss: Miss) -> bool:
             """Whether Triton shall not compile by itself."""
-            if threading.get_ident() != rehearsing:
+            if threading.get_ident() != warming_up:
                 return False
             self._begin(miss)
             return True
 
         def look_up(launches: Any, look_up_of: Callable[[Any], Callable[..., object]]) -> Callable[[Any, Any], Any]:
             def at(kernel: Any, grid: Any) -> Any:
-                return launches(kernel, grid) if threading.get_ident() != rehearsing else look_up_of(kernel)
+                return launches(kernel, grid) if threading.get_ident() != warming_up else look_up_of(kernel)
 
             return at
 
         def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-            if threading.get_ident() != rehearsing:
+            if threading.get_ident() != warming_up:
                 return linear(x, weight, bias)
             return x.new_empty((*x.shape[:-1], len(weight)))
 
@@ -162,7 +163,7 @@ class Precompiler:
 
         launches, linear = Kernel.__getitem__, F.linear
         self._undisturbed.clear()
-        self._rehearsing = True
+        self._warming_up = True
         Kernel.__getitem__ = look_up(launches, lambda kernel: kernel.look_up)  # type: ignore[method-assign]
         F.linear = multiply  # type: ignore[assignment]
         try:
@@ -173,7 +174,7 @@ class Precompiler:
             raise
         finally:
             F.linear, Kernel.__getitem__ = linear, launches  # type: ignore[method-assign]
-            self._rehearsing = False
+            self._warming_up = False
             self._undisturbed.set()
             if self._processes is not None:
                 self._processes.release()
@@ -182,13 +183,13 @@ class Precompiler:
         """Compile what a launch missed, and say so where Triton looks for it."""
         function, specialization, kernels, key = miss
         self.names.append(function.fn.__name__)
-        pool, begins = (self._later, self._needed) if self._has_time else (self._now, self._undisturbed)
+        pool, begins = (self._later, self._needed) if self._deferred else (self._now, self._undisturbed)
         elsewhere = self._ask_processes(function, specialization)
         done = pool.submit(self._compile_prepared, elsewhere, begins, function, specialization)
         self._all.append(done)
         again = functools.partial(self._compile, function, specialization)
-        kernels[key] = compilation = _Compilation(kernels, key, done, again, self._needed if self._has_time else None)
-        if self._has_time:
+        kernels[key] = compilation = _Compilation(kernels, key, done, again, self._needed if self._deferred else None)
+        if self._deferred:
             done.add_done_callback(lambda _: compilation.end())
         else:
             self._begun.append(compilation)
@@ -197,7 +198,7 @@ class Precompiler:
         """Done when they are, whether they could compile it or not."""
         if self._processes is None:
             return None
-        return self._processes.ask(function, specialization, triton_private.current_target(), has_time=self._has_time)
+        return self._processes.ask(function, specialization, triton_private.current_target(), deferred=self._deferred)
 
     def _compile_prepared(
         self,

@@ -28,7 +28,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True)
-class Shape:
+class VocabTiling:
     """How a row of the vocabulary is divided.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shape:
     chunks: int
 
     @classmethod
-    def of(cls, vocab: int, most_groups: int = MOST_GROUPS, chunk: int = CHUNK) -> Shape:
+    def of(cls, vocab: int, most_groups: int = MOST_GROUPS, chunk: int = CHUNK) -> VocabTiling:
         """For rows of this width: groups as narrow as their number allows."""
         group = min(chunk, max(_NARROWEST, triton.next_power_of_2(triton.cdiv(vocab, most_groups))))
         chunk = max(group, min(chunk, triton.next_power_of_2(vocab)))

@@ -20,7 +20,7 @@ from quire.kernels.triton.launching.launch import launched, next_power_of_2
 from quire.kernels.triton.sampling.logit_keys import (
     LOG2_E,
     UNIT,
-    Shape,
+    VocabTiling,
     key_bits,
     key_of,
     lowest_key,
@@ -36,11 +36,11 @@ _LOOSE = ["reads", "tokens", "own", "ranks", "ids", "values", "bests", "log_sums
 
 def token_logprobs(logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, normalise: bool) -> TokenScores:
     """Arguments as in reference/logprobs.py; rows of logits are contiguous, but may lie apart."""
-    return score_within(logits, reads, tokens, k, Shape.of(logits.shape[-1]), normalise=normalise)
+    return score_with_tiling(logits, reads, tokens, k, VocabTiling.of(logits.shape[-1]), normalise=normalise)
 
 
-def score_within(
-    logits: Tensor, reads: Tensor, tokens: Tensor, k: int, shape: Shape, *, normalise: bool
+def score_with_tiling(
+    logits: Tensor, reads: Tensor, tokens: Tensor, k: int, shape: VocabTiling, *, normalise: bool
 ) -> TokenScores:
     """`token_logprobs` with rows divided as `shape` says, so that tests have several chunks on rows that are small."""
     n, vocab, device = len(reads), logits.shape[-1], logits.device
@@ -55,17 +55,17 @@ def score_within(
         ints = torch.empty((n, shape.groups + 2 * shape.chunks), dtype=torch.int32, device=device)
         masses = torch.empty((n, shape.chunks), dtype=torch.int64, device=device)
         overlap = can_overlap(device)
-        sizes = {
+        config = {
             "VOCAB": vocab, "BITS": key_bits(logits.dtype), "WIDTH": ints.shape[1], "GROUP": shape.group,
             "GROUPS": shape.groups, "CHUNKS": shape.chunks, "OVERLAP": overlap, "launch_pdl": overlap, "num_warps": 4,
         }  # fmt: skip
         _survey[(n, shape.chunks)](
-            logits, logits.stride(0), reads, tokens, ints, masses, CHUNK=shape.chunk, NORMALISE=normalise, **sizes
+            logits, logits.stride(0), reads, tokens, ints, masses, CHUNK=shape.chunk, NORMALISE=normalise, **config
         )
         _report[(n,)](
             logits, logits.stride(0), reads, tokens, ints, masses, few, own, ranks, ids, values, best, log_sum,
             GROUPS_2=next_power_of_2(shape.groups), CHUNKS_2=next_power_of_2(shape.chunks),
-            NORMALISE=normalise, **sizes,
+            NORMALISE=normalise, **config,
         )  # fmt: skip
     if few == k:
         return scores

@@ -30,7 +30,7 @@ from quire.kernels.triton.launching.launch import launched, next_power_of_2
 from quire.kernels.triton.sampling.logit_keys import (
     LOG2_E,
     LOOSE,
-    Shape,
+    VocabTiling,
     edge_of,
     key_bits,
     key_of,
@@ -54,7 +54,7 @@ _FINE, _UNSOUND, _NOTHING_LEFT = tl.constexpr(FINE), tl.constexpr(UNSOUND), tl.c
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SampleConfig:
     """How a draw is cut up. What is drawn depends, where rounding decides, on the first four alone.
 
     Attributes:
@@ -67,7 +67,7 @@ class Sizes:
         scan_warps, pick_warps, search_warps: Of each kernel's programs.
     """
 
-    shape: Shape
+    shape: VocabTiling
     room: int = 2_048
     first: int = 128
     second: int = 1_024
@@ -88,7 +88,9 @@ def sample(
     edges: Edges | None = None,
 ) -> None:
     """Arguments as in reference/sample.py; rows of logits are contiguous, but may lie apart."""
-    sample_with_config(logits, slots, asked, tokens, faults, last, edges, Sizes(Shape.of(logits.shape[-1])))
+    sample_with_config(
+        logits, slots, asked, tokens, faults, last, edges, SampleConfig(VocabTiling.of(logits.shape[-1]))
+    )
 
 
 def sample_with_config(
@@ -99,14 +101,14 @@ def sample_with_config(
     faults: Tensor,
     last: Tensor | None,
     edges: Edges | None,
-    sizes: Sizes,
+    config: SampleConfig,
 ) -> None:
-    """`sample` with sizes of one's own: for tuning, and so that tests reach every path on rows that are small."""
-    (reads, vocab), bits, shape = logits.shape, key_bits(logits.dtype), sizes.shape
+    """`sample` with a config of one's own: for tuning, and so that tests reach every path on rows that are small."""
+    (reads, vocab), bits, shape = logits.shape, key_bits(logits.dtype), config.shape
     assert logits.stride(1) == 1
     if not reads:
         return
-    width = 2 * shape.groups + shape.chunks + 2 * sizes.room
+    width = 2 * shape.groups + shape.chunks + 2 * config.room
     ints = torch.empty((reads, width), dtype=torch.int32, device=logits.device)
     masses = torch.empty((reads, shape.chunks), dtype=torch.int64, device=logits.device)
     overlap = can_overlap(logits.device)
@@ -117,18 +119,18 @@ def sample_with_config(
     kept = {"ADVANCE": last is not None, "EDGES": edges is not None, "GROUPS_2": next_power_of_2(shape.groups)}
     _scan[(reads, shape.chunks)](
         logits, logits.stride(0), slots, asked.temperature, asked.top_k, asked.min_p, ints, masses,
-        **row, **chunks, **launch, num_warps=sizes.scan_warps,
+        **row, **chunks, **launch, num_warps=config.scan_warps,
     )  # fmt: skip
     _pick[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, masses, *out,
-        **row, **chunks, **kept, **launch, CHUNKS_2=next_power_of_2(shape.chunks), ROOM=sizes.room,
-        TILE=max(1, min(sizes.room, sizes.tile) // shape.group), FIRST=min(sizes.first, shape.groups),
-        SECOND=min(sizes.second, shape.groups), num_warps=sizes.pick_warps,
+        **row, **chunks, **kept, **launch, CHUNKS_2=next_power_of_2(shape.chunks), ROOM=config.room,
+        TILE=max(1, min(config.room, config.tile) // shape.group), FIRST=min(config.first, shape.groups),
+        SECOND=min(config.second, shape.groups), num_warps=config.pick_warps,
     )  # fmt: skip
     search[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, *out,
-        **row, **kept, **launch, ROOM=sizes.room, BLOCK=min(sizes.block, next_power_of_2(vocab)),
-        num_warps=sizes.search_warps,
+        **row, **kept, **launch, ROOM=config.room, BLOCK=min(config.block, next_power_of_2(vocab)),
+        num_warps=config.search_warps,
     )  # fmt: skip
 
 

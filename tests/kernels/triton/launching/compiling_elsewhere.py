@@ -40,11 +40,11 @@ def main() -> None:
     )
     found: dict[str, Any] = {}
     processes = CompilerProcesses(2)
-    with Precompiler(2, preload, lambda: None, processes) as precompiler, precompiler.rehearsal():
+    with Precompiler(2, preload, lambda: None, processes) as precompiler, precompiler.warmup():
         embed_by(None)
         launch("prefill_attention_dense")  # in Gluon
         launch("token_logprobs")  # calls functions that read constants: part of its key, see `make_cache_key`
-        with precompiler.rehearsal(later=True):
+        with precompiler.warmup(deferred=True):
             embed_by(2.5)
     found["start"] = [each for each in compiled if each[2] != "compile later"]
     until(lambda: len(compiled) == len(precompiler.names) and processes._process.poll() is not None)
@@ -53,7 +53,7 @@ def main() -> None:
 
     os.environ["TRITON_CACHE_DIR"] += "/other"
     processes = CompilerProcesses(2)
-    with Precompiler(2, preload, lambda: None, processes) as precompiler, precompiler.rehearsal():
+    with Precompiler(2, preload, lambda: None, processes) as precompiler, precompiler.warmup():
         os.killpg(processes.pid, signal.SIGKILL)
         embed_by(None)
     found["killed"] = list(compiled)

@@ -39,7 +39,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     prepared: list[str] = []
     with Precompiler(2, compile, lambda: prepared.append(threading.current_thread().name)) as precompiler:
-        with precompiler.rehearsal():
+        with precompiler.warmup():
             for _ in range(3):
                 launch_all()
         found["names"] = precompiler.names

@@ -86,7 +86,7 @@ def test_errors_come_back(two: CompilerProcesses, caplog: pytest.LogCaptureFixtu
 
 def test_what_has_time_comes_last_and_not_before_it_may() -> None:
     one, order = CompilerProcesses(1), []
-    jobs = {name: ask(one, name, has_time=name in "ac") for name in "abcd"}
+    jobs = {name: ask(one, name, deferred=name in "ac") for name in "abcd"}
     for name, job in jobs.items():
         job.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
     jobs["d"].result(SECONDS)
@@ -99,7 +99,7 @@ def test_what_has_time_comes_last_and_not_before_it_may() -> None:
 
 
 def test_they_leave_when_all_is_done(two: CompilerProcesses) -> None:
-    jobs = [ask(two, has_time=True) for _ in range(3)]
+    jobs = [ask(two, deferred=True) for _ in range(3)]
     family = [two.pid, *workers_of(two, 2)]
     two.finish()
     assert [job.result(SECONDS) for job in jobs] == [False] * 3

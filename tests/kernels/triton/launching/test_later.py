@@ -69,12 +69,12 @@ def kept(key: str) -> Any:
 
 def test_the_start_waits_for_what_it_needs_alone(precompiler: Precompiler, compiler: Compiler) -> None:
     with precompiler:
-        with precompiler.rehearsal():
+        with precompiler.warmup():
             miss("a")
-            with precompiler.rehearsal(later=True):
+            with precompiler.warmup(deferred=True):
                 miss("b")
             miss("c")
-        with precompiler.rehearsal(later=True):
+        with precompiler.warmup(deferred=True):
             miss("d")
         for key in "ac":
             kept(key).result()
@@ -87,9 +87,9 @@ def test_the_start_waits_for_what_it_needs_alone(precompiler: Precompiler, compi
 
 
 def test_nothing_begins_before_the_end_of_the_outer_rehearsal(precompiler: Precompiler, compiler: Compiler) -> None:
-    with precompiler.rehearsal():
+    with precompiler.warmup():
         miss("a")
-        with precompiler.rehearsal(later=True):
+        with precompiler.warmup(deferred=True):
             miss("b")
         compiler.may_end.wait(0.05)
         assert compiler.began == []
@@ -97,14 +97,14 @@ def test_nothing_begins_before_the_end_of_the_outer_rehearsal(precompiler: Preco
 
 
 def test_who_needs_it_sooner_has_it_sooner(precompiler: Precompiler, compiler: Compiler) -> None:
-    with precompiler.rehearsal(later=True):
+    with precompiler.warmup(deferred=True):
         miss("a")
     assert not kept("a")._done.done()
     assert kept("a").result() == "A"
 
 
 def test_one_that_fails_leaves_its_place_to_triton(precompiler: Precompiler) -> None:
-    with precompiler.rehearsal(later=True):
+    with precompiler.warmup(deferred=True):
         miss("bad")
     compilation = kept("bad")
     precompiler.finish()
@@ -116,7 +116,7 @@ def test_one_that_fails_leaves_its_place_to_triton(precompiler: Precompiler) -> 
 
 def test_a_closed_engine_compiles_nothing_more(precompiler: Precompiler, compiler: Compiler) -> None:
     compiler.may_end.clear()
-    with precompiler.rehearsal(later=True):
+    with precompiler.warmup(deferred=True):
         miss("a", "b", "c", "d")
     precompiler.finish()
     while len(compiler.began) < 2:  # as many as there are threads
@@ -130,7 +130,7 @@ def test_a_closed_engine_compiles_nothing_more(precompiler: Precompiler, compile
 
 def test_a_start_that_fails_leaves_no_compilation_behind(precompiler: Precompiler, compiler: Compiler) -> None:
     with pytest.raises(ValueError, match="weights"), precompiler:  # noqa: PT012
-        with precompiler.rehearsal(), precompiler.rehearsal(later=True):
+        with precompiler.warmup(), precompiler.warmup(deferred=True):
             miss("b")
         raise ValueError("no such weights")
     assert compiler.began == []
@@ -140,7 +140,7 @@ def test_a_start_that_fails_leaves_no_compilation_behind(precompiler: Precompile
 def test_what_has_time_leaves_the_interpreter_to_others_soon(precompiler: Precompiler, compiler: Compiler) -> None:
     usual = sys.getswitchinterval()
     compiler.may_end.clear()
-    with precompiler.rehearsal(later=True):
+    with precompiler.warmup(deferred=True):
         miss("a", "b", "c")
     assert sys.getswitchinterval() == usual
     precompiler.finish()
@@ -157,7 +157,7 @@ def test_nothing_is_said_of_a_rehearsal_that_broke_off(compiler: Compiler) -> No
     said = threading.Event()
     precompiler = Precompiler(16, compiler, lambda: None, done=said.set)
     with precompiler:
-        with pytest.raises(MemoryError), precompiler.rehearsal():
+        with pytest.raises(MemoryError), precompiler.warmup():
             raise MemoryError
         precompiler.finish()
     precompiler.close()
@@ -170,9 +170,9 @@ def test_that_all_is_compiled_is_said_once_unless_something_is_not(compiler: Com
     _kernel.device_caches[0] = ({},)
     precompiler = Precompiler(16, compiler, lambda: None, done=said.set)
     try:
-        with precompiler, precompiler.rehearsal():
+        with precompiler, precompiler.warmup():
             miss("a")
-            with precompiler.rehearsal(later=True):
+            with precompiler.warmup(deferred=True):
                 compiler.may_end.set()
                 miss(last)
         assert said.wait(SECONDS if last == "b" else 0.2) == (last == "b")

@@ -49,7 +49,7 @@ def test_products_wait_for_the_run_but_for_those_of_other_threads(monkeypatch: p
     monkeypatch.setattr(F, "linear", lambda x, weight, bias=None: run.append(threading.current_thread().name))
     x, weight = torch.zeros(2, 3), torch.zeros(5, 3)
     with Precompiler(1, lambda *_: None, lambda: None) as precompiler, ThreadPoolExecutor(1, "other") as other:
-        with precompiler.rehearsal():
+        with precompiler.warmup():
             assert F.linear(x, weight).shape == (2, 5)
             other.submit(lambda: F.linear(x, weight, None)).result()
         F.linear(x, weight)

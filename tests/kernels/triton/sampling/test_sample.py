@@ -1,6 +1,6 @@
 """Draws on the device against the definitions and against the reference: every path, ties, faults and edges.
 
-Sizes are set so that small rows take the paths of large ones; rows as wide as a vocabulary are for a card.
+Configs are set so that small rows take the paths of large ones; rows as wide as a vocabulary are for a card.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from quire.kernels.reference.philox import uniform
 from quire.kernels.reference.sample import EVERY_TOKEN, Edges, SamplingColumns, scores_within
 from quire.kernels.reference.sample import sample as reference
 from quire.kernels.triton.sampling import sample as sample_module
-from quire.kernels.triton.sampling.logit_keys import Shape
-from quire.kernels.triton.sampling.sample import Sizes, sample, sample_with_config
+from quire.kernels.triton.sampling.logit_keys import VocabTiling
+from quire.kernels.triton.sampling.sample import SampleConfig, sample, sample_with_config
 from tests.kernels.exact_sampling import columns, truths
 from tests.sampling.test_distributions import CASES, LOGITS, expected, surprise
 
@@ -49,9 +49,9 @@ FLAT: list[dict[str, Any]] = [
 """What the whole row is searched for."""
 
 
-def small_sizes(vocab: int) -> Sizes:
+def small_config(vocab: int) -> SampleConfig:
     """For rows of a thousand."""
-    return Sizes(Shape.of(vocab, 128, 512), room=256, first=100, second=100, block=256)
+    return SampleConfig(VocabTiling.of(vocab, 128, 512), room=256, first=100, second=100, block=256)
 
 
 def run(
@@ -62,14 +62,14 @@ def run(
     last: Tensor | None = None,
     small: bool = True,
 ) -> tuple[Tensor, Tensor, Edges]:
-    """Tokens, faults and edges on the host; `small` are sizes for rows of a thousand."""
+    """Tokens, faults and edges on the host; `small` is the config for rows of a thousand."""
     reads, vocab = logits.shape
     slots = torch.arange(reads, device=logits.device) if slots is None else slots
     tokens = torch.full((reads,), -9, device=logits.device)
     faults = torch.full((reads,), 99, dtype=torch.int8, device=logits.device)
     edges = Edges(torch.full((reads,), torch.nan, device=logits.device), tokens.clone())
     if small:
-        sample_with_config(logits, slots, asked, tokens, faults, last, edges, small_sizes(vocab))
+        sample_with_config(logits, slots, asked, tokens, faults, last, edges, small_config(vocab))
     else:
         sample(logits, slots, asked, tokens, faults, last, edges)
     return tokens.cpu(), faults.cpu(), Edges(edges.value.cpu(), edges.last.cpu())
@@ -210,7 +210,7 @@ def test_few_finite_logits_are_found_at_once(device: str, monkeypatch: pytest.Mo
     tokens = torch.full((3,), -9, device=device)
     faults = torch.full((3,), 9, dtype=torch.int8, device=device)
     with pytest.raises(TypeError):  # the launch of the search, behind all that is looked at here
-        sample_with_config(logits, torch.arange(3, device=device), asked, tokens, faults, None, None, small_sizes(900))
+        sample_with_config(logits, torch.arange(3, device=device), asked, tokens, faults, None, None, small_config(900))
     assert_drawn(logits, asked, torch.arange(3, device=device), tokens.cpu())
 
 
