@@ -21,8 +21,8 @@ from quire.scheduler.step import Step
 
 
 @dataclass(frozen=True)
-class _Misfit:
-    """Why a request did not fit.
+class _FailedAdmission:
+    """Why a request was not admitted.
 
     Attributes:
         request: Which.
@@ -68,7 +68,7 @@ class Admission:
         self._policy = policy
         self._prefix_cacher = prefix_cacher
         self._rope_lengths = rope_lengths
-        self._misfit: _Misfit | None = None  # of the last request that did not fit
+        self._last_failed: _FailedAdmission | None = None
 
     def priority_victim(self, step: Step) -> Request | None:
         """Under `priority`, the running request to preempt for the first in the queue: the last one, if it has a higher
@@ -118,7 +118,7 @@ class Admission:
         if request.swapped:
             room = self.num_blocks_to_allocate(request) + reserved <= self._pool.num_free
             return room and self._preemption.swap_in(request, step)
-        if self._still_misfits(request, reserved):
+        if self._would_fail_again(request, reserved):
             return False
         self._rope_lengths.assign(request)
         if request.parent is not None and request.parent.table.covers(request.add.prompt_len - 1):
@@ -164,23 +164,24 @@ class Admission:
     ) -> bool:
         """Whether there are blocks and time for a request. If not, remember what it lacks."""
         if blocks + reserved <= self._pool.num_free and self._budget.has_time(uncomputed):
-            self._misfit = None
+            self._last_failed = None
             return True
-        self._misfit = _Misfit(request, request.parent, blocks, uncomputed)
+        self._last_failed = _FailedAdmission(request, request.parent, blocks, uncomputed)
         self._pool.watch(missing)
         return False
 
-    def _still_misfits(self, request: Request, reserved: int) -> bool:
-        """Whether a request that did not fit cannot fit now, so that it need not be looked up in the prefix cache.
+    def _would_fail_again(self, request: Request, reserved: int) -> bool:
+        """Whether a request that did not fit cannot fit now either, so that no lookup in the prefix cache is needed.
 
-        Without more of it being cached, it needs at least as many blocks and tokens as before. Blocks of its prefix may
-        have been evicted meanwhile, or freed by their last holder, who then made `num_free` larger by as much; both
-        only make it need more, which the next lookup finds. Nobody else shares them, since it is first in the queue.
+        As long as no more of it is cached, it needs at least as many free blocks and as much time as before. It may
+        need more: blocks of its prefix are evicted, or freed by their last holder (which adds them to `num_free`). The
+        next lookup will find that. It cannot need less, as no other request that shares its prefix was admitted: that
+        would have replaced what is remembered here.
         """
-        misfit = self._misfit
-        if misfit is None or misfit.request is not request or misfit.parent is not request.parent:
+        failed = self._last_failed
+        if failed is None or failed.request is not request or failed.parent is not request.parent:
             return False
         self._prefix_cacher.cache_pending()
         if self._pool.has_cached_watched:
             return False
-        return misfit.blocks + reserved > self._pool.num_free or not self._budget.has_time(misfit.uncomputed)
+        return failed.blocks + reserved > self._pool.num_free or not self._budget.has_time(failed.uncomputed)

@@ -1,4 +1,4 @@
-"""The queue of requests without a slot, and what waits in it in sum.
+"""The queue of requests without a slot, and sums over it for the load.
 
 Adding costs O(log n), looking at the first and reading the sums O(1). Knows nothing about slots, blocks or budgets.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from quire.scheduler.request import Request
 
 _MAX_STALE = 64
+"""Entries of removed requests that the heap may keep, beyond one for each that waits."""
 
 
 class _Share(NamedTuple):

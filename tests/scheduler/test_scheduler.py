@@ -107,22 +107,22 @@ class Lives(RuleBasedStateMachine):
 
     def look_again_at_what_does_not_fit(self, admission: Admission) -> None:
         """A request that is turned away without a lookup would be turned away with one."""
-        remembered = admission._still_misfits
+        remembered = admission._would_fail_again
 
-        def still_misfits(request: Request, reserved: int) -> bool:
-            misfits = remembered(request, reserved)
-            if misfits:
-                misfit, watched = admission._misfit, self.pool._watched
+        def would_fail_again(request: Request, reserved: int) -> bool:
+            fails = remembered(request, reserved)
+            if fails:
+                failed, watched = admission._last_failed, self.pool._watched
                 parent = request.parent
                 if parent is not None and parent.table.covers(request.add.prompt_len - 1):
                     assert not admission._try_fork(request, parent, reserved)
                 else:
                     assert not admission._try_share_prefix(request, reserved)
-                admission._misfit = misfit
+                admission._last_failed = failed
                 self.pool.watch(watched)
-            return misfits
+            return fails
 
-        admission._still_misfits = still_misfits  # type: ignore[method-assign]
+        admission._would_fail_again = would_fail_again  # type: ignore[method-assign]
 
     def alone(self, message: Add) -> list[int]:
         """What a request would get with the engine to itself."""
