@@ -1,1 +1,1 @@
-"""What is decided before anything is loaded: open settings, and how memory is divided."""
+"""Settings that are chosen automatically (`auto_config.resolve`), and how memory is divided (`memory_plan.plan_memory`)."""

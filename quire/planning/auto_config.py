@@ -22,14 +22,14 @@ from quire.weights import hub
 
 Dtype = Literal["bfloat16", "float32"]
 
-DEFAULT_SEQS = 256
-DEFAULT_SEQS_LARGE_GPU = 512
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512
 """For GPUs whose memory holds the KV cache of that many sequences beside a model of usual size. More rows would bring a
 dense model no more tokens a second, because a step takes longer in proportion; each sequence would only wait longer."""
 LARGE_GPU_BYTES = 60 * GIB
-DEFAULT_TOKENS_CPU = 512
-DEFAULT_TOKENS_GPU = 8192
-DEFAULT_GRAPH_SIZE = 512
+DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU = 512
+DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU = 8192
+DEFAULT_CUDAGRAPH_CAPTURE_SIZE = 512
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
     if model.tokenizer is not None:
         tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, config.load.download_dir)
     spec = read_spec(directory)
-    device, device_line = _device(config, machine)
+    device, device_line = _resolve_device(config, machine)
     gpu = machine.gpu if device.device == "cuda" else None
-    dtype, dtype_reason = _dtype(config, spec, machine, gpu)
+    dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)
     check_length(config, spec)
     _check_not_negative(
         swap_space=config.cache.swap_space, long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold
     )
-    scheduler, batch_line = _batch(config.scheduler, gpu)
+    scheduler, batch_line = _resolve_batch_limits(config.scheduler, gpu)
     model = replace(
         model,
         model=str(directory),
@@ -79,7 +79,7 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
         dtype=dtype,
         served_model_name=model.served_model_name or (name,),
     )
-    config = replace(config, model=model, scheduler=scheduler, device=_with_graphs(device))
+    config = replace(config, model=model, scheduler=scheduler, device=_resolve_cudagraph_size(device))
     plan = plan_memory(config, spec, machine)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
@@ -93,7 +93,7 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
     return ResolvedConfig(_with_plan(config, plan), spec, plan, reasons)
 
 
-def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
+def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
     """The device, and its line of the report."""
     asked, gpu = config.device.device, machine.gpu
     if asked == "cuda" and gpu is None:
@@ -104,20 +104,20 @@ def _device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
     return replace(config.device, device="cuda"), f"device      {gpu.name}, {format_bytes(gpu.memory_bytes)}"
 
 
-def _with_graphs(device: DeviceConfig) -> DeviceConfig:
+def _resolve_cudagraph_size(device: DeviceConfig) -> DeviceConfig:
     """With the largest step that is replayed from CUDA graphs."""
     asked = device.max_cudagraph_capture_size
     if asked is not None and asked < 0:
         raise ConfigError(
             f"--max-cudagraph-capture-size must be at least 0, got {asked}.", param="max_cudagraph_capture_size"
         )
-    largest = DEFAULT_GRAPH_SIZE if asked is None else asked
+    largest = DEFAULT_CUDAGRAPH_CAPTURE_SIZE if asked is None else asked
     if device.enforce_eager or device.device == "cpu":
         largest = 0
     return replace(device, max_cudagraph_capture_size=largest)
 
 
-def _dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -> tuple[Dtype, str]:
+def _resolve_dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -> tuple[Dtype, str]:
     asked = config.model.dtype
     if asked == "bfloat16":
         return "bfloat16", "as asked"
@@ -132,10 +132,11 @@ def _dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu | None) -
     return "float32", "this processor has no bfloat16 products"
 
 
-def _batch(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
+def _resolve_batch_limits(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
     """The limits of a step, and their line of the report."""
-    default_tokens = DEFAULT_TOKENS_CPU if gpu is None else DEFAULT_TOKENS_GPU
-    default_seqs = DEFAULT_SEQS_LARGE_GPU if gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES else DEFAULT_SEQS
+    default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU if gpu is None else DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU
+    is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES
+    default_seqs = DEFAULT_MAX_NUM_SEQS_LARGE_GPU if is_large else DEFAULT_MAX_NUM_SEQS
     seqs = default_seqs if asked.max_num_seqs is None else asked.max_num_seqs
     tokens = default_tokens if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
     for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
