@@ -116,7 +116,9 @@ def test_a_request_that_does_not_decode_ends_with_an_error(
     client._outbox.send(broken(add(FIRST, [1], 4, forks=[FIRST + 1, FIRST + 2]), **wrong))
     client.send(add(FIRST + 7, [1], 1))
     ends: dict[int, End] = {}
-    for _ in range(20):
+    for _ in range(40):
+        if len(ends) == 4:
+            break
         core.turn(0.05)
         if isinstance(message := client.receive(0.05), Deltas):
             ends |= {end.id: end for end in message.ends}
