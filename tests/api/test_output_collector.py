@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from quire.api.eager_start import start_eagerly
 from quire.api.output_collector import OutputCollector
 from quire.errors import GenerationError
 from quire.messages import Add
@@ -67,49 +66,5 @@ def test_a_failed_request_hands_nothing_over() -> None:
         with pytest.raises(GenerationError):
             await reading
         assert had == []
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("waits", [0, 1, 2])
-def test_a_write_is_begun_at_once_and_finished_by_whoever_waits_for_it(waits: int) -> None:
-    async def run() -> None:
-        gates = [asyncio.Event() for _ in range(waits)]
-        done = list[str]()
-
-        async def send() -> None:
-            done.append("begun")
-            for gate in gates:
-                await gate.wait()
-            done.append("ended")
-
-        rest = start_eagerly(send())
-        assert done == (["begun"] if waits else ["begun", "ended"])
-        assert (rest is None) == (waits == 0)
-        if rest is not None:
-            for gate in gates:
-                asyncio.get_running_loop().call_soon(gate.set)
-            await rest
-        assert done == ["begun", "ended"]
-
-    asyncio.run(run())
-
-
-def test_a_write_that_is_given_up_is_closed() -> None:
-    async def run() -> None:
-        closed = list[bool]()
-
-        async def send() -> None:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                closed.append(True)
-
-        rest = start_eagerly(send())
-        assert rest is not None
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await rest
-        assert closed == [True]
 
     asyncio.run(run())
