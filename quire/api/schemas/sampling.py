@@ -1,4 +1,4 @@
-"""The fields that completions and chat share, and how they become SamplingParams and what stands beside them."""
+"""The fields that completions and chat share, and the SamplingParams or BeamSearchParams that they become."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from quire.text.tokenizer import Tokenizer
 from quire.validation import integer
 
 MAX_BIAS = 100.0
+"""OpenAI's limit on logit_bias, both ways."""
 _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "presence_penalty": (0,),
@@ -45,7 +46,7 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 class RepetitionDetection(BaseModel):
-    """When an answer that goes in circles is ended."""
+    """When an answer that repeats itself is ended."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -59,10 +60,10 @@ class RepetitionDetection(BaseModel):
 
 
 class SamplingFields(RequestFields):
-    """How tokens are drawn; what is left open comes from the model's defaults."""
+    """How tokens are sampled and reported; what is left open comes from the model's defaults."""
 
-    n: int | None = Field(default=None, description="Answers to draw.")
-    best_of: int | None = Field(default=None, description="Must be n: every answer that is drawn is returned.")
+    n: int | None = Field(default=None, description="Number of answers.")
+    best_of: int | None = Field(default=None, description="Must be n: every answer that is sampled is returned.")
     presence_penalty: float | None = Field(default=None, description="-2 to 2, for each token the answer has.")
     frequency_penalty: float | None = Field(default=None, description="-2 to 2, for each time the answer has it.")
     repetition_penalty: float | None = Field(default=None, description="Above 1: fewer tokens of prompt and answer.")
@@ -70,11 +71,11 @@ class SamplingFields(RequestFields):
     top_p: float | None = None
     top_k: int | None = Field(default=None, description="0 or -1 for all tokens.")
     min_p: float | None = None
-    seed: int | None = Field(default=None, description="Same seed, same draws.")
+    seed: int | None = Field(default=None, description="The same seed samples the same random numbers.")
     stop: str | list[str] | None = Field(default=None, description="Strings that end the answer.")
     stop_token_ids: list[int] | None = None
     logit_bias: dict[str, float] | None = Field(default=None, description="By token id; held within -100 and 100.")
-    allowed_token_ids: list[int] | None = Field(default=None, description="No other token is drawn.")
+    allowed_token_ids: list[int] | None = Field(default=None, description="No other token is sampled.")
     bad_words: list[str] | None = Field(default=None, description="Texts that the answer must not have.")
     use_beam_search: bool | None = Field(default=None, description="Return the n likeliest answers of n beams.")
     length_penalty: float | None = Field(default=None, description="Of beam search: above 0 favours long answers.")
@@ -108,20 +109,13 @@ class SamplingFields(RequestFields):
         Raises:
             RequestError: A value is out of its range.
         """
+        self._check_combinations(more["logprobs"])
         names = SamplingParams.__struct_fields__
         given = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         given |= {"logit_bias": self._logit_bias(), "extra_args": self.vllm_xargs}
         given["repetition_detection"] = self.repetition_detection and self.repetition_detection.params()
         if self.use_beam_search:
             given["n"] = 1  # each step asks for one token of each beam
-        if self.best_of not in (None, self.n or 1):
-            raise RequestError(f"best_of must be n ({self.n or 1}), got {self.best_of}.", param="best_of")
-        if self.use_beam_search:
-            self._check_beam_search(more["logprobs"])
-        if self.length_penalty not in (None, 1.0) and not self.use_beam_search:
-            raise RequestError("length_penalty needs use_beam_search=true.", param="length_penalty")
-        if self.prompt_logprobs is not None and self.stream:
-            raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
         params = defaults.fill({name: value for name, value in given.items() if name not in more})
         return SamplingParams(**params, **more, detokenize=text)
 
@@ -166,6 +160,16 @@ class SamplingFields(RequestFields):
             show_logprobs=self.prompt_logprobs is not None,
             show_token_ids=bool(self.return_token_ids),
         )
+
+    def _check_combinations(self, logprobs: int | None) -> None:
+        if self.best_of not in (None, self.n or 1):
+            raise RequestError(f"best_of must be n ({self.n or 1}), got {self.best_of}.", param="best_of")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
+        if self.use_beam_search:
+            self._check_beam_search(logprobs)
+        elif self.length_penalty not in (None, 1.0):
+            raise RequestError("length_penalty needs use_beam_search=true.", param="length_penalty")
 
     def _check_beam_search(self, logprobs: int | None) -> None:
         asked = "logprobs" if logprobs is not None else None
