@@ -106,3 +106,23 @@ def test_a_fork_without_room_is_admitted_when_there_is_some(parent_ends: bool) -
     assert stage.scheduler.abort(ended) is not None
     stage.step()
     assert 3 in stage.counts[-1]
+
+
+def test_a_prompt_needs_less_room_when_another_holds_the_blocks_that_it_shares() -> None:
+    stage = Stage(blocks=21, tokens=512, policy="priority")
+    prefix = [2] * 80
+    stage.scheduler.add(add(0, [*prefix, 3], 1))
+    for _ in stage.steps(until=0):
+        pass
+    assert cached_blocks(stage, prefix) == 10
+    stage.scheduler.add(add(1, [1] * 8, 60))
+    stage.scheduler.add(add(4, [4] * 44, 60))
+    stage.step()
+    stage.scheduler.add(add(2, [*prefix, *[9] * 40], 2, priority=5, arrival=1.0))
+    stage.step()
+    stage.scheduler.add(add(3, [*prefix, 7], 60, arrival=2.0))
+    stage.step()
+    assert set(stage.counts[-1]) == {1, 3, 4}, "the less urgent one has no room"
+    assert stage.scheduler.abort(4) is not None
+    stage.step()
+    assert set(stage.counts[-1]) == {1, 2, 3}
