@@ -1,1 +1,1 @@
-"""Settings that are chosen automatically (`auto_config.resolve`), and how memory is divided (`memory_plan.plan_memory`)."""
+"""Settings that are chosen automatically (`auto_config.resolve`); how memory is divided (`memory_plan.plan_memory`)."""
