@@ -4,7 +4,7 @@
     python curves.py draw curves.json --out curves.svg         (needs matplotlib)
 
 Random weights. The least is the roofline of the cost model without its overhead: weights and contexts read once at what
-the card copies, or products at what it sustains, whichever takes longer; see quire/costmodel/hardware.py.
+the GPU copies, or products at what it sustains, whichever takes longer; see quire/costmodel/hardware.py.
 """
 
 from __future__ import annotations

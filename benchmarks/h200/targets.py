@@ -1,4 +1,4 @@
-"""Every figure that Quire is to reach on one H200, beside vLLM's, the card's limit and the target (targets.json).
+"""Every figure that Quire is to reach on one H200, beside vLLM's, the GPU's limit and the target (targets.json).
 
     python benchmarks/h200/targets.py --models DIR [--model llama-3.1-8b …] [--rows REGEX] [--runs N] [--out FILE.json]
 

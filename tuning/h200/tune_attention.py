@@ -5,7 +5,7 @@
 Every candidate is compared with the reference on a small step, then timed in graphs. Single tokens are timed as a
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
-of the card's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
+of the GPU's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
 and `MIN_SPLIT_TILES` in decode.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in prefill.py and `_shape` in
 prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/attention/gathered_kv.py.
 """
@@ -148,7 +148,7 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
 
 
 class _Layers:
-    """A decode step's attention: as many layers with caches of their own as the card's cache does not hold.
+    """A decode step's attention: as many layers with caches of their own as the GPU's cache does not hold.
 
     Args:
         rows, length: Contexts are between two and four thirds of the length.

@@ -3,7 +3,7 @@
     python tuning/h200/tune_gated.py --out DIR
 
 Times cuBLAS with a kernel for the gate, and the kernel for many rows, in graphs over weights that outgrow the GPU's
-cache together: a few calls at a time, as when a single prompt arrives, and so many that the card lowers its clock.
+cache together: a few calls at a time, as when a single prompt arrives, and so many that the GPU lowers its clock.
 Checks the results against a product in fp64. Prints a line for each weight and number of rows, and writes
 
     DIR/gated.json   all figures
@@ -40,7 +40,7 @@ WEIGHTS = {
 SUSTAINED_S = 0.03
 """A graph of so many calls holds about this much work."""
 TURNS = 2
-"""Both are timed this often in turn, since the card's clock goes by what it did before."""
+"""Both are timed this often in turn, since the GPU's clock goes by what it did before."""
 
 
 def main() -> None:
@@ -83,7 +83,7 @@ def measure(x: Tensor, weights: list[Tensor], y: Tensor) -> dict[str, float]:
             calls = [lambda w=w, op=op: op(x, w, y) for w in weights]
             calls[0]()
             torch.cuda.synchronize()
-            time.sleep(0.01)  # the card rests
+            time.sleep(0.01)  # the GPU rests
             seconds.setdefault(name, []).append(graph_seconds(calls, guess))
             seconds.setdefault(f"{name}_sustained", []).append(graph_seconds(calls, guess * GRAPH_S / SUSTAINED_S))
     return {name: round(statistics.median(each) * 1e6, 2) for name, each in seconds.items()}

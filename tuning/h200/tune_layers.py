@@ -3,7 +3,7 @@
     python tuning/h200/tune_layers.py [--model llama-3.1-8b qwen3-0.6b qwen3-30b-a3b] [--rows 8 16 32 64 128]
 
 `tune_linear.py` times a product that follows itself. A layer has a norm, a rotation or attention before each product
-and behind it: these fill what a product leaves of the card at its end, and a product of few programs leaves more; with
+and behind it: these fill what a product leaves of the GPU at its end, and a product of few programs leaves more; with
 more steps under way it reads on while they end. So here a layer's kernels run as in a decode step, layer after layer in
 a graph, each with weights and a cache of its own, and one product after the other takes the config with which the whole
 is fastest. Prints microseconds of a layer by config, and the entries for
@@ -32,7 +32,7 @@ SHOWN = 4
 _CONTEXT = 200
 _BLOCK = 16
 _WEIGHT_BYTES = 3_500_000_000
-"""Of all layers' weights, about: several times the card's cache, and as many layers as a graph should have."""
+"""Of all layers' weights, about: several times the GPU's cache, and as many layers as a graph should have."""
 
 
 @dataclass(frozen=True)

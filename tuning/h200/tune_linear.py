@@ -176,7 +176,7 @@ def compile_one(job: tuple[GemvConfig | GemmConfig, Weight]) -> None:
 
 
 def arguments(weight: Weight, rows: int, count: int) -> tuple[Tensor, list[Tensor], Tensor]:
-    """x, some weights, and room for y: bf16 on the card."""
+    """x, some weights, and room for y: bf16 on the GPU."""
     generator = torch.Generator("cuda").manual_seed(0)
     options = {"dtype": torch.bfloat16, "device": "cuda"}
     shape = (weight.outputs, weight.columns)

@@ -1,7 +1,7 @@
 """What the kernel benchmark runs: one call of an op on arguments like those of a real step, and the least it must do.
 
 Each module of this package belongs to one family of `quire.kernels` and has two sequences of cases: `CASES`, of the
-shapes that matter on a card, and `SMALL_CASES`, of the same ops in a few milliseconds on any processor.
+shapes that matter on a GPU, and `SMALL_CASES`, of the same ops in a few milliseconds on any processor.
 `quire.bench.kernels` finds them by itself. Knows nothing about timing.
 """
 
