@@ -2,12 +2,12 @@
 
     python benchmarks/host_request.py [--tokens 50,512,2048,8192,32000] [--runs 21] [--cold]
 
-The device is a stub that draws token 7. Prompts are token ids, all different but for the last row's, which begin with
-the same 2,000 tokens. Prints medians in milliseconds: from `generate` to the first plan handed over, and from the last
-result to the output returned. Then the time between two steps of sequences that all draw a token a step.
+The device is a stub that samples token 7. Prompts are token ids, all different, except that those of the last row share
+their first 2,000 tokens. Prints medians in milliseconds: from `generate` to the first plan submitted, and from the last
+result to the output returned. Then the time between two steps of sequences that sample a token in each step.
 
-With --cold, what a request costs an engine that has slept: caches are swept before each, and the worker's host side
-launches each plan as a recorded step whose graph does nothing. Between "before" and "after" stands that launch.
+With --cold, what a request costs an idle engine: the CPU's caches are evicted before each request, and the worker's
+host side launches each plan as a captured step whose CUDA graph does nothing; "launch" is the time of that.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class StubGraphs:
 
 
 class ReplayingModelRunner(ModelRunner):
-    """A worker's host side, whose small steps count as recorded."""
+    """A worker's host side, whose small steps count as captured."""
 
     def __init__(self) -> None:
         cpu = torch.device("cpu")
@@ -99,7 +99,7 @@ class ReplayingModelRunner(ModelRunner):
 
 
 class StubExecutor:
-    """Draws token 7 at once; knows when it was handed plans and gave results."""
+    """Samples token 7 at once; notes when plans were submitted and results returned."""
 
     max_in_flight = 2
 

@@ -2,11 +2,11 @@
 
     python benchmarks/host_step.py [--sequences 256,1024] [--steps 400] [--json]
 
-Engine: drain the inbox, plan, settle, gather and encode the Deltas. Worker: lay the plan's columns, apply them to the
-slot table and begin the batch on persistent buffers; forward, sampling and attention are stubs. Every sequence draws
-one token a step; one in 16 takes a new block. (Blocks that an output fills are hashed for the prefix cache when it
-ends.) Prints the median milliseconds of a step by part, in processor time of this thread, so that neighbours on the
-machine do not count.
+Engine: drain the inbox, schedule, process the output, gather and encode the Deltas. Worker: stage the plan's columns,
+apply them to the slot table and prepare the batch in persistent buffers; forward, sampling and attention are stubs.
+Every sequence samples one token a step; one in 16 takes a new block. (Blocks that an output fills are hashed for the
+prefix cache when it ends.) Prints the median milliseconds of a step by part, in CPU time of this thread, so that other
+processes on the machine do not count.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPT = 64
 
 
 class StubExecutor:
-    """A worker's host side, and a device that draws token 7 for ever."""
+    """A worker's host side, and a device that always samples token 7."""
 
     max_in_flight = 2
 
@@ -91,7 +91,7 @@ class StubExecutor:
 
 
 class EncodingPort:
-    """A port whose messages are encoded, as for ZMQ, and thrown away."""
+    """A port that encodes messages as for ZMQ and discards them."""
 
     def __init__(self) -> None:
         self.inbox: list[ToEngine] = []
@@ -107,7 +107,7 @@ class EncodingPort:
 
 
 def measure(sequences: int, steps: int) -> dict[str, float]:
-    """Median milliseconds of a step in which every sequence draws a token."""
+    """Median milliseconds of a step in which every sequence samples a token."""
     executor, port = StubExecutor(sequences, steps), EncodingPort()
     config = Config().with_values(
         max_num_seqs=sequences,

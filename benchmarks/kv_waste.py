@@ -3,9 +3,9 @@
     python benchmarks/kv_waste.py [--requests 400] [--blocks 2048] [--json]
 
 Requests of 32 to 1,024 tokens (prompt and output together, mean above 300) come at random through the real engine on
-an executor without a model, in blocks of 16 tokens. At every settle: the tokens that would still fit into the blocks
-that are held, as a share of all tokens that these blocks can hold. An engine that reserves the longest length for
-each sequence wastes about half of what it holds here.
+an executor without a model, in blocks of 16 tokens. After every step: the tokens that would still fit into the
+allocated blocks, as a share of all tokens that these blocks can hold. An engine that reserves the longest length for
+each sequence wastes about half of its blocks here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROWS = 64
 
 @dataclass(frozen=True)
 class Waste:
-    """Shares of what is held, over all settles, and what the load was like."""
+    """Shares of the allocated blocks over all steps, and what the load was like."""
 
     mean: float
     worst: float
@@ -39,7 +39,7 @@ class Waste:
 
 
 def measure(requests: int, blocks: int, seed: int = 0) -> Waste:
-    """Run them all; each sample is taken right after a settle, while at least half of the rows are running."""
+    """Run all requests; each sample is taken right after a step, while at least half of the rows are running."""
     client = InProcessClient(
         Config().with_values(
             max_num_seqs=ROWS, max_num_batched_tokens=512, max_model_len=LONGEST, block_size=BLOCK_SIZE

@@ -2,16 +2,16 @@
 
     python benchmarks/server_tokens.py [--streams 256,1000] [--tokens 100] [--step-ms 100] [--client]
 
-A real API process serves streams over ZMQ from an engine that draws nothing: in each step every stream gets one token,
+A real API process serves streams over ZMQ from an engine without a model: in each step every stream gets one token,
 through the engine's own outbox and encoder. The reader at the other end of the sockets is a process that only counts
 events, or, with --client, the client of `quire bench serve`. Printed is processor time (user and system, all threads)
 by token, from the first step to the last: `api` and `engine` (outbox, encoding and ZMQ alone), and what the reader
 took, from its first connection to its end. `kernel` is the part of `api` that the system takes, nearly all of it for
 the write to each socket; `request` is the API process's time for a request before its first token. `events` by token is
-below 1 where tokens of a stream waited for each other; `late_ms` is how long after a step was sent its last event
+below 1 where tokens of a stream were sent together; `late_ms` is how long after a step was sent its last event
 arrived, by the median, only with the counting reader.
 
-Steps have to be longer than the processes need for them, or tokens are coalesced and seem cheaper than they are.
+Steps have to be longer than the processes need for one; otherwise tokens are coalesced and seem cheaper than they are.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Engine:
         self._streams: list[int] = []
 
     def wait_for_streams(self, number: int) -> None:
-        """Return when so many requests have come."""
+        """Return when that many requests have arrived."""
         deadline = time.monotonic() + WAIT_S
         while len(self._streams) < number:
             assert time.monotonic() < deadline, f"{len(self._streams)} of {number} requests came"
@@ -95,12 +95,12 @@ class Engine:
         return cpu, sent
 
     def close(self) -> None:
-        """Let go of the sockets."""
+        """Close the sockets."""
         self._port.close()
 
 
 class Stream(asyncio.Protocol):
-    """One request whose events are counted and not looked at."""
+    """One request whose events are counted but not parsed."""
 
     def __init__(self, request: bytes, arrivals: list[float]) -> None:
         self._request = request

@@ -3,8 +3,8 @@
     python curves.py measure --model DIR --out curves.json
     python curves.py draw curves.json --out curves.svg         (needs matplotlib)
 
-Random weights. The least is the roofline of the cost model without its overhead: weights and contexts read once at what
-the GPU copies, or products at what it sustains, whichever takes longer; see quire/costmodel/hardware.py.
+Random weights. The least is the cost model's roofline without overhead: weights and contexts read once at the GPU's
+copy bandwidth, or products at its sustained throughput, whichever takes longer; see quire/costmodel/hardware.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512)
 ROWS_CONTEXT = 192
-"""Tokens before a step of so many rows, in the middle of what is timed."""
+"""Context of each row in the middle of the timed steps of `ROWS`, in tokens."""
 CONTEXTS = {1: (1_024, 4_096, 16_384, 65_536, 130_000), 8: (1_024, 4_096, 16_384), 64: (1_024, 4_096)}
 """Rows → tokens of each one's context; what fits the cache and a minute."""
 STEPS = 128

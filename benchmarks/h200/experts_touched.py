@@ -2,7 +2,7 @@
 
     python experts_touched.py --model DIR [--set NAME=VALUE]
 
-The op that routes is replaced by one that counts on the device, which a replayed CUDA graph does as well. The counts of
+The routing op is replaced by one that counts on the device, so it counts in replayed CUDA graphs as well. The counts of
 a batch with one output token, and with more, differ by the decode steps. A line is a row like those of offline.py.
 """
 

@@ -25,13 +25,12 @@ from quire import LLM, SamplingParams
 
 
 class Engine:
-    """The engine that is measured; see Generate."""
+    """The engine that is measured, as a `Generate`."""
 
     def __init__(self, model: str, settings: dict[str, Any]) -> None:
         self._llm = LLM(model, **{"load_format": "dummy", "skip_tokenizer_init": True, **settings})
 
     def __call__(self, prompts: Sequence[Prompt], outputs: Sequence[int], **sampling: Any) -> float:
-        """See Generate."""
         how = sampling or {"temperature": 0.0}
         params = [SamplingParams(max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False, **how) for n in outputs]
         wanted = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -96,7 +95,7 @@ def main() -> None:
 
 
 def setting(pair: str) -> tuple[str, Any]:
-    """`name=value`, the value as JSON if it is any."""
+    """Parse `name=value`; the value is JSON where it can be parsed as such."""
     name, _, text = pair.partition("=")
     try:
         return name, json.loads(text)

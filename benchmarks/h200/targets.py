@@ -36,7 +36,7 @@ COLD, WARM, SERVER_COLD, SERVER_WARM = (
 READ, START_READ = "checkpoint, read warm", "checkpoint, start warm"
 _NOT_OFFLINE = ("start", "checkpoint", "experts", "server")
 _PATIENCE_S = 60.0
-"""A process that is this long behind its deadline hangs."""
+"""A process that is this many seconds behind its deadline is taken to hang."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    """To about four figures."""
+    """To about four digits."""
     if value is None:
         return "—"
     decimals = 0 if value >= 1_000 else 1 if value >= 100 else 2 if value >= 10 else 3

@@ -88,7 +88,7 @@ class Workloads:
         yield Workload(("256 × (100–1,024 + 100–1,024)",), self.mixed, repeats=1, cost_s=16)
 
     def prompt(self, length: int) -> Prompt:
-        """Nobody has seen it."""
+        """A new random prompt."""
         return self._draw.choices(range(self._ids), k=length)
 
     def decode(self, batch: int, **sampling: Any) -> Figures:
@@ -130,7 +130,7 @@ class Workloads:
         return {f"{name}, p95 / median": ratios[37], f"{name}, worst / median": ratios[-1]}
 
     def prefix(self) -> Figures:
-        """Milliseconds to the first token of 50 tokens behind 2,000 that nobody, or somebody, has sent before."""
+        """Milliseconds to the first token of 50 tokens behind 2,000 that are new (cold) or cached (hit)."""
         shared = self.prompt(2_000)
         cold, *hits = (self._generate([shared + self.prompt(50)], [1]) * 1e3 for _ in range(6))
         return {"prefix 2,000 + 50, cold": cold, "prefix 2,000 + 50, hit": statistics.median(hits)}

@@ -28,7 +28,7 @@ ENDPOINTS: dict[Backend, str] = {
 
 @dataclass
 class Outcome:
-    """What became of one request. Times in seconds on `time.perf_counter`.
+    """The result of one request. Times in seconds on `time.perf_counter`.
 
     Attributes:
         start: When it was sent.
@@ -36,7 +36,7 @@ class Outcome:
             output tokens are counted from the chunks, and cached ones are None.
         ttft: From `start` to the first token; None if none came.
         last: When the last token came.
-        end: When the answer was over, whatever became of it.
+        end: When the response ended, with or without an error.
         itls: Between chunks with tokens.
         error: What went wrong; empty when nothing did.
     """
@@ -63,7 +63,7 @@ class Outcome:
         return sum(self.itls) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     def token_came(self, now: float) -> None:
-        """An event brought something."""
+        """A chunk with tokens arrived."""
         if self.ttft is None:
             self.ttft = now - self.start
         else:
@@ -158,7 +158,7 @@ class StreamingClient:
 
 
 class _Reading:
-    """One answer while it arrives.
+    """One response while it arrives.
 
     Attributes:
         outcome: Filled.

@@ -21,7 +21,7 @@ DatasetName = Literal["random", "sharegpt", "custom", "prefix_repetition"]
 
 SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 1024, 2048
 SHAREGPT_SHORTEST = 4
-"""In tokens: what vLLM keeps of the conversations, so that figures can be compared."""
+"""Tokens: vLLM keeps conversations within the same limits, so figures can be compared."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class DatasetOptions:
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt, as text or token ids, and how many tokens to draw for it."""
+    """One prompt, as text or token ids, and how many tokens to generate for it."""
 
     prompt: str | list[int]
     output_len: int

@@ -1,4 +1,4 @@
-"""How long a call takes on a device, and the two limits of the device that calls are held against.
+"""How long a call takes on a device, and the device's two limits that calls are compared with.
 
 On a GPU the calls are captured in a graph, because that is how a step runs them and launching from Python would cost
 more than many of them take. They go round several sets of arguments, so that what a call reads is no longer in the
@@ -19,7 +19,7 @@ Call = Callable[[], object]
 
 REPLAYS = 9
 _GRAPH_S = 2e-3
-"""A graph holds about this much work: far more than a replay costs."""
+"""Seconds of work in a graph: far more than a replay costs."""
 _MOST_CALLS = 2_000
 _CACHES = 3.0
 """The arguments of all sets together are this many times as large as the last cache."""
@@ -58,7 +58,7 @@ def measure_limits(device: torch.device) -> Limits:
 
 
 def sets_of_arguments(moved: int, held: int, device: torch.device) -> int:
-    """How many sets a call of `moved` bytes goes round to find none in the cache.
+    """How many sets of arguments a call of `moved` bytes cycles through, so that none is in the cache.
 
     What is small stays in the cache, as in a step, where the op before has just written it.
 

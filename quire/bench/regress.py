@@ -18,7 +18,7 @@ from quire.errors import ConfigError, reason
 DESCRIPTION = "Compare the figures of two files, or of several runs each; exit code 1 if any got worse."
 STANDARD_INPUT = "-"
 _MAD_TO_STD = 1.4826
-"""Of a normal distribution: by this many median absolute deviations it scatters."""
+"""Standard deviation of a normal distribution, in median absolute deviations."""
 _NOISE_STDS = 2.0
 
 Key = tuple[str, str]

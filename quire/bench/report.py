@@ -63,7 +63,7 @@ def table(title: str, sections: Sequence[tuple[str, Sequence[Row]]]) -> str:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings flattened to field names, secrets blotted out."""
+    """Settings flattened to field names, secrets masked."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict) and name not in ("extra_body", "override_generation_config"):

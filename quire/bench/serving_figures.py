@@ -107,7 +107,7 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def _throughput(run: Run) -> dict[str, Any]:
-    """What came through, in all and a second."""
+    """Requests and tokens, in all and per second."""
     load, done = run.load, run.load.completed
     inputs, outputs = sum(o.prompt_tokens for o in done), sum(o.output_tokens for o in done)
     limits = _limits(run.options)
@@ -129,7 +129,7 @@ def _throughput(run: Run) -> dict[str, Any]:
 
 
 def _fairness(run: Run) -> dict[str, Any]:
-    """What may have flattered or spoilt the figures."""
+    """What may have distorted the figures: caches, drafts, a slow client."""
     done = run.load.completed
     inputs = sum(outcome.prompt_tokens for outcome in done)
     cached = [outcome.cached_tokens for outcome in done if outcome.cached_tokens is not None]
