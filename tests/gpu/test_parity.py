@@ -80,7 +80,7 @@ def test_float32_text_is_transformers(case: str, tmp_path: Path) -> None:
 
 
 def preempted(directory: Path, reference: Oracle, batch: list[list[int]]) -> None:
-    """On so few blocks that sequences are put back, in both modes."""
+    """On so few blocks that sequences are preempted, in both modes."""
     reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):

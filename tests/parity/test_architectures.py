@@ -90,7 +90,7 @@ def again(llm: LLM, reference: Oracle, batch: list[list[int]], greedy: list[list
 
 
 def preempted(directory: Path, batch: list[list[int]], greedy: list[list[int]]) -> None:
-    """The same tokens on so few blocks that sequences are put back, in both modes."""
+    """The same tokens on so few blocks that sequences are preempted, in both modes."""
     reaches = [GroupWindow(group.window) for group in read_spec(directory).kv_groups()]
     for_one = sum(reach.max_blocks(max(LENGTHS) + TOKENS, CHUNK, SETTINGS["block_size"]) for reach in reaches)
     for mode in ("recompute", "swap"):
