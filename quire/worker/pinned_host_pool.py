@@ -1,8 +1,8 @@
 """The host pool's memory: blocks in pinned memory, which a thread of its own prepares.
 
-Pinning is slow (some 0.6 s a GiB), and while the driver registers memory, launches of all threads wait. So the thread
-takes the pages first, which disturbs nobody, then registers them part by part, with pauses. Knows nothing about what
-the blocks hold.
+Pinning is slow, some 0.6 s a GiB, and while the driver registers memory, launches of all threads wait. So the thread
+takes the pages first, which makes no other thread wait, then registers them, part by part and with pauses. Knows
+nothing about what the blocks hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 PART_BYTES = 32 * 2**20
 """Memory that is pinned at a time. On an H100 machine, taking its pages takes 18 ms and registering it 2 ms."""
 PAUSE_S = 0.02
-"""Between two parts that nobody waits for."""
+"""Pause between two parts."""
 
 _log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 class PinnedHostPool:
     """Blocks of host memory by number.
 
-    Where the system pins no more memory, the remaining parts are ordinary memory: copies to them wait for the device,
-    but no request is lost.
+    A part that is needed before it is prepared is prepared next, without a pause, and waited for. Where the system pins
+    no more memory, the remaining parts are ordinary memory: copies to them wait for the device, but no request fails.
 
     Args:
         num_blocks: Of the pool.
@@ -71,8 +71,7 @@ class PinnedHostPool:
     def runs(self, blocks: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """The blocks as few tensors: numbers that follow each other in one part are one of them.
 
-        Yields the place in `blocks` of a tensor's first block, and the tensor: [n, *shape]. A part that is not prepared
-        yet is prepared next, and waited for.
+        Yields the place in `blocks` of a tensor's first block, and the tensor: [n, *shape].
         """
         first = 0
         while first < len(blocks):

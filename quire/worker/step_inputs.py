@@ -6,7 +6,7 @@ follows from them and from the slot table).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,9 +15,9 @@ from quire.worker.kv_transfer import BlockMoves
 from quire.worker.slot_table import SlotUpdates
 
 
-@dataclass(frozen=True)
-class StepInputs:
-    """Device tensors of one step; all int64. Padding belongs to the dummy slot.
+class StepInputs(NamedTuple):
+    """Device tensors of one step; all int64. Padding belongs to the dummy slot. Fields are used by name; it is a tuple
+    because one is made for every step.
 
     Attributes:
         slots: [rows], see HostBatch; the same for the next four.

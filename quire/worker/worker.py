@@ -157,7 +157,7 @@ class Worker:
             return
         precompiled = loaded.kernels_known and (loaded.gemm_warmup is None or loaded.gemm_warmup.result())
         fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
-        with self._stage("graphs"), _room_for("recorded steps", fewer):
+        with self._stage("graphs"), _room_for("CUDA graphs", fewer):
             self._runner.capture_graphs(most, precompiled=precompiled)
 
     # --- serving ------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Worker:
                 self._precompiler.finish()
 
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
-        """Let products of the layers' shapes be used once, while others compile and read."""
+        """Let a thread run the libraries' products of the layers' shapes once, while weights are read."""
         gemms = gemms_of(factory.layers, spec.vocab_size, spec.hidden, self._limits, self._shapes().all())
         return start_warmup(gemms, factory.options)
 
@@ -242,7 +242,7 @@ class Worker:
     def _build_runner(
         self, spec: ModelSpec, model: Model, slots: SlotTable, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> ModelRunner:
-        """On a CPU and a GPU; without `transfer`, one that has no host pool."""
+        """A runner on this KV cache; without `transfer`, it has no host pool."""
         limits = self._limits
         return ModelRunner(
             model,

@@ -101,10 +101,12 @@ class Driver:
         return sequence
 
     def plan(self, moves: list[tuple[Sequence, int]]) -> tuple[Plan, list[Sequence]]:
-        """The plan that moves each sequence by so many tokens, and who reads in it: whoever passes its prompt."""
+        """The plan that moves each sequence by so many tokens, and the sequences that reach their prompt's end: they
+        sample.
+        """
         self.step += 1
         changes: list[tuple[int, int, int, int]] = []
-        given, tokens, reads, readers = [], [], [], []
+        given, tokens, sampled_rows, samplers = [], [], [], []
         for row, (sequence, count) in enumerate(moves):
             end = sequence.length + count
             while sequence.blocks * self.block_size < end:
@@ -117,8 +119,8 @@ class Driver:
                 given.append(row)
                 tokens += sequence.prompt[sequence.length : end]
             if end >= len(sequence.prompt):
-                reads.append(row)
-                readers.append(sequence)
+                sampled_rows.append(row)
+                samplers.append(sequence)
             sequence.length = end
         admitted = [s.admitted() for s in self._new]
         self._new = []
@@ -133,19 +135,19 @@ class Driver:
             counts=[count for _, count in moves],
             token_rows=given,
             tokens=tokens,
-            sampled_rows=reads,
+            sampled_rows=sampled_rows,
         )
-        return plan, readers
+        return plan, samplers
 
     def move(self, moves: list[tuple[Sequence, int]]) -> Result:
         """Plan, execute, and hand the tokens out."""
-        plan, readers = self.plan(moves)
+        plan, samplers = self.plan(moves)
         result = self.worker.execute(plan)
-        hand_out(result, readers)
+        hand_out(result, samplers)
         return result
 
     def generate(self, sequences: list[Sequence], count: int, chunk: int = 512) -> list[list[int]]:
-        """`count` tokens of each, all in one batch; prompts are read `chunk` tokens at a time."""
+        """`count` tokens of each, all in one batch; prompts move `chunk` tokens at a time."""
         while any(len(s.sampled) < count for s in sequences):
             moves = []
             for s in sequences:
@@ -156,15 +158,15 @@ class Driver:
         return [s.sampled for s in sequences]
 
 
-def hand_out(result: Result, readers: list[Sequence]) -> None:
+def hand_out(result: Result, samplers: list[Sequence]) -> None:
     """Give each reader what the result says it gained."""
-    assert len(result.counts) == len(readers)
+    assert len(result.counts) == len(samplers)
     position = 0
-    for count, sequence in zip(result.counts, readers, strict=True):
+    for count, sequence in zip(result.counts, samplers, strict=True):
         sequence.sampled += result.tokens[position : position + count]
         if result.logprobs:
             sequence.logprobs += result.logprobs[position : position + count]
         position += count
-    for read, message in result.errors:
-        readers[read].errors.append(message)
+    for place, message in result.errors:
+        samplers[place].errors.append(message)
     assert position == len(result.tokens)

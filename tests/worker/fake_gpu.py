@@ -35,12 +35,12 @@ from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.replay_by_running import ReplayByRunning
 
 STEPS = 60
-LONGEST, ROWS, TOKENS, RECORDED = 1_400, 20, 1_500, 512
-CARD = GPUTarget("cuda", 90, 32)
+LONGEST, ROWS, TOKENS, CAPTURED = 1_400, 20, 1_500, 512
+GPU = GPUTarget("cuda", 90, 32)
 
 
-def imagine() -> None:
-    """Let this process take its processor for a card of sm_90."""
+def fake_gpu() -> None:
+    """Let this process take its CPU for a GPU of sm_90."""
     triton.runtime.driver.set_active(NoCard())
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=132)  # type: ignore
@@ -62,8 +62,8 @@ def imagine() -> None:
     )
 
 
-class Card:
-    """A runner of a model on the imaginary card, and the kernels that were missed so far."""
+class FakeGpu:
+    """A runner of a model on the fake GPU, and the kernels that were missed so far."""
 
     def __init__(self, directory: Path, dtype: str, mode: str, compile: precompiler.Compile | None = None) -> None:
         from quire.clock import SystemClock
@@ -99,8 +99,8 @@ class Card:
         return list(self.precompiler.names)
 
     def serve(self, seed: int) -> list[str]:
-        """What the largest step, recording, and random steps that are replayed or not, missed. They are launched in the
-        usual way, but by Triton: only what it would run does not run.
+        """The kernels that warm-up missed: of the largest step, of graph capture, and of random steps that are replayed
+        or not. They are launched as usual, by Triton, but nothing runs.
         """
         from quire.clock import SystemClock
         from quire.worker.kv_tensors import allocate_kv_cache
@@ -118,7 +118,7 @@ class Card:
         with self.precompiler.warmup():
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
             runner.run_largest(worker._deferred)
-            runner.capture_graphs(RECORDED)
+            runner.capture_graphs(CAPTURED)
             random_steps(runner.launch, self.spec.vocab_size, self.config.model.max_model_len, random.Random(seed))
         assert any(not shape.is_decode for shape in graphs.replayed)
         return self.precompiler.names[found:]
@@ -136,7 +136,7 @@ def worker_dtype(name: str) -> torch.dtype:
 
 
 def random_steps(launch: Callable[[Any], Any], vocab: int, longest: int, choose: random.Random) -> None:
-    """Sequences come and go, prompts are read in chunks, and everybody asks for something else."""
+    """Sequences come and go, prompts are prefilled in chunks, and each asks for something else."""
     from tests.worker.driver import Driver, Sequence
 
     driver = Driver.__new__(Driver)
@@ -173,7 +173,7 @@ def wishes(choose: random.Random, vocab: int) -> dict[str, Any]:
             {"temperature": 1.0, "top_k": 5, "min_p": 0.1},
         )
     )
-    rules: dict[str, Any] = choose.choice(
+    transforms: dict[str, Any] = choose.choice(
         (
             {},
             {"presence_penalty": 0.5},
@@ -183,7 +183,7 @@ def wishes(choose: random.Random, vocab: int) -> dict[str, Any]:
         )
     )
     reports = choose.choice(({}, {"logprobs": 0}, {"logprobs": 3}, {"prompt_logprobs": 1}, {"logprobs": vocab}))
-    return {**asked, **rules, **reports}
+    return {**asked, **transforms, **reports}
 
 
 def scored(plan: Any, choose: random.Random) -> list[PromptLogprobsRow]:
@@ -197,14 +197,14 @@ def scored(plan: Any, choose: random.Random) -> list[PromptLogprobsRow]:
 
 def main(directories: list[str]) -> None:
     """One line of JSON a model and dtype: its directory, dtype, what was found and what was missed."""
-    imagine()
+    fake_gpu()
     torch.set_num_threads(1)
     for directory in directories:
         for dtype, mode in (("bfloat16", "raw_logprobs"), ("float32", "processed_logits")):
-            card = Card(Path(directory), dtype, mode)
-            found = card.warm_up()
-            missed = card.serve(seed=len(directory))
-            card.forget()
+            gpu = FakeGpu(Path(directory), dtype, mode)
+            found = gpu.warm_up()
+            missed = gpu.serve(seed=len(directory))
+            gpu.forget()
             print(json.dumps({"model": directory, "dtype": dtype, "found": found, "missed": missed}), flush=True)
 
 

@@ -90,7 +90,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_join_and_leave_between_steps(plain: Path) -> None:
-    """A sequence draws the same tokens while others are read in chunks beside it, start late or end early."""
+    """A sequence samples the same tokens while others are prefilled in chunks beside it, start late or end early."""
     driver = Driver(config_for(plain, block_size=8))
     long, short, late = prompts((80, 3, 21))
     first, second = driver.admit(3, long), driver.admit(0, short)
@@ -115,14 +115,14 @@ def test_slots_and_blocks_are_used_again(plain: Path) -> None:
 
 
 def test_a_plan_needs_no_tokens_of_the_one_before(plain: Path) -> None:
-    """All plans are made before the first result is looked at: what a step draws stays on the device."""
+    """All plans are made before the first result is taken: what a step samples stays on the device."""
     driver = Driver(config_for(plain))
     batch = [driver.admit(slot, prompt) for slot, prompt in enumerate(prompts((5, 40)))]
     plans = [driver.plan([(s, len(s.prompt)) for s in batch])]
     plans += [driver.plan([(s, 1) for s in batch]) for _ in range(TOKENS - 1)]
     results: list[Result] = [driver.worker.execute(plan) for plan, _ in plans]
-    for result, (_, readers) in zip(results, plans, strict=True):
-        hand_out(result, readers)
+    for result, (_, samplers) in zip(results, plans, strict=True):
+        hand_out(result, samplers)
     assert [len(s.sampled) for s in batch] == [TOKENS, TOKENS]
     assert_greedy(plain, batch)
 
@@ -152,7 +152,7 @@ def test_a_step_without_reads_or_rows(plain: Path) -> None:
 
 
 def test_broken_row_fails_alone(tmp_path: Path) -> None:
-    """A token whose embedding is NaN: its reads are errors, and nobody else notices, not even on its old blocks."""
+    """A token whose embedding is NaN: its positions are errors; no other sequence changes, even on its old blocks."""
     from safetensors.torch import load_file, save_file
 
     directory = make_llama(tmp_path, tokenizer=False)

@@ -1,4 +1,4 @@
-"""Which steps run before they are recorded."""
+"""Which steps run before they are captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which recorded step serves which, and how a step is padded to it."""
+"""Which captured shape serves which step, and how a step is padded to it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_step_of_a_mixed_size_has_no_padding_of_tokens(streams: int) -> None:
         assert shape is not None or size - before <= 128
 
 
-def test_sizes_of_steps_that_are_not_recorded_are_whole_tiles_or_all_there_can_be() -> None:
+def test_sizes_of_steps_that_are_not_captured_are_whole_tiles_or_all_there_can_be() -> None:
     assert GraphShapes(0, 256, 300, 4096).mixed_sizes(300) == [(128, 256), (256, 256), (300, 256)]
     assert GraphShapes(0, 16, 100, 4096).mixed_sizes(100) == [(100, 16)], "never none: on a GPU not each token counts"
 
@@ -78,28 +78,28 @@ def test_shapes_fit_the_engine_and_each_other(most: int, rows: int, tokens: int,
     assert all(one.tokens >= other.tokens for one, other in itertools.pairwise(shapes))
     assert all(shape.tokens <= most and shape.sampled <= rows for shape in shapes)
     prompts = [shape for shape in shapes if not shape.is_decode]
-    assert len(prompts) <= 21  # each takes some 20 ms to record
+    assert len(prompts) <= 21  # each takes some 20 ms to capture
     assert all(shape.tokens <= min(tokens, length, 512) for shape in prompts)
     assert all(shape.sampled + 2 <= shape.rows <= MOST_ROWS for shape in prompts)
 
 
-def test_what_a_step_lacks_is_the_dummys() -> None:
+def test_padding_belongs_to_the_dummy_slot() -> None:
     choose = random.Random(0)
     for _ in range(200):
         counts = [choose.choice([1, 1, 2, 7, 30]) for _ in range(choose.randint(1, 12))]
-        reads = sorted(choose.sample(range(len(counts)), choose.randint(0, len(counts))))
+        sampled = sorted(choose.sample(range(len(counts)), choose.randint(0, len(counts))))
         shape = GraphShapes(512, 64, 8192, 900).for_prompts(sum(counts), len(counts), counts.count(1))
         assert shape is not None
-        check_padded(counts, reads, shape)
+        check_padded(counts, sampled, shape)
     for rows in (1, 5, 8):
         check_padded([1] * rows, list(range(rows)), GraphShape.decode(8))
     check_padded([16], [0], GraphShape.with_prompts(StepKind.PREFILL, 16, 8, 64))
     check_padded([15], [], GraphShape.with_prompts(StepKind.PREFILL, 16, 8, 64))
 
 
-def check_padded(counts: list[int], reads: list[int], shape: GraphShape) -> None:
+def check_padded(counts: list[int], sampled: list[int], shape: GraphShape) -> None:
     rows, tokens, slots = len(counts), sum(counts), list(range(3, 3 + len(counts)))
-    plan = Plan(1, [], [], [], [], [], slots, counts, list(range(rows)), [7] * tokens, reads)
+    plan = Plan(1, [], [], [], [], [], slots, counts, list(range(rows)), [7] * tokens, sampled)
     host = HostBatch.of(plan, np.full(DUMMY, 40))
     whole = host.padded_to(shape, DUMMY)
     assert (len(whole.slots), len(whole.token_ids), len(whole.sampled_slots)) == (
@@ -124,7 +124,7 @@ def check_padded(counts: list[int], reads: list[int], shape: GraphShape) -> None
     ):
         own = getattr(host, name)
         assert getattr(whole, name)[: len(own)].tolist() == own.tolist(), name
-    assert set(whole.slots[rows:]) <= {DUMMY} >= set(whole.sampled_slots[len(reads) :])
+    assert set(whole.slots[rows:]) <= {DUMMY} >= set(whole.sampled_slots[len(sampled) :])
     assert (whole.max_lengths[rows:] == 0).all()
     expected = [(row, offset) for row, count in enumerate(whole.counts) for offset in range(count)]
     assert list(zip(whole.row_of_token, whole.offsets, strict=True)) == expected

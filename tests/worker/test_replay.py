@@ -1,5 +1,5 @@
-"""Recorded steps give what others give. On a CPU what was recorded is run again: the same launches, of references of a
-card's kernels, with all that the host knew when it was recorded, on the columns of the day.
+"""Replayed steps give the same results as others. On a CPU, what was captured is run again: the same launches, of the
+references of a GPU's kernels, with all that the host knew at capture, on newly staged inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST = 200
 
 
 def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBackend:
-    """A card's, with references for its kernels."""
+    """A GPU's, with references for its kernels."""
     from quire.attention.triton import TritonAttention
 
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBack
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "CudaGraphs", ReplayByRunning)
     monkeypatch.setattr(model_runner, "BufferRing", CountedBufferRing)
     monkeypatch.setattr(buffer_ring, "_has_memory", lambda device: True)
@@ -58,10 +58,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("tiny"), tokenizer=False)
 
 
-def driver_of(directory: Path, *, recorded: bool, **values: Any) -> Driver:
+def driver_of(directory: Path, *, captured: bool, **values: Any) -> Driver:
     config = config_for(directory, num_gpu_blocks_override=1000, **values)
     driver = Driver(config, len(read_spec(directory).kv_groups()))
-    if recorded:
+    if captured:
         driver.worker._runner.capture_graphs(MOST, precompiled=True)
     return driver
 
@@ -80,7 +80,7 @@ PLAIN: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 2**64 - 1},
 ]
 REPORTING: list[dict[str, Any]] = [{"logprobs": 2}, {}, {"temperature": 0.7, "logprobs": 0, "seed": 5}]
-RULED: list[dict[str, Any]] = [
+TRANSFORMED: list[dict[str, Any]] = [
     {"presence_penalty": 1.5, "prompt_len": 3, "history": [5, 6, 7]},
     {"temperature": 1.1, "seed": 4},
     {"logit_bias": {9: 30.0}},
@@ -88,10 +88,10 @@ RULED: list[dict[str, Any]] = [
 
 
 def texts(
-    tiny: Path, owners: list[dict[str, Any]], *, recorded: bool, mode: str
+    tiny: Path, owners: list[dict[str, Any]], *, captured: bool, mode: str
 ) -> tuple[list[Sequence], list[GraphShape]]:
-    """What sequences draw in 12 steps: the first ones together, then one joins, then one is left."""
-    driver = driver_of(tiny, recorded=recorded, logprobs_mode=mode)
+    """What sequences sample in 12 steps: the first ones together, then one joins, then one is left."""
+    driver = driver_of(tiny, captured=captured, logprobs_mode=mode)
     sequences = [driver.admit(slot, [5, 6, 7 + slot], **owner) for slot, owner in enumerate(owners)]
     driver.generate(sequences[:-1], 5)
     driver.generate(sequences, 9)
@@ -100,10 +100,10 @@ def texts(
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-@pytest.mark.parametrize("owners", [PLAIN, REPORTING, RULED, PLAIN[:2] + RULED + REPORTING])
-def test_recorded_steps_draw_and_report_the_same(owners: list[dict[str, Any]], mode: str, tiny: Path) -> None:
-    plain, none = texts(tiny, owners, recorded=False, mode=mode)
-    again, shapes = texts(tiny, owners, recorded=True, mode=mode)
+@pytest.mark.parametrize("owners", [PLAIN, REPORTING, TRANSFORMED, PLAIN[:2] + TRANSFORMED + REPORTING])
+def test_replayed_steps_sample_and_report_the_same(owners: list[dict[str, Any]], mode: str, tiny: Path) -> None:
+    plain, none = texts(tiny, owners, captured=False, mode=mode)
+    again, shapes = texts(tiny, owners, captured=True, mode=mode)
     assert not none
     assert len({shape for shape in shapes if shape.is_decode}) > 1
     assert [s.sampled for s in again] == [s.sampled for s in plain]
@@ -114,14 +114,15 @@ def test_recorded_steps_draw_and_report_the_same(owners: list[dict[str, Any]], m
 
 # --- steps with prompts in them -------------------------------------------------------------------------------------
 
-WISHES = [{}, {}, *PLAIN[1:], *REPORTING, *RULED, {"prompt_logprobs": 1}]
+WISHES = [{}, {}, *PLAIN[1:], *REPORTING, *TRANSFORMED, {"prompt_logprobs": 1}]
 
 
-def results(directory: Path, *, recorded: bool, mode: str) -> tuple[list[Result], list[GraphShape]]:
-    """Of random steps: sequences come and go, prompts are read whole or in chunks, a token at a time too, some of them
-    without a read, beside sequences that draw."""
+def results(directory: Path, *, captured: bool, mode: str) -> tuple[list[Result], list[GraphShape]]:
+    """Of random steps: sequences come and go, prompts are computed whole or in chunks, also of one token, some of them
+    without a sampled position, beside sequences that decode.
+    """
     choose = random.Random(SEED)
-    driver = driver_of(directory, recorded=recorded, logprobs_mode=mode)
+    driver = driver_of(directory, captured=captured, logprobs_mode=mode)
     running: dict[int, Sequence] = {}
     found = []
     for _ in range(STEPS):
@@ -139,9 +140,9 @@ def results(directory: Path, *, recorded: bool, mode: str) -> tuple[list[Result]
             if count:
                 moves.append((sequence, count))
             room -= count
-        plan, readers = driver.plan(moves)
+        plan, samplers = driver.plan(moves)
         found.append(driver.worker.execute(plan))
-        hand_out(found[-1], readers)
+        hand_out(found[-1], samplers)
         running = {s: one for s, one in running.items() if one.length < len(one.prompt) + 9}
     return found, replayed(driver)
 
@@ -151,8 +152,8 @@ def test_small_steps_of_any_rows_give_the_same(case: str, tiny: Path, tmp_path: 
     """Also where layers have windows and tables of their own, and where tokens choose experts."""
     directory = tiny if case == "llama" else make_tiny(tmp_path, **CASES[case])
     for mode in ("raw_logprobs", "processed_logits"):
-        plain, none = results(directory, recorded=False, mode=mode)
-        again, shapes = results(directory, recorded=True, mode=mode)
+        plain, none = results(directory, captured=False, mode=mode)
+        again, shapes = results(directory, captured=True, mode=mode)
         assert not none
         of_prompts = [shape for shape in shapes if not shape.is_decode]
         assert len(of_prompts) > 5
@@ -164,7 +165,7 @@ def test_small_steps_of_any_rows_give_the_same(case: str, tiny: Path, tmp_path: 
 
 
 def test_log_probabilities_of_prompts_are_not_replayed(tiny: Path) -> None:
-    driver = driver_of(tiny, recorded=True)
+    driver = driver_of(tiny, captured=True)
     plan, _ = driver.plan([(driver.admit(0, [5] * 30, prompt_logprobs=1), 30)])
     result = driver.worker.execute(msgspec.structs.replace(plan, prompt_logprobs_rows=[PromptLogprobsRow(0, 0, 20, 5)]))
     assert len(result.prompt_logprobs[0]) == 20

@@ -13,7 +13,7 @@ from quire.worker import step_handle
 from quire.worker.step_handle import StepHandle, StepTimers
 
 
-class Card:
+class FakeGpu:
     """Its clock, in milliseconds, and how far its stream has come."""
 
     def __init__(self) -> None:
@@ -36,32 +36,32 @@ class Card:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Card:
-    card = Card()
-    monkeypatch.setattr(step_handle, "_timed_event", card.event)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gpu = FakeGpu()
+    monkeypatch.setattr(step_handle, "_timed_event", gpu.event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    return card
+    return gpu
 
 
-def launch(card: Card, timers: StepTimers, ms: float) -> StepHandle:
+def launch(gpu: FakeGpu, timers: StepTimers, ms: float) -> StepHandle:
     timer = timers.start()
-    card.launched = max(card.launched, card.now) + ms
+    gpu.launched = max(gpu.launched, gpu.now) + ms
     return timer.stop(lambda took: Result(0, [], [], device_ms=took))
 
 
-def test_steps_one_behind_another_take_their_own_time(card: Card) -> None:
-    """With as many in flight as may be, and each looked at before the next is launched."""
+def test_back_to_back_steps_take_their_own_time(gpu: FakeGpu) -> None:
+    """With as many in flight as may be; the result of each is taken before the next is launched."""
     timers, handles, found = StepTimers(torch.device("cuda")), [], []
     for ms in (3.0, 5.0, 2.0, 7.0, 1.0, 4.0):
-        handles.append(launch(card, timers, ms))
+        handles.append(launch(gpu, timers, ms))
         if len(handles) == 2:
             found.append(handles.pop(0).result().device_ms)
     assert found == [3.0, 5.0, 2.0, 7.0, 1.0]
-    assert card.records == 7, "one end each, and one beginning"
+    assert gpu.records == 7, "one end each, and one beginning"
 
 
-def test_a_pause_is_nobodys_time(card: Card) -> None:
+def test_a_pause_belongs_to_no_step(gpu: FakeGpu) -> None:
     timers = StepTimers(torch.device("cuda"))
     for ms in (3.0, 5.0, 2.0):
-        assert launch(card, timers, ms).result().device_ms == ms
-        card.now += 100
+        assert launch(gpu, timers, ms).result().device_ms == ms
+        gpu.now += 100

@@ -11,12 +11,14 @@ import torch
 
 from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
+from quire.messages import Plan
 from quire.models.spec import read_spec
+from quire.planning.memory_plan import MeasuredMemory
 from quire.worker import worker
 from quire.worker.model_runner import ModelRunner
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
-from tests.worker.driver import Driver, config_for
+from tests.worker.driver import Driver, admitted, config_for
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,20 @@ def test_what_else_does_not_fit_on_a_gpu_is_refused_by_flag(
     monkeypatch.setattr(owner, call.__name__, _run_out)
     with pytest.raises(MemoryBudgetError, match=flag):
         Worker(config_for(tiny, max_cudagraph_capture_size=2), SystemClock()).load()
+
+
+def test_the_number_of_blocks_may_be_agreed_between_the_steps_of_a_start(tiny: Path) -> None:
+    """As ranks will do: each step takes values of the steps before it, and leaves all else to the caller."""
+    worker = Worker(config_for(tiny, block_size=16), SystemClock())
+    loaded = worker.read_weights()
+    assert worker.measure(loaded) == MeasuredMemory(None)
+    worker.allocate(loaded, num_blocks=3, num_host_blocks=2)
+    worker.capture_graphs(loaded)
+    owner = admitted(0, seed=1, num_sampled=0, temperature=0.0)
+    out = worker.execute(Plan(1, [owner], [0] * 3, [0] * 3, [0, 1, 2], [3, 1, 2], [0], [40], [0], [5] * 40, [0]))
+    swap = {"swap_out": [(1, 0), (2, 1)], "swap_in": []}
+    worker.execute(Plan(2, [], [], [], [], [], [], [], [], [], [], **swap))
+    assert (len(out.tokens), out.errors) == (1, [])
 
 
 @pytest.mark.parametrize("error", [MemoryBudgetError("Even one block"), torch.OutOfMemoryError("CUDA out of memory.")])

@@ -1,4 +1,4 @@
-"""Sequences that are never completed: against the plain definition, over histories, draws and slots of all kinds."""
+"""Sequences that are never completed: against the plain definition, for all kinds of histories and slots."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def forbidden(output: list[int], words: list[list[int]]) -> set[int]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(owners=st.lists(st.tuples(TOKENS, TOKENS, WORDS), min_size=1, max_size=3), draws=st.lists(TOKENS, max_size=4))
-def test_the_last_token_is_not_drawn_behind_all_others(
-    owners: list[tuple[list[int], list[int], list[list[int]]]], draws: list[list[int]]
+@given(owners=st.lists(st.tuples(TOKENS, TOKENS, WORDS), min_size=1, max_size=3), steps=st.lists(TOKENS, max_size=4))
+def test_the_last_token_is_not_sampled_after_all_others(
+    owners: list[tuple[list[int], list[int], list[list[int]]]], steps: list[list[int]]
 ) -> None:
-    rules, outputs = BadWords(torch.device("cpu")), []
+    forbidding, outputs = BadWords(torch.device("cpu")), []
     for slot, (prompt, output, words) in enumerate(owners):
         history = {"history": prompt + output, "prompt_len": len(prompt)}
-        assert rules.admit(admitted(slot, seed=0, num_sampled=len(output), bad_words=words, **history))
+        assert forbidding.admit(admitted(slot, seed=0, num_sampled=len(output), bad_words=words, **history))
         outputs.append(list(output))
     active = [(slot, slot) for slot in range(len(owners))]
-    for row in [*draws, []]:
+    for row in [*steps, []]:
         logits = torch.zeros(len(owners), VOCAB)
-        rules.apply(logits, active)
+        forbidding.apply(logits, active)
         for slot, (_, _, words) in enumerate(owners):
             found = set((logits[slot] == -float("inf")).nonzero().flatten().tolist())
             assert found == forbidden(outputs[slot], words), (outputs[slot], words)
         tokens = torch.tensor([(row * len(owners) + [0] * len(owners))[slot] for slot in range(len(owners))])
-        rules.record_tokens(tokens, active)
+        forbidding.record_tokens(tokens, active)
         for slot, token in enumerate(tokens.tolist()):
             outputs[slot].append(token)

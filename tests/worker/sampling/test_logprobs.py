@@ -85,9 +85,9 @@ def test_where_many_are_wanted_rows_are_looked_at_some_at_a_time(
     asked: list[tuple[int, int]] = []
 
     def remembering(op: str, device: str) -> object:
-        def scoring(logits: Tensor, reads: Tensor, tokens: Tensor, k: int, *, normalise: bool) -> TokenScores:
-            asked.append((len(reads), k))
-            return token_logprobs(logits, reads, tokens, k, normalise=normalise)
+        def scoring(logits: Tensor, rows: Tensor, tokens: Tensor, k: int, *, normalise: bool) -> TokenScores:
+            asked.append((len(rows), k))
+            return token_logprobs(logits, rows, tokens, k, normalise=normalise)
 
         return scoring
 

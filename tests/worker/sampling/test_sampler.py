@@ -17,7 +17,7 @@ from quire.worker.sampling.sampler import UNSOUND_TEXT, sample, sample_and_advan
 from quire.worker.slot_table import SlotTable
 from tests.worker.driver import admit, admitted
 
-DRAWS = 40_000
+SAMPLES = 40_000
 LOGITS = torch.tensor([1.0, 3.0, 0.5, 2.5, -1.0, 2.0, -float("inf"), 0.0])
 
 
@@ -27,7 +27,7 @@ def table(owners: list[dict[str, Any]], vocab_size: int) -> SlotTable:
     return slots
 
 
-def draw(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
+def sample_tokens(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
     """One token for each owner; logits [owners, vocab]."""
     slots = table(owners, logits.shape[-1])
     sampled = sample(logits.clone(), np.arange(len(owners)), slots)
@@ -36,11 +36,11 @@ def draw(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
 
 
 def frequencies(logits: Tensor, **owner: Any) -> Tensor:
-    """Counts of each token over DRAWS draws with one seed and rising counters."""
+    """Counts of each token over SAMPLES samples with one seed and rising counters."""
     slots = table([{"seed": 11} | owner], len(logits))
     rows = 2_000
     counts = torch.zeros(len(logits))
-    for first in range(0, DRAWS, rows):
+    for first in range(0, SAMPLES, rows):
         many = table([{"seed": 11, "num_sampled": first + i} | owner for i in range(rows)], slots.vocab_size)
         tokens = sample(logits.repeat(rows, 1), np.arange(rows), many).tokens
         counts += torch.bincount(tokens, minlength=len(logits))
@@ -63,7 +63,7 @@ def keep(probabilities: Tensor, *tokens: int) -> Tensor:
     return kept
 
 
-def test_plain_draws_follow_softmax() -> None:
+def test_plain_sampling_follows_softmax() -> None:
     assert_follows(frequencies(LOGITS), LOGITS.softmax(-1))
 
 
@@ -100,12 +100,12 @@ def test_order_is_temperature_min_p_top_k_top_p() -> None:
 
 def test_greedy_takes_the_likeliest_and_the_first_of_equals() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
-    assert draw(logits, [{"temperature": 0.0}]) == [1]
-    assert draw(logits, [{"top_k": 1, "seed": 5}]) == [1]
+    assert sample_tokens(logits, [{"temperature": 0.0}]) == [1]
+    assert sample_tokens(logits, [{"top_k": 1, "seed": 5}]) == [1]
 
 
 def test_a_tiny_temperature_is_raised_not_divided_by() -> None:
-    assert draw(torch.tensor([[5e4, 4e4, -5e4]]), [{"temperature": 2e-5}]) == [0]
+    assert sample_tokens(torch.tensor([[5e4, 4e4, -5e4]]), [{"temperature": 2e-5}]) == [0]
 
 
 HUGE = 1e39
@@ -114,11 +114,11 @@ HUGE = 1e39
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 1.0}, {"top_p": 1e-50}])
 def test_a_huge_temperature_makes_all_alike_and_not_a_fault(filters: dict[str, Any]) -> None:
-    sampled = {draw(LOGITS[None], [{"temperature": HUGE, "seed": seed} | filters])[0] for seed in range(200)}
+    sampled = {sample_tokens(LOGITS[None], [{"temperature": HUGE, "seed": seed} | filters])[0] for seed in range(200)}
     assert sampled <= set(range(8)) - {6}  # which the logits forbid
     if not filters:
         assert len(sampled) == 7
-    assert draw(LOGITS[None], [{"temperature": HUGE, "allowed_token_ids": [5]} | filters]) == [5]
+    assert sample_tokens(LOGITS[None], [{"temperature": HUGE, "allowed_token_ids": [5]} | filters]) == [5]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
@@ -126,11 +126,13 @@ def test_a_huge_temperature_makes_all_alike_and_not_a_fault(filters: dict[str, A
 def test_huge_penalties_and_biases_do_as_they_say(penalty: float, temperature: float) -> None:
     seen = {"repetition_penalty": penalty, "history": [1, 4, 7], "prompt_len": 1, "temperature": temperature}
     # Raised without end is the likelier of the positive ones; lowered, none of the negative ones is sampled.
-    assert draw(LOGITS[None], [seen | {"top_k": 1}]) == [1 if penalty < 1 else 3]
+    assert sample_tokens(LOGITS[None], [seen | {"top_k": 1}]) == [1 if penalty < 1 else 3]
     bias = {"logit_bias": {2: HUGE, 3: -HUGE}, "temperature": temperature}
-    assert draw(LOGITS[None], [bias]) == [2]
+    assert sample_tokens(LOGITS[None], [bias]) == [2]
     everything = seen | {"logit_bias": {1: HUGE, 4: -HUGE}, "presence_penalty": -2.0}
-    assert draw(LOGITS[None], [everything | {"top_k": 1}]) == [1 if penalty < 1 else 3]  # 1 is divided as it was raised
+    assert sample_tokens(LOGITS[None], [everything | {"top_k": 1}]) == [
+        1 if penalty < 1 else 3
+    ]  # 1 is divided as it was raised
 
 
 def test_equal_scores_are_cut_to_exactly_k() -> None:
@@ -186,11 +188,11 @@ OWNERS = [
 
 @settings(max_examples=30, deadline=None)
 @given(order=st.permutations(range(len(OWNERS))), size=st.integers(1, len(OWNERS)))
-def test_a_row_draws_the_same_whatever_stands_beside_it(order: list[int], size: int) -> None:
+def test_a_row_samples_the_same_whatever_is_beside_it(order: list[int], size: int) -> None:
     logits = torch.randn(len(OWNERS), 300, generator=torch.Generator().manual_seed(2))
-    alone = [draw(logits[i : i + 1], [OWNERS[i]])[0] for i in range(len(OWNERS))]
+    alone = [sample_tokens(logits[i : i + 1], [OWNERS[i]])[0] for i in range(len(OWNERS))]
     chosen = order[:size]
-    assert draw(logits[chosen], [OWNERS[i] for i in chosen]) == [alone[i] for i in chosen]
+    assert sample_tokens(logits[chosen], [OWNERS[i] for i in chosen]) == [alone[i] for i in chosen]
 
 
 @settings(max_examples=200, deadline=None)
@@ -213,7 +215,7 @@ def test_stop_tokens_wait_for_min_tokens() -> None:
     slots = table([{"temperature": 0.0} | ban, {"temperature": 1.0, "top_k": 1} | ban, {"temperature": 0.0}], 4)
     sampled = [sample(logits.clone(), np.arange(3), slots).tokens.tolist() for _ in range(3)]
     assert sampled == [[3, 3, 1], [3, 3, 1], [1, 1, 1]]
-    assert not slots.transforms.active_rows(np.arange(3))  # nobody pays for rules from here on
+    assert not slots.transforms.active_rows(np.arange(3))  # nobody pays for transforms from here on
 
 
 def test_a_ban_ends_with_its_owner() -> None:
@@ -227,7 +229,7 @@ def test_a_ban_ends_with_its_owner() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_unsound_rows_are_told(bad: float) -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(3))
-    expected = draw(logits, [{"seed": 1, "top_p": 0.9}] * 4)
+    expected = sample_tokens(logits, [{"seed": 1, "top_p": 0.9}] * 4)
     logits[1, 7] = bad
     logits[2] = -float("inf")
     slots = table([{"seed": 1, "top_p": 0.9}] * 4, 50)
@@ -237,21 +239,21 @@ def test_unsound_rows_are_told(bad: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
-def test_a_rehearsal_changes_nothing_but_the_dummy(mode: Any) -> None:
-    """It runs what draws, rules and reports may need, and the next draws are what they would have been."""
+def test_warm_up_changes_nothing_but_the_dummy(mode: Any) -> None:
+    """It runs what sampling, transforms and reports may need, and the next tokens are what they would have been."""
     logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(4))
     owners = [{"seed": i, "presence_penalty": 1.5, "history": [1, 2, 3], "prompt_len": 2} for i in range(3)]
-    rehearsed, fresh = table(owners, 30), table(owners, 30)
+    warmed, fresh = table(owners, 30), table(owners, 30)
     before = logits.clone()
-    warm_up(logits, rehearsed, mode)
+    warm_up(logits, warmed, mode)
     assert torch.equal(logits, before)
     for _ in range(3):
-        sampled = [sample(logits, np.arange(3), slots).tokens.tolist() for slots in (rehearsed, fresh)]
+        sampled = [sample(logits, np.arange(3), slots).tokens.tolist() for slots in (warmed, fresh)]
         assert sampled[0] == sampled[1]
-        assert rehearsed.num_sampled.tolist()[:-1] == fresh.num_sampled.tolist()[:-1]
+        assert warmed.num_sampled.tolist()[:-1] == fresh.num_sampled.tolist()[:-1]
 
 
-def test_slots_that_advance_draw_what_sample_does() -> None:
+def test_slots_that_advance_sample_the_same() -> None:
     slots, alone = table(OWNERS, 300), table(OWNERS, 300)
     order = [4, 0, 2, slots.dummy, slots.dummy]  # padding stands behind
     tokens, faults = torch.full((5,), -1), torch.full((5,), 9, dtype=torch.int8)

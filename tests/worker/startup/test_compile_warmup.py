@@ -1,4 +1,4 @@
-"""What a rehearsal finds: all that steps ask for later, from no more of a model than shows every kind of layer."""
+"""What compile warm-up finds: all kernels that steps launch later, from a model of a few layers of every kind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def served(directories: list[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def test_no_step_asks_for_what_was_not_rehearsed(served: list[dict[str, Any]]) -> None:
+def test_no_step_launches_a_kernel_that_warm_up_missed(served: list[dict[str, Any]]) -> None:
     assert len(served) == 2 * len(MODELS)
     for one in served:
         assert len(one["found"]) > 20
@@ -67,7 +67,7 @@ def test_tiles_are_found_whole_and_in_parts(served: list[dict[str, Any]]) -> Non
         assert {"_prefill_attention", "_prefill_attention_split_kv", "_merge_splits"} <= {*one["found"]}
 
 
-def test_the_way_from_the_host_and_back_is_found_once(served: list[dict[str, Any]]) -> None:
+def test_copies_from_the_host_and_back_are_found_once(served: list[dict[str, Any]]) -> None:
     """Whatever the numbers of rows and tokens."""
     for one in served:
         assert one["found"].count("_copy_inputs_from_host") == one["found"].count("_copy_outputs_to_host") == 1
@@ -88,15 +88,15 @@ def test_steps_of_the_smallest_engines(largest: StepLimits) -> None:
     assert all(len(counts) <= largest.rows and sum(counts) <= largest.tokens for counts in steps)
 
 
-def test_a_sketch_has_every_kind_of_layer(directories: list[Path]) -> None:
+def test_a_reduced_model_has_every_kind_of_layer(directories: list[Path]) -> None:
     layers = dict(zip(MODELS, map(layers_of_every_kind, map(read_spec, directories)), strict=True))
     assert layers["gemma3"] == 3  # local, local, full
     assert layers["qwen3 moe"] == 4  # experts in the last alone
     assert layers["gpt2"] == 2
 
 
-def test_a_sketch_is_gone_when_nobody_holds_it(directories: list[Path]) -> None:
-    """Without a look for garbage, which there is none of while the engine starts: its memory is the weights' then."""
+def test_a_reduced_model_is_freed_with_its_last_reference(directories: list[Path]) -> None:
+    """Without garbage collection, which is off while the engine starts: weights need its memory."""
     gc.disable()
     try:
         for directory in directories:

@@ -49,21 +49,21 @@ def test_counts_are_few_enough_to_cost_little() -> None:
 
 @pytest.mark.parametrize("case", MODELS)
 def test_all_products_of_a_step_are_found(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that a worker runs in steps of its own; at recorded steps' rows too, heads at those that are read."""
+    """Those that a worker runs in steps of its own; at captured steps' rows too, heads at sampled positions."""
     directory = make_tiny(tmp_path / "model", **CASES[case])
     spec, largest = read_spec(directory), StepLimits(rows=150, tokens=300, length=600)
-    recorded = GraphShapes(256, largest.rows, largest.tokens, largest.length).all()
+    captured = GraphShapes(256, largest.rows, largest.tokens, largest.length).all()
     factory = LayerFactory(OPTIONS)
     build_model(spec, factory)
-    products = gemms_of(factory.layers, spec.vocab_size, spec.hidden, largest, recorded)
+    products = gemms_of(factory.layers, spec.vocab_size, spec.hidden, largest, captured)
     assert _shapes(products) == _shapes_of_steps(directory, monkeypatch)
     assert len(products) == len(_shapes(products))
     for product in products:
         of_head = product.outputs == spec.vocab_size
         listed = row_counts(largest.rows if of_head else largest.tokens)
-        assert set(product.rows) == {*listed, *(shape.sampled if of_head else shape.tokens for shape in recorded)}
+        assert set(product.rows) == {*listed, *(shape.sampled if of_head else shape.tokens for shape in captured)}
         assert list(product.rows) == sorted(product.rows, reverse=True)
-    assert {48, 96} <= set(products[0].rows), "of recorded steps alone"
+    assert {48, 96} <= set(products[0].rows), "of captured steps alone"
 
 
 def test_each_product_runs_at_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def _shapes_of_steps(directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[Sh
 
 
 def _watch(patch: pytest.MonkeyPatch, see: Callable[[Tensor, Tensor, Tensor | None], Any]) -> None:
-    """Let layers that are built from now on say what they multiply; experts have kernels of their own on a card."""
+    """Let layers that are built from now on say what they multiply; experts have kernels of their own on a GPU."""
 
     def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
         see(x, packed, bias)

@@ -1,4 +1,4 @@
-"""Rules, draws and reports on a card: the same as on a CPU, and without ever waiting for the device."""
+"""Transforms, sampling and log probabilities on a GPU: the same as on a CPU, without ever waiting for the device."""
 
 from __future__ import annotations
 
@@ -66,24 +66,24 @@ def table(device: str) -> SlotTable:
 
 def steps(device: str, mode: LogprobsMode) -> Iterator[tuple[list[int], dict[int, str], list[TokenLogprobs | None]]]:
     """Tokens, errors and reports of a few steps."""
-    slots, reads = table(device), np.arange(len(OWNERS))
+    slots, rows = table(device), np.arange(len(OWNERS))
     generator = torch.Generator().manual_seed(8)
     for step in range(4):
         logits = (torch.randn(len(OWNERS), VOCAB, generator=generator) * 3).bfloat16()
         if step == 2:
             logits[1, 9] = torch.nan
-        tokens, faults, reported, sampled = launched(slots, logits.to(device), reads, mode)
+        tokens, faults, reported, sampled = launched(slots, logits.to(device), rows, mode)
         if device == "cuda":
             torch.cuda.synchronize()
-        reports = slots.host.logprobs_request(reads, mode)
+        reports = slots.host.logprobs_request(rows, mode)
         yield tokens.tolist(), sampled.errors(faults), reports.collect(reported)
 
 
-def launched(slots: SlotTable, logits: Tensor, reads: Any, mode: LogprobsMode) -> Any:
-    """A step's draws and reports, on their way to the host."""
+def launched(slots: SlotTable, logits: Tensor, rows: Any, mode: LogprobsMode) -> Any:
+    """What a step samples and reports, on its way to the host."""
     with no_waiting() if logits.is_cuda else open_end():
-        reports = slots.host.logprobs_request(reads, mode)
-        sampled = sample(logits, reads, slots, keep_scores=reports.processed)
+        reports = slots.host.logprobs_request(rows, mode)
+        sampled = sample(logits, rows, slots, keep_scores=reports.processed)
         reported = reports.launch(logits if sampled.scores is None else sampled.scores, sampled.tokens)
         slots.num_sampled.add_(1)
         tokens, faults = (column.to("cpu", non_blocking=True) for column in (sampled.tokens, sampled.faults))
@@ -96,14 +96,14 @@ def open_end() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
-def test_a_card_draws_and_reports_what_a_cpu_does(mode: LogprobsMode) -> None:
+def test_a_gpu_samples_and_reports_what_a_cpu_does(mode: LogprobsMode) -> None:
     for found, expected in zip(steps("cuda", mode), steps("cpu", mode), strict=True):
         assert found[1] == expected[1]
         assert [t for i, t in enumerate(found[0]) if i not in found[1]] == [
             t for i, t in enumerate(expected[0]) if i not in found[1]
         ]
-        for read, (one, other) in enumerate(zip(found[2], expected[2], strict=True)):
-            if read in found[1]:
+        for row, (one, other) in enumerate(zip(found[2], expected[2], strict=True)):
+            if row in found[1]:
                 continue
             assert (one is None) == (other is None)
             if one is not None and other is not None:
@@ -112,7 +112,7 @@ def test_a_card_draws_and_reports_what_a_cpu_does(mode: LogprobsMode) -> None:
                 assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=1e-4)
 
 
-def test_rules_are_admitted_without_waiting() -> None:
+def test_transforms_are_admitted_without_waiting() -> None:
     slots = SlotTable(len(OWNERS), 1, 1, VOCAB, torch.device("cuda"))
     with no_waiting():
         for i, owner in enumerate(OWNERS):
@@ -121,14 +121,14 @@ def test_rules_are_admitted_without_waiting() -> None:
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
 def test_what_is_compiled_later_takes_its_memory_now(mode: Any) -> None:
-    """The KV cache is sized by the memory of draws, also of those that only rules ask for and that do not run yet."""
+    """The KV cache is sized by the memory of sampling, also of deferred kernels, which do not run yet."""
     from quire.kernels.triton.launching.precompiler import Precompiler
 
     logits = torch.zeros(64, 50_000, dtype=torch.bfloat16, device="cuda")
     slots = SlotTable(64, 1, 1, 50_000, torch.device("cuda"))
     with Precompiler(1, lambda *_: None, lambda: None) as precompiler:
-        asides: list[Deferred] = [nullcontext, nullcontext, lambda: precompiler.warmup(deferred=True)]
-        _, now, later = [_peak(partial(warm_up, logits, slots, mode, deferred)) for deferred in asides]
+        contexts: list[Deferred] = [nullcontext, nullcontext, lambda: precompiler.warmup(deferred=True)]
+        _, now, later = [_peak(partial(warm_up, logits, slots, mode, deferred)) for deferred in contexts]
     assert now == later > logits.numel() * 4
 
 
@@ -140,8 +140,8 @@ def _peak(run: Callable[[], None]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def test_recorded_draws_are_those_of_sample() -> None:
-    """Of slots without rules; rows of the dummy stand behind them."""
+def test_captured_sampling_is_that_of_sample() -> None:
+    """Of slots without transforms, padded with rows of the dummy."""
     slots, alone = table("cuda"), table("cuda")
     plain = [0, 1, 2, 10]
     where = torch.tensor([*plain, slots.dummy, slots.dummy], device="cuda")
