@@ -3,7 +3,8 @@
 Decode rows are split along their keys, longer rows are cut into tiles of queries, and rows of many tokens have a kernel
 of their own where the device serves it (dense prefill); each is one launch, whatever the mix. A step of decode rows
 alone asks nothing of the host but their number: it can be recorded as a graph and replayed at any lengths. So can a
-step that is padded to PaddedLimits."""
+step that is padded to PaddedLimits.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ L = TypeVar("L", bound=Layer)
 
 
 class LayerFactory:
-    """Builds layers whose weights live at `options`; `layers` lists all that have any, in the order they were built.
+    """Builds layers whose weights have these options; `layers` lists all that have any, in the order they were built.
 
     A `transposed` projection is stored as [in, out].
     """

@@ -1,6 +1,6 @@
-"""What every layer with weights can do, and loading them all: first check every need, then allocate and read.
+"""What every layer with weights can do, and loading them all: first check every WeightSpec, then allocate and read.
 
-Layers pull their weights by name; no model has loading code of its own.
+Layers load their weights by name; no model has loading code of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.weights.progress import CountedReads, ReadingProgress
 
 @dataclass(frozen=True)
 class TensorOptions:
-    """Where a layer's weights live, and as what."""
+    """The device and dtype of a layer's weights."""
 
     device: torch.device
     dtype: torch.dtype
@@ -42,12 +42,12 @@ def weight_specs_of(layers: Sequence[Layer]) -> list[WeightSpec]:
 
 
 def load_all_weights(layers: Sequence[Layer], checkpoint: Checkpoint, threads: int, progress: ReadingProgress) -> None:
-    """Let every layer pull its weights, `threads` at a time; when this returns, all have arrived on their device.
+    """Let every layer load its weights, `threads` at a time; when this returns, all have arrived on their device.
 
     Args:
         layers: Those of a model.
-        checkpoint: Has what they need; that must have been checked before.
-        threads: How many layers are pulled at a time.
+        checkpoint: Has what they read; that must have been checked before.
+        threads: How many layers load at a time.
         progress: Advances by the bytes that weights take where they live.
     """
     counted = CountedReads(checkpoint, progress)

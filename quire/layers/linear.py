@@ -20,7 +20,7 @@ class Linear:
         rows: Output features of each.
         columns: Input features.
         bias: Whether they have biases.
-        options: Where the weights live.
+        options: The device and dtype of the weights.
         transposed: The checkpoint has each weight as [columns, rows].
 
     Attributes:

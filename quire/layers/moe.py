@@ -40,7 +40,7 @@ class Experts:
         names: Of each one's projections.
         count: How many.
         hidden, width: Of the stream and of one expert.
-        options: Where the weights live.
+        options: The device and dtype of the weights.
     """
 
     def __init__(

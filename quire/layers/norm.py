@@ -34,10 +34,10 @@ class RMSNorm:
             for the stream stands alone, with 0.
         width: What is normed.
         kind: See RMS.
-        options: Where the weights live.
+        options: The device and dtype of the weights.
 
     Attributes:
-        weight: [width] or [heads, width], once it is pulled.
+        weight: [width] or [heads, width], once it is loaded.
         eps: Added to the mean square.
     """
 

@@ -30,7 +30,7 @@ class Rotary:
         frequencies: [width / 2] fp32, how fast each pair of dimensions turns; or, from the lengths [tokens] that their
             sequences count as, each token's own: [tokens, width / 2].
         scale: What cosine and sine are multiplied with.
-        options: Where the angles are wanted.
+        options: The device and dtype of the angles.
     """
 
     def __init__(self, frequencies: Tensor | Callable[[Tensor], Tensor], scale: float, options: TensorOptions) -> None:

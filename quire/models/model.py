@@ -27,7 +27,7 @@ class Model(Protocol):
 
 
 def build_model(spec: ModelSpec, factory: LayerFactory) -> Model:
-    """A model of this spec, without its weights: `factory.layers` pull them."""
+    """A model of this spec, without its weights: `factory.layers` load them."""
     module, name = ARCHITECTURES[spec.architecture].split(":")
     model: Model = getattr(importlib.import_module(module), name)(spec, factory)
     return model

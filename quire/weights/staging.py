@@ -28,7 +28,7 @@ from quire.errors import CheckpointError
 BUFFER_BYTES = 8 * 2**20
 BUFFERS = 16
 THREADS = 8
-"""Beside those that pull layers: a large tensor's pieces are read by these."""
+"""Beside those that load layers: a large tensor's pieces are read by these."""
 
 
 @dataclass(frozen=True)

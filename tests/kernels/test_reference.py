@@ -73,7 +73,7 @@ def test_rotary_turns_pairs(dtype: torch.dtype) -> None:
     near(out, torch.cat((turned.real, turned.imag), -1))
 
 
-def test_rotate_and_store_touches_its_places_only() -> None:
+def test_qk_norm_rope_and_cache_touches_its_places_only() -> None:
     keys, values = torch.zeros(4, 8, 2, 4), torch.zeros(4, 8, 2, 4)
     qkv, q = normal(3, 5 + 4, 4), torch.empty(3, 5, 4)
     qk_norm_rope_and_cache(qkv, None, 0.0, None, None, keys, values, torch.tensor([8 + 7, 2 * 8, 3 * 8 + 1]), q)
@@ -84,7 +84,7 @@ def test_rotate_and_store_touches_its_places_only() -> None:
     assert (keys != 0).sum() == (values != 0).sum() == 24
 
 
-def test_rotate_and_store_norms_then_turns_queries_and_keys_but_no_values() -> None:
+def test_qk_norm_rope_and_cache_norms_then_turns_queries_and_keys_but_no_values() -> None:
     qkv, norm, q = normal(3, 3 + 4, 8), normal(5, 8, seed=1), torch.empty(3, 3, 8)
     angle = normal(3, 4, seed=2)
     keys, values = torch.zeros(1, 8, 2, 8), torch.zeros(1, 8, 2, 8)

@@ -28,7 +28,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 
 class OneTensor:
-    """A layer that pulls one tensor and then computes with it, as those do that pack."""
+    """A layer that loads one tensor and then computes with it, as those do that pack."""
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name, self.dtype = name, dtype

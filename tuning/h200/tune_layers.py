@@ -7,7 +7,8 @@ and behind it: these fill what a product leaves of the GPU at its end, and a pro
 more steps under way it reads on while they end. So here a layer's kernels run as in a decode step, layer after layer in
 a graph, each with weights and a cache of its own, and one product after the other takes the config with which the whole
 is fastest. Prints microseconds of a layer by config, and the entries for
-quire/kernels/triton/linear/tuned_linear_configs.py."""
+quire/kernels/triton/linear/tuned_linear_configs.py.
+"""
 
 from __future__ import annotations
 

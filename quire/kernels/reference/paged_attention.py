@@ -1,8 +1,9 @@
-"""Attention of a step's rows over the paged cache, the way a GPU takes it: cut into work that fills the device.
+"""Attention of a step's rows over the paged cache, divided among a GPU's programs.
 
-Rows of one token are cut along their contexts into splits, longer rows along their queries into tiles. What is known on
-the device only (lengths) stays there. Keys and values are [blocks, block_size, kv_heads, d]; a block table has a line
-of block ids for each slot. Query heads come in `heads / kv_heads` per KV head, adjacent."""
+The keys of decode rows (of one token) are split, longer rows are cut into tiles of queries. Lengths are known to the
+device only, and stay there. Keys and values are [blocks, block_size, kv_heads, d]; a block table has a line
+of block ids for each slot. Query heads come in `heads / kv_heads` per KV head, adjacent.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ SPLIT_OVERHEAD_TILES = 3
 
 @dataclass(frozen=True)
 class DecodePartials:
-    """Room for what splits leave until they are merged; the reference needs none.
+    """What splits of decode rows leave until they are merged; the reference needs none.
 
     Attributes:
         outputs: [splits, heads, d] fp32, sums of values.
@@ -34,7 +35,7 @@ class DecodePartials:
 
 
 def new_decode_partials(splits: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodePartials:
-    """Room for so many splits."""
+    """For so many splits."""
     return DecodePartials(
         torch.empty((splits, heads, d), device=device),
         torch.empty((splits, heads, 2), device=device),
@@ -44,7 +45,7 @@ def new_decode_partials(splits: int, heads: int, kv_heads: int, d: int, device: 
 
 @dataclass(frozen=True)
 class PrefillPartials:
-    """The same of parts, for each of their queries.
+    """What splits of prefill tiles leave until they are merged, for each of their queries.
 
     Attributes:
         outputs: [queries, heads, d] fp32, means of values.
@@ -56,7 +57,7 @@ class PrefillPartials:
 
 
 def new_prefill_partials(queries: int, heads: int, d: int, device: torch.device) -> PrefillPartials:
-    """Room for so many."""
+    """For so many queries."""
     return PrefillPartials(
         torch.empty((queries, heads, d), device=device), torch.empty((queries, heads), device=device)
     )
@@ -87,8 +88,8 @@ def plan_kv_splits(
     at_once: int,
     min_tiles: int = 1,
 ) -> None:
-    """Cut what rows of one token see into splits of equal length, as far as tiles allow: as many as there is room for,
-    or no more than rows or than are taken at once, whichever is expected to take less time.
+    """Split the keys of decode rows into equal lengths, as far as tiles allow: into as many splits as there is room
+    for, or into no more than there are rows or than run at once, whichever is expected to take less time.
 
     Args:
         starts: [rows] int64, tokens before the step; a row sees them and its own.
@@ -200,9 +201,8 @@ def prefill_attention(
         keys, values, block_table: See decode_attention. The step's own keys and values are among them.
         tile_rows, tile_offsets: [n] int64: a row, and which of its tokens in this step is the tile's first. A tile of
             a row without tokens, from 0, is padding.
-        starts, counts, first_tokens, slots: [rows] int64: tokens before the step and in it, the place of the row's
-        first
-            token in the batch, and its line in the block table.
+        starts, counts: [rows] int64: tokens before the step and in it.
+        first_tokens, slots: [rows] int64: the place of the row's first token in the batch, and its line in the table.
         window: How many tokens a token sees, itself included; None: all before it.
         queries: Tokens a tile; a row's last tile may have fewer.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
@@ -241,15 +241,16 @@ def prefill_attention_split_kv(
     scale: float,
     cap: float | None = None,
 ) -> None:
-    """The same as `prefill_attention`, for tiles that are cut along their keys.
+    """The same as `prefill_attention`, for tiles whose keys are split.
 
     Args:
-        q, keys, values, block_table, starts, counts, first_tokens, slots, window, queries, out, scale, cap: See
-        prefill_attention. tile_rows, tile_offsets: [n] int64, each tile's as often as it has parts. These stand
-        together, in order. split_numbers, split_counts: [n] int64: which of a tile's parts it is, from 0, and how many
-        they are at most:
-            parts are as many as what the tile sees is long enough for. Padding has none.
-        partials: Room for `queries` a part, up to the last part of the last tile that is cut.
+        q, keys, values, block_table: See prefill_attention.
+        tile_rows, tile_offsets: [n] int64, each tile's as often as it has splits. These stand together, in order.
+        split_numbers, split_counts: [n] int64: which of a tile's splits it is, from 0, and how many they are at most:
+            as many as the tile's keys are long enough for. Padding has none.
+        starts, counts, first_tokens, slots, window, queries: See prefill_attention.
+        partials: Memory for `queries` of each split, up to the last split of the last tile.
+        out, scale, cap: See prefill_attention.
     """
     own = split_numbers == 0
     tiles = (tile_rows[own], tile_offsets[own])
@@ -269,13 +270,13 @@ def gather_kv(
     k: Tensor,
     v: Tensor,
 ) -> None:
-    """Bring contexts into contiguous memory, chunk by chunk.
+    """Copy rows' keys and values from the paged cache into contiguous memory, chunk by chunk.
 
     Args:
-        keys, values, block_table: See decode_attention. slots: [rows] int64, each row's line in the block table.
+        keys, values, block_table: See decode_attention.
+        slots: [rows] int64, each row's line in the block table.
         chunk_rows, chunk_offsets, chunk_counts: [chunks] int64: a row, the chunk's first position in its context, and
-        how
-            many of its positions exist.
+            how many of its positions exist.
         k, v: [chunks · n, kv_heads, d], what comes out: n positions of each chunk, 0 for those that do not exist.
     """
     each = len(k) // len(chunk_rows)

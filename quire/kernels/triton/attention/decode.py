@@ -39,7 +39,7 @@ _LONGEST = 2**31 - 1
 
 @dataclass(frozen=True)
 class _Shape:
-    """How a program is cut.
+    """How the work is divided into programs.
 
     Attributes:
         keys: Of a tile.

@@ -4,7 +4,8 @@ A program takes some query tokens of one row and one KV head with all its query 
 products, so that a short chunk fills them too. It reads the row's context through the block block_table, in tiles of
 keys, and keeps a running softmax. A tile of m rows over a context of n costs 4 · m · n · d operations, half of that
 where the context is the row's own, and reads 2 · n · d elements, mostly from the second cache. Of the grid, a tile's KV
-heads stand together: the tiles that take longest begin first, and those of padding last."""
+heads stand together: the tiles that take longest begin first, and those of padding last.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ _AMPLE = 227 * 1024
 
 @dataclass(frozen=True)
 class TileShape:
-    """How a program is cut.
+    """How the work is divided into programs.
 
     Attributes:
         rows: Of products.
         keys: Of a tile.
         warps: Of a program.
         stages: Tiles in work or on their way. The table's loads count too, for half of them.
-        ahead: Stages more where tiles are cut into parts (parts.py): then there are few programs, and with one on a
-            multiprocessor, nothing else is done while keys are on their way.
-        at_once: Programs of a multiprocessor that take parts, as far as registers and shared memory go.
+        ahead: Stages more where tiles' keys are split (prefill_split_kv.py): then there are few programs, and with one
+            on a multiprocessor, nothing else is done while keys are on their way.
+        at_once: Programs of a multiprocessor that take splits, as far as registers and shared memory go.
     """
 
     rows: int

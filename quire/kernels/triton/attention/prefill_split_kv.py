@@ -5,7 +5,8 @@ takes one split of a tile's keys and leaves a partial result in memory: for m ro
 numbers, means of values and logarithms of sums of weights. A second kernel merges the splits of each tile in their
 order, with as many programs as there are splits, each for its share of the tile's rows. A tile with one split writes
 its outputs at once, and the programs that would merge it return. In the grids, which are as large as the metadata is
-long, a tile's KV heads stand together, so that programs of padding come last."""
+long, a tile's KV heads stand together, so that programs of padding come last.
+"""
 
 from __future__ import annotations
 

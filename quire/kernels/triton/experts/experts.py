@@ -1,7 +1,8 @@
 """A mixture of experts on a GPU, captured in graphs at any number of tokens: no launch depends on where tokens go.
 
 The configs of products are a table of measured choices, `tuned_expert_configs`; a mixture that was not measured is
-served like the measured one nearest to it, at the number of tokens that gives an expert as many."""
+served like the measured one nearest to it, at the number of tokens that gives an expert as many.
+"""
 
 from __future__ import annotations
 

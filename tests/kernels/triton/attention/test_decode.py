@@ -15,20 +15,20 @@ from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def cut(
+def plan(
     lengths: list[int],
     room: int,
     window: int | None,
     tile: int,
     device: str,
-    singles: list[int] | None = None,
+    decode_rows: list[int] | None = None,
     min_tiles: int = 1,
     at_once: int = 10,
 ) -> tuple[Tensor, Tensor]:
-    """Pieces of the reference and ours. Rows' slots run backwards; with `singles`, only these have one token."""
+    """Splits of the reference and ours. Rows' slots run backwards; with `decode_rows`, only these have one token."""
     starts = torch.tensor([length - 1 for length in lengths], device=device)
     slots = torch.arange(len(lengths), device=device).flip(0).contiguous()
-    chosen = None if singles is None else torch.tensor(singles, device=device)
+    chosen = None if decode_rows is None else torch.tensor(decode_rows, device=device)
     tokens = None if chosen is None else 2 * chosen + 1
     found, expected = (torch.full((room, 8), 77, dtype=torch.int32, device=device) for _ in range(2))
     ours.plan_kv_splits(starts, slots, chosen, tokens, window, tile, found, at_once, min_tiles)
@@ -43,16 +43,16 @@ def cut(
 def test_contexts_are_cut_as_the_reference_cuts_them(
     lengths: list[int], extra: int, window: int | None, min_tiles: int, at_once: int, device: str
 ) -> None:
-    found, expected = cut(lengths, len(lengths) + extra, window, 8, device, min_tiles=min_tiles, at_once=at_once)
+    found, expected = plan(lengths, len(lengths) + extra, window, 8, device, min_tiles=min_tiles, at_once=at_once)
     live = expected[:, 6] > 0
     assert torch.equal(found[:, 6], expected[:, 6])
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
 
 
 @pytest.mark.parametrize("padding", [0, 1, 5])
-@pytest.mark.parametrize("singles", [[1, 3], []])
-def test_only_rows_of_one_token_are_cut(singles: list[int], padding: int, device: str) -> None:
-    found, expected = cut([5, 80, 7, 300], 12, None, 16, device, singles=singles + [-1] * padding)
+@pytest.mark.parametrize("decode_rows", [[1, 3], []])
+def test_only_rows_of_one_token_are_cut(decode_rows: list[int], padding: int, device: str) -> None:
+    found, expected = plan([5, 80, 7, 300], 12, None, 16, device, decode_rows=decode_rows + [-1] * padding)
     live = expected[:, 6] > 0
     assert torch.equal(found[:, 6], expected[:, 6])
     assert torch.equal(found[live][:, :7], expected[live][:, :7])
@@ -64,7 +64,7 @@ def test_pieces_cover_what_is_seen_once(device: str) -> None:
     for _ in range(10):
         lengths = [int(10 ** rng.uniform(0, 4)) for _ in range(rng.randint(1, 40))]
         window, tile = rng.choice([None, 50]), rng.choice([32, 64])
-        splits = cut(lengths, len(lengths) + rng.randint(0, 50), window, tile, device)[0].tolist()
+        splits = plan(lengths, len(lengths) + rng.randint(0, 50), window, tile, device)[0].tolist()
         for slot, length in enumerate(reversed(lengths)):
             own = [piece for piece in splits if piece[6] and piece[1] == slot]
             seen_from = 0 if window is None else max(0, length - window)
@@ -94,10 +94,10 @@ def check(
     q[0] = NAN
     starts = torch.tensor([0] + [length - 1 for length in lengths], device=device)
     slots = torch.tensor([0, *range(len(lengths))], device=device)
-    singles = torch.arange(1, tokens, device=device)
+    decode_rows = torch.arange(1, tokens, device=device)
     tile = ours.keys_of_tile(d, q.element_size())
     splits = torch.full((room or len(lengths) + 6, 8), -(2**31), dtype=torch.int32, device=device)  # poison
-    ours.plan_kv_splits(starts, slots, singles, singles, window, tile, splits, 6)
+    ours.plan_kv_splits(starts, slots, decode_rows, decode_rows, window, tile, splits, 6)
     partials = reference.new_decode_partials(len(splits), heads, kv_heads, d, torch.device(device))
     partials.outputs.fill_(NAN)
     partials.sums.fill_(NAN)
@@ -185,7 +185,7 @@ def test_room_for_splits(at_once: int) -> None:
 )
 def test_pieces_that_take_the_least_time(lengths: list[int], most: int, device: str) -> None:
     """With 66 taken at once, as on an H200 with 8 KV heads; what was measured there."""
-    found, expected = cut(lengths, ours.kv_splits_for(len(lengths), 66), None, 64, device, min_tiles=2, at_once=66)
+    found, expected = plan(lengths, ours.kv_splits_for(len(lengths), 66), None, 64, device, min_tiles=2, at_once=66)
     assert torch.equal(found[:, 6], expected[:, 6])
     longest = max(end - begin for _, _, begin, end, _, _, count, _ in found.tolist() if count)
     assert -(-longest // 64) == most

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference import padded_attention as reference
-from quire.kernels.reference.paged_attention import compute_slot_mapping as place_tokens_in_torch
+from quire.kernels.reference.paged_attention import compute_slot_mapping as slot_mapping_in_torch
 from quire.kernels.triton.attention.qk_norm_rope import qk_norm_rope_and_cache
 from quire.kernels.triton.attention.slot_mapping import compute_slot_mapping
 
@@ -100,7 +100,7 @@ def test_places_of_tokens(tokens: int, block_size: int, device: str) -> None:
     )
     found, expected = (torch.full((tokens,), -1, device=device) for _ in range(2))
     compute_slot_mapping(table, slots, positions, block_size, found)
-    place_tokens_in_torch(table, slots, positions, block_size, expected)
+    slot_mapping_in_torch(table, slots, positions, block_size, expected)
     assert torch.equal(found, expected)
 
 
