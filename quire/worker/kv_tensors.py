@@ -16,53 +16,55 @@ _GIB = 2**30
 
 
 def allocate_kv_cache(
-    spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Zeroed keys and values of `blocks` blocks and the dummy, block 0: [storages, 2, blocks + 1, block_size, kv_heads,
-    head_dim]. Layers of different groups share a storage.
+    """Zeroed keys and values: [layers of a group, 2, num_blocks + 1, block_size, kv_heads, head_dim].
+
+    Block 0 is the dummy. All KV groups share the tensor: the i-th layer of each group uses its i-th part, in blocks of
+    its own.
 
     Raises:
         MemoryBudgetError: There is not that much memory.
     """
-    storages = max(len(group.layers) for group in spec.kv_groups())
+    layers = max(len(group.layers) for group in spec.kv_groups())
     return _allocate(
-        (storages, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim),
+        (layers, 2, num_blocks + 1, block_size, spec.kv_heads, spec.head_dim),
         dtype,
         device,
-        f"The KV cache of {blocks} blocks" if blocks else "Even one block of KV cache",
+        f"The KV cache of {num_blocks} blocks" if num_blocks else "Even one block of KV cache",
         "lower --gpu-memory-utilization, --kv-cache-memory-bytes or --num-gpu-blocks-override"
-        if blocks
+        if num_blocks
         else "free memory, or give a smaller model",
     )
 
 
-def kv_view(storage: torch.Tensor, spec: ModelSpec) -> KVView:
-    """The storage as attention sees it, layer by layer."""
+def kv_view(kv_cache: torch.Tensor, spec: ModelSpec) -> KVView:
+    """The KV cache by layer, as attention reads it."""
     groups = spec.kv_groups()
-    keys, values = list(storage[:, 0]), list(storage[:, 1])
-    place = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
-    places = [place[layer] for layer in range(spec.layers)]
+    keys, values = list(kv_cache[:, 0]), list(kv_cache[:, 1])
+    by_layer = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+    positions = [by_layer[layer] for layer in range(spec.layers)]
     return KVView(
-        keys=tuple(keys[i] for _, i in places),
-        values=tuple(values[i] for _, i in places),
-        groups=tuple(number for number, _ in places),
+        keys=tuple(keys[i] for _, i in positions),
+        values=tuple(values[i] for _, i in positions),
+        groups=tuple(number for number, _ in positions),
         windows=tuple(group.window for group in groups),
-        block_size=storage.shape[3],
+        block_size=kv_cache.shape[3],
     )
 
 
-def block_transfer(storage: torch.Tensor, host_blocks: int) -> BlockTransfer:
-    """The mover of whole blocks, with a host pool of `host_blocks`.
+def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
+    """Copies whole blocks within the KV cache, and to and from a host pool of `num_host_blocks`.
 
     Raises:
         MemoryBudgetError: There is not that much host memory.
     """
-    flat = storage.flatten(0, 1)  # [2 · storages, blocks, …]
-    if storage.device.type != "cpu":
-        return GpuBlockTransfer(flat, host_blocks)
-    shape = (len(flat), host_blocks, *flat.shape[2:])
-    what = f"A swap space of {host_blocks} blocks"
-    host = _allocate(shape, storage.dtype, storage.device, what, "lower --swap-space")
+    flat = kv_cache.flatten(0, 1)  # [2 · layers of a group, blocks, …]
+    if kv_cache.device.type != "cpu":
+        return GpuBlockTransfer(flat, num_host_blocks)
+    shape = (len(flat), num_host_blocks, *flat.shape[2:])
+    what = f"A swap space of {num_host_blocks} blocks"
+    host = _allocate(shape, kv_cache.dtype, kv_cache.device, what, "lower --swap-space")
     return CpuBlockTransfer(flat, host)
 
 
