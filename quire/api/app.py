@@ -81,7 +81,7 @@ def create_app(
         docs_url="/docs" if documented else None,
         redoc_url="/redoc" if documented else None,
         openapi_url="/openapi.json" if documented else None,
-        redirect_slashes=False,  # a client that is told 307 sends its body again, or does not
+        redirect_slashes=False,  # after a 307 some clients do not send the body again
     )
     for add_routes in _ROUTES:
         add_routes(app, serving)

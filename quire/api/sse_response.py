@@ -1,8 +1,8 @@
 """Server-sent events to a client that may disconnect at any time or read too slowly.
 
-Owns the connection: whatever way it ends, the request is closed. Events are written by whoever brings the engine's
-message, in the same turn of the event loop; the response's own task runs only at the start, while the client's socket
-is full, and at the end. So a token costs no task switch and no timer.
+Owns the connection: however it ends, the request is closed. Events are written by the callback that receives the
+engine's message, in the same turn of the event loop. The response's own task runs only at the start, while the
+client's socket is full, and at the end. So a token costs no task switch and no timer.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class SseWriter:
         return data
 
     def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
-        """A choice's chunk before and behind its text, which is all that differs from one chunk to the next."""
+        """A choice's chunk before and after its text. From one chunk to the next only the text differs."""
         chunk = self._chunk(index, {"choices": [self._serializer.chunk(index, ChoiceDelta(_ANY_TEXT))]})
         before, _, behind = chunk.rpartition(_encode(_ANY_TEXT))
         return before, behind

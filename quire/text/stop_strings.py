@@ -23,8 +23,8 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Add text; returns what is certainly wanted and the stop string, if one is complete. Nothing may be pushed
-        behind that."""
+        """Add text. Returns the text that is not part of any stop string, and the stop string if one is complete; no
+        text may be added after that."""
         if not self._patterns:
             return text, None
         for at, character in enumerate(text):

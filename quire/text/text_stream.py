@@ -15,7 +15,7 @@ from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
 
 PROMPT_TAIL = 8
-"""How many of a prompt's last tokens decide how the text behind it begins."""
+"""How many of a prompt's last tokens are looked at: they decide how the text after it begins."""
 
 
 class TextDelta(NamedTuple):
