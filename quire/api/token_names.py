@@ -39,7 +39,8 @@ class TokenNames:
 
     def num_characters(self, token: int) -> int:
         """How many characters of the text begin in the token."""
-        return sum(byte & 0xC0 != 0x80 for byte in self.bytes(token))
+        data = self.tokenizer.token_bytes(token) if self.tokenizer else b""
+        return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def finite(logprob: float) -> float:
