@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.config import Config
@@ -26,6 +26,7 @@ _SHOWN_PREFIXES = (
     "LD_LIBRARY_PATH",
 )
 _KERNEL_CACHE = "TRITON_CACHE_DIR"
+_INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "none")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
@@ -85,6 +86,36 @@ def kernel_cache() -> Path:
     """Where Triton keeps compiled kernels."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # unchanged where the home is not known
     return Path(os.environ.get(_KERNEL_CACHE) or Path(home) / ".triton" / "cache")
+
+
+@dataclass(frozen=True)
+class NativeKernels:
+    """How the CPU's kernels are compiled.
+
+    Attributes:
+        instructions: QUIRE_CPU_ISA, the best that is used: avx512_bf16, avx512, avx2, or none, for torch alone.
+            None: what the processor has.
+        compilers: Commands to try in this order.
+        cache: Where compiled libraries are kept.
+    """
+
+    instructions: str | None
+    compilers: tuple[str, ...]
+    cache: Path
+
+
+def native_kernels() -> NativeKernels:
+    """From QUIRE_CPU_ISA, CXX and the place that the user has for caches.
+
+    Raises:
+        ConfigError: QUIRE_CPU_ISA is none of the known names.
+    """
+    instructions = os.environ.get("QUIRE_CPU_ISA") or None
+    if instructions not in (None, *_INSTRUCTION_SETS):
+        raise ConfigError(f"QUIRE_CPU_ISA is {instructions!r}, and must be one of {', '.join(_INSTRUCTION_SETS)}.")
+    own = os.environ.get("CXX")
+    home = os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache"
+    return NativeKernels(instructions, (own,) if own else ("g++", "clang++"), Path(home) / "quire" / "kernels")
 
 
 def kernel_settings() -> dict[str, str]:

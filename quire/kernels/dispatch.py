@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 KERNELS: dict[tuple[str, str], str] = {
-    ("rms_norm", "cpu"): "quire.kernels.reference.norm:rms_norm",
+    ("rms_norm", "cpu"): "quire.kernels.cpu.norm:rms_norm",
     ("layer_norm", "cpu"): "quire.kernels.reference.norm:layer_norm",
-    ("silu_and_mul", "cpu"): "quire.kernels.reference.activation:silu_and_mul",
+    ("silu_and_mul", "cpu"): "quire.kernels.cpu.activation:silu_and_mul",
     ("gelu_and_mul", "cpu"): "quire.kernels.reference.activation:gelu_and_mul",
     ("gelu", "cpu"): "quire.kernels.reference.activation:gelu",
     ("soft_cap", "cpu"): "quire.kernels.reference.activation:soft_cap",
@@ -38,7 +38,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ("route", "cuda"): "quire.kernels.triton.experts.experts:route",
     ("pack_experts", "cuda"): "quire.kernels.triton.experts.experts:pack_experts",
     ("experts", "cuda"): "quire.kernels.triton.experts.experts:experts",
-    ("qk_norm_rope_and_cache", "cpu"): "quire.kernels.reference.padded_attention:qk_norm_rope_and_cache",
+    ("qk_norm_rope_and_cache", "cpu"): "quire.kernels.cpu.attention:qk_norm_rope_and_cache",
     ("qk_norm_rope_and_cache", "cuda"): "quire.kernels.triton.attention.qk_norm_rope:qk_norm_rope_and_cache",
     ("compute_slot_mapping", "cuda"): "quire.kernels.triton.attention.slot_mapping:compute_slot_mapping",
     ("plan_kv_splits", "cuda"): "quire.kernels.triton.attention.decode:plan_kv_splits",
@@ -50,8 +50,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ): "quire.kernels.triton.attention.prefill_split_kv:prefill_attention_split_kv",
     ("gather_kv", "cuda"): "quire.kernels.triton.attention.gather_kv:gather_kv",
     ("prefill_attention_dense", "cuda"): "quire.kernels.triton.attention.prefill_dense:prefill_attention_dense",
-    ("decode_attention_padded", "cpu"): "quire.kernels.reference.padded_attention:decode_attention_padded",
-    ("prefill_attention_row", "cpu"): "quire.kernels.reference.padded_attention:prefill_attention_row",
+    ("paged_attention", "cpu"): "quire.kernels.cpu.attention:paged_attention",
     ("sample", "cpu"): "quire.kernels.reference.sample:sample",
     ("sample", "cuda"): "quire.kernels.triton.sampling.sample:sample",
     ("token_logprobs", "cpu"): "quire.kernels.reference.logprobs:token_logprobs",

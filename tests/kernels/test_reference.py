@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,12 +12,8 @@ from quire.kernels.dispatch import KERNELS, kernel
 from quire.kernels.reference.activation import gelu, gelu_and_mul, silu_and_mul, soft_cap
 from quire.kernels.reference.experts import experts, pack_experts, route
 from quire.kernels.reference.norm import layer_norm, rms_norm
-from quire.kernels.reference.padded_attention import (
-    decode_attention_padded,
-    prefill_attention_row,
-    qk_norm_rope_and_cache,
-)
 from quire.kernels.reference.rotary import rotary
+from quire.kernels.reference.rowwise_attention import paged_attention, qk_norm_rope_and_cache
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
@@ -114,38 +112,6 @@ def attention(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
-def test_decode_attention_padded(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
-    keys, values = normal(7, 8, kv_heads, 16, dtype=dtype), normal(7, 8, kv_heads, 16, dtype=dtype, seed=1)
-    q = normal(3, heads, 16, dtype=dtype, seed=2)
-    blocks = torch.tensor([[3, 0, 0], [1, 6, 2], [5, 4, 0]])
-    lengths = [2, 21, 16]
-    mask = torch.zeros(3, 1, 1, 21, dtype=dtype)
-    for row, length in enumerate(lengths):
-        mask[row, ..., length:] = -float("inf")
-    out = torch.empty(3, heads, 16, dtype=dtype)
-    decode_attention_padded(q, keys, values, blocks, 21, mask, out, 0.25)
-    for row, length in enumerate(lengths):
-        k, v = (x[blocks[row]].flatten(0, 1)[:length] for x in (keys, values))
-        near(out[row : row + 1], attention(q[row : row + 1], k, v))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "length"), [(2, 2), (19, 19), (5, 23), (2, 17)])
-def test_prefill_attention_row(dtype: torch.dtype, n: int, length: int) -> None:
-    keys, values = normal(7, 8, 2, 16, dtype=dtype), normal(7, 8, 2, 16, dtype=dtype, seed=1)
-    q, blocks = normal(n, 6, 16, dtype=dtype, seed=2), torch.tensor([6, 2, 4])
-    mask = None
-    if n < length:
-        mask = torch.zeros(n, length, dtype=dtype)
-        mask.masked_fill_(torch.ones(n, length, dtype=torch.bool).triu(length - n + 1), -float("inf"))
-    out = torch.empty(n, 6, 16, dtype=dtype)
-    prefill_attention_row(q, keys, values, blocks, mask, out, 0.25)
-    k, v = (x[blocks].flatten(0, 1)[:length] for x in (keys, values))
-    near(out, attention(q, k, v))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm_applies_an_fp32_weight_before_it_rounds(dtype: torch.dtype) -> None:
     """Several heads at once, each with its weight; in bf16 within half a unit of the exact product."""
     x, weight = normal(5, 3, 16, dtype=dtype), normal(3, 16, seed=1)
@@ -222,22 +188,19 @@ def test_experts_are_their_mlps_summed_by_weight(tokens: int) -> None:
     near(out, expected)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 5, 40])
 @pytest.mark.parametrize("cap", [None, 1.5])
-def test_attention_scales_and_bounds_its_scores(cap: float | None) -> None:
-    """Both forms, against the formula: one token of each of two rows, and a chunk with and without a past."""
-    keys, values, q = normal(5, 8, 2, 16), normal(5, 8, 2, 16, seed=1), normal(12, 6, 16, seed=2)
-
-    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, 0.4, cap)
-
-    k, v = (x[torch.tensor([3, 1])].flatten(0, 1) for x in (keys, values))
-    decode_attention_padded(
-        q[:1], keys, values, torch.tensor([[3, 1]]), 13, None, out := torch.empty(1, 6, 16), 0.4, cap
-    )
-    near(out, exact(q[:1], k[:13], v[:13]))
-    blocks, out = torch.tensor([3, 1]), torch.empty(12, 6, 16)
-    prefill_attention_row(q, keys, values, blocks, None, out, 0.4, cap)
-    near(out, exact(q, k[:12], v[:12]))
-    mask = torch.full((12, 15), -float("inf")).triu(4)
-    prefill_attention_row(q, keys, values, blocks, mask, out, 0.4, cap)
-    near(out, exact(q, k[:15], v[:15]))
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (4, 1)])
+def test_paged_attention(dtype: torch.dtype, window: int | None, cap: float | None, heads: int, kv_heads: int) -> None:
+    """Rows of one token and of many, with a past and without."""
+    starts, counts = torch.tensor([20, 0, 3, 0, 15]), torch.tensor([1, 1, 19, 7, 2])
+    keys, values = normal(16, 8, kv_heads, 16, dtype=dtype), normal(16, 8, kv_heads, 16, dtype=dtype, seed=1)
+    q = normal(30, heads, 16, dtype=dtype, seed=2)
+    table = (torch.randperm(15, generator=torch.Generator().manual_seed(3)) + 1).view(5, 3)
+    slots, out = torch.tensor([2, 4, 0, 3, 1]), torch.full_like(q, float("nan"))
+    paged_attention(q, keys, values, table, slots, starts, counts, window, out, 0.4, cap)
+    for row, (first, end) in enumerate(pairwise([0, *counts.cumsum(0).tolist()])):
+        length = int(starts[row] + counts[row])
+        k, v = (x[table[slots[row]]].flatten(0, 1)[:length] for x in (keys, values))
+        near(out[first:end], attention(q[first:end], k, v, 0.4, cap, window))

@@ -40,7 +40,7 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBack
         patch.setitem(
             KERNELS,
             ("qk_norm_rope_and_cache", "cuda"),
-            "quire.kernels.reference.padded_attention:qk_norm_rope_and_cache",
+            "quire.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
         )
         return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +34,12 @@ def pack_experts(weights: Tensor) -> Sequence[Tensor]:
 
 def experts(
     x: Tensor,
-    gate_up: Sequence[Tensor],
-    down: Sequence[Tensor],
+    gate_up: Sequence[Any],
+    down: Sequence[Any],
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
-    linear: Callable[[Tensor, Tensor, None], Tensor] = F.linear,
+    linear: Callable[[Tensor, Any, None], Tensor] = F.linear,
 ) -> None:
     """out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts.
 

@@ -31,7 +31,7 @@ def qk_norm_rope_and_cache(
     slot_mapping: Tensor,
     q: Tensor,
 ) -> None:
-    """Arguments as in reference/padded_attention.py; tokens of qkv may lie apart; all else is contiguous."""
+    """Arguments as in reference/rowwise_attention.py; tokens of qkv may lie apart; all else is contiguous."""
     tokens, heads, d = q.shape
     kv_heads = keys.shape[2]
     assert qkv.stride()[1:] == (d, 1)

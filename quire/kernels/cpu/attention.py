@@ -1,0 +1,95 @@
+"""Attention over a paged KV cache by our own kernels, in bf16 and fp32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.kernels.cpu.library import address, library
+from quire.kernels.cpu.norm import serves_weight
+from quire.kernels.reference import rowwise_attention as reference
+
+
+def qk_norm_rope_and_cache(
+    qkv: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    slot_mapping: Tensor,
+    q: Tensor,
+) -> None:
+    """See the reference."""
+    kernels = library()
+    whole = all(t is None or t.is_contiguous() for t in (qkv, cos, sin, keys, values, slot_mapping, q))
+    served = kernels is not None and whole and kernels.serves(qkv, cos, sin, keys, values, q)
+    if kernels is None or not served or not (norm is None or serves_weight(norm, qkv)):
+        reference.qk_norm_rope_and_cache(qkv, norm, eps, cos, sin, keys, values, slot_mapping, q)
+        return
+    tokens, heads, d = q.shape
+    kernels(
+        "qk_norm_rope_and_cache",
+        qkv.dtype,
+        qkv.data_ptr(),
+        tokens,
+        heads,
+        keys.shape[2],
+        d,
+        address(norm),
+        norm is not None and norm.dtype == torch.float32,
+        eps,
+        address(cos),
+        address(sin),
+        0 if cos is None else cos.shape[1],
+        slot_mapping.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        q.data_ptr(),
+    )
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    window: int | None,
+    out: Tensor,
+    scale: float,
+    cap: float | None = None,
+) -> None:
+    """See the reference."""
+    kernels = library()
+    heads, d = q.shape[1:]
+    whole = all(t.is_contiguous() for t in (q, slots, starts, counts, out, keys[0], values[0]))
+    whole = whole and keys.stride() == values.stride() and table.stride(1) == 1
+    if kernels is None or not whole or not kernels.serves(q, keys, values, out) or d % 2:
+        reference.paged_attention(q, keys, values, table, slots, starts, counts, window, out, scale, cap)
+        return
+    kernels(
+        "paged_attention",
+        q.dtype,
+        q.data_ptr(),
+        keys.data_ptr(),
+        values.data_ptr(),
+        out.data_ptr(),
+        table.data_ptr(),
+        table.stride(0),
+        slots.data_ptr(),
+        starts.data_ptr(),
+        counts.data_ptr(),
+        len(counts),
+        heads,
+        keys.shape[2],
+        d,
+        keys.shape[1],
+        keys.stride(0),
+        window or 0,
+        scale,
+        cap or 0.0,
+    )

@@ -1,0 +1,88 @@
+"""The compiled kernels, loaded once a process; None where they cannot be had, and then torch computes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire.config import environment
+from quire.kernels.cpu.build import FLAGS, BuildError, best_instruction_set, build, this_processor
+
+_P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+SIGNATURES: dict[str, tuple[type, ...]] = {
+    "pack": (_P, _I, _I, _I, _P),
+    "embed": (_P, _I, _P, _I, _P),
+    "linear": (_P, _I, _I, _P, _I, _I, _P, _P, _I),
+    "linear_silu_and_mul": (_P, _I, _I, _P, _I, _I, _P, _P, _I),
+    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 7, _F, _F),
+    "rms_norm": (_P, _P, _P, _N, _I, _F, _I, _I, _P),
+    "qk_norm_rope_and_cache": (_P, *[_I] * 4, _P, _N, _F, _P, _P, _I, *[_P] * 4),
+    "silu_and_mul": (_P, _I, _I, _P),
+}
+"""Of each kernel, its arguments; there is one for each of SUFFIXES."""
+SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+_log = logging.getLogger(__name__)
+
+
+class Library:
+    """The kernels by name and dtype, as functions of pointers and numbers.
+
+    Raises:
+        OSError: The file is not the library.
+    """
+
+    def __init__(self, path: Path, threads: int) -> None:
+        loaded = ctypes.CDLL(str(path))
+        self._functions = {}
+        for name, arguments in SIGNATURES.items():
+            for dtype, suffix in SUFFIXES.items():
+                try:
+                    function = loaded[f"quire_{name}_{suffix}"]
+                except AttributeError as error:
+                    raise OSError(str(error)) from None
+                function.argtypes, function.restype = arguments, None
+                self._functions[name, dtype] = function
+        loaded.quire_set_threads.argtypes = (_N,)
+        loaded.quire_set_threads(threads)
+
+    def __call__(self, name: str, dtype: torch.dtype, *arguments: float | None) -> None:
+        """Run a kernel. Tensors are passed as addresses, None for one that is missing."""
+        self._functions[name, dtype](*arguments)
+
+    def serves(self, *tensors: Tensor | None) -> bool:
+        """Whether all of these have one dtype, and it is one that the kernels know."""
+        dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+        return len(dtypes) == 1 and dtypes <= SUFFIXES.keys()
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's values begin."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+@functools.cache
+def library() -> Library | None:
+    """The kernels for this machine, compiled if this is the first time; if they cannot be, a warning says why."""
+    wanted = environment.native_kernels()
+    if wanted.instructions == "none":
+        return None
+    try:
+        processor = this_processor()
+        instructions = best_instruction_set(processor, wanted.instructions)
+        path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
+        try:
+            return Library(path, torch.get_num_threads())
+        except OSError:  # the file is broken
+            path.unlink(missing_ok=True)
+            return Library(
+                build(wanted.compilers, wanted.cache, processor, instructions, FLAGS), torch.get_num_threads()
+            )
+    except (BuildError, OSError) as error:
+        _log.warning("CPU kernels are not used, torch computes more slowly: %s.", error)
+        return None

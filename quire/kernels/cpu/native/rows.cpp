@@ -1,0 +1,139 @@
+// What is done token by token: norm, rotation with the write to the KV cache, gate. Sums and products are taken in fp32;
+// a value that the reference stores in between is rounded here as well.
+#include <algorithm>
+#include <cmath>
+
+#include "pool.h"
+#include "tile.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kEnough = 16384;  // values of a chunk: less is not worth another thread
+
+template <class F>
+void parallel_rows(int64_t rows, int64_t width, F&& body) {
+    int64_t each = std::max<int64_t>(1, kEnough / std::max<int64_t>(1, width));
+    parallel((rows + each - 1) / each, [&](int64_t chunk) {
+        for (int64_t row = chunk * each; row < std::min(rows, (chunk + 1) * each); ++row) body(row);
+    });
+}
+
+inline vf rounded(vf x, const float*) { return x; }
+inline vf rounded(vf x, const bf16*) { return widen(narrow(x)); }
+
+// out = x / sqrt(mean(x²) + eps) · weight. A weight of x's dtype is applied after rounding, as the reference does.
+template <class T, class V>
+void norm_row(const T* x, const V* weight, float eps, int64_t width, T* out) {
+    vf squares = zero();
+    for (int64_t c = 0; c < width; c += W) {
+        vf v = load(x + c, int(std::min<int64_t>(W, width - c)));
+        squares = fma(v, v, squares);
+    }
+    vf factor = all(1.0f / std::sqrt(sum(squares) / float(width) + eps));
+    for (int64_t c = 0; c < width; c += W) {
+        int n = int(std::min<int64_t>(W, width - c));
+        vf v = mul(load(x + c, n), factor);
+        if (sizeof(T) == sizeof(V)) v = rounded(v, x);
+        store(out + c, mul(v, load(weight + c, n)), n);
+    }
+}
+
+template <class T, class V>
+void rms_norm(T* x, const T* delta, const V* weight, int64_t heads, float eps, int64_t rows, int64_t width, T* out) {
+    parallel_rows(rows, width, [&](int64_t row) {
+        T* own = x + row * width;
+        if (delta)
+            for (int64_t c = 0; c < width; c += W) {
+                int n = int(std::min<int64_t>(W, width - c));
+                store(own + c, add(load(own + c, n), load(delta + row * width + c, n)), n);
+            }
+        norm_row(own, weight + row % heads * width, eps, width, out + row * width);
+    });
+}
+
+// Pairs (i, i + half) turned by the token's angles; what lies behind them stays.
+template <class T>
+void rotate_head(const T* x, const T* cos, const T* sin, int64_t half, int64_t d, T* out) {
+    for (int64_t c = 0; c < half; c += W) {
+        int n = int(std::min<int64_t>(W, half - c));
+        vf a = load(x + c, n), b = load(x + half + c, n), co = load(cos + c, n), si = load(sin + c, n);
+        vf first = sub(mul(a, co), mul(b, si)), second = fma(b, co, mul(a, si));
+        store(out + c, first, n);
+        store(out + half + c, second, n);
+    }
+    if (2 * half < d && x != out) std::memcpy(out + 2 * half, x + 2 * half, (d - 2 * half) * sizeof(T));
+}
+
+template <class T>
+struct Projected {
+    const T* qkv;
+    int64_t tokens, heads, kv_heads, d;
+    const T *cos, *sin;
+    int64_t half;
+    const int64_t* places;
+    T *keys, *values, *q;
+};
+
+template <class T, class V>
+void norm_rope_and_cache(const Projected<T>& s, const V* norm, float eps) {
+    int64_t wide = (s.heads + 2 * s.kv_heads) * s.d;
+    parallel_rows(s.tokens, wide, [&](int64_t token) {
+        const T* x = s.qkv + token * wide;
+        T* key = s.keys + s.places[token] * s.kv_heads * s.d;
+        T* normed = static_cast<T*>(scratch(0, s.d * 4));
+        for (int64_t head = 0; head < s.heads + s.kv_heads; ++head) {
+            T* to = head < s.heads ? s.q + (token * s.heads + head) * s.d : key + (head - s.heads) * s.d;
+            const T* from = x + head * s.d;
+            if (norm) {
+                norm_row(from, norm + head * s.d, eps, s.d, normed);
+                from = normed;
+            }
+            rotate_head(from, s.cos + token * s.half, s.sin + token * s.half, s.half, s.d, to);
+        }
+        std::memcpy(s.values + s.places[token] * s.kv_heads * s.d, x + (s.heads + s.kv_heads) * s.d,
+                    s.kv_heads * s.d * sizeof(T));
+    });
+}
+
+template <class T>
+void silu_and_mul(const T* x, int64_t rows, int64_t width, T* out) {
+    parallel_rows(rows, 4 * width, [&](int64_t row) {
+        const T* gate = x + row * 2 * width;
+        for (int64_t c = 0; c < width; c += W) {
+            int n = int(std::min<int64_t>(W, width - c));
+            store(out + row * width + c, mul(silu(load(gate + c, n)), load(gate + width + c, n)), n);
+        }
+    });
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+#define QUIRE_ROWS(name, T)                                                                                            \
+    extern "C" void quire_rms_norm_##name(T* x, const T* delta, const void* weight, int32_t wide, int64_t heads,       \
+                                          float eps, int64_t rows, int64_t width, T* out) {                            \
+        if (wide) {                                                                                                    \
+            rms_norm(x, delta, static_cast<const float*>(weight), heads, eps, rows, width, out);                       \
+        } else {                                                                                                       \
+            rms_norm(x, delta, static_cast<const T*>(weight), heads, eps, rows, width, out);                           \
+        }                                                                                                              \
+    }                                                                                                                  \
+    extern "C" void quire_qk_norm_rope_and_cache_##name(                                                                     \
+        const T* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, const void* norm, int32_t wide,      \
+        float eps, const T* cos, const T* sin, int64_t half, const int64_t* places, T* keys, T* values, T* q) {        \
+        Projected<T> s{qkv, tokens, heads, kv_heads, d, cos, sin, half, places, keys, values, q};                      \
+        if (wide) {                                                                                                    \
+            norm_rope_and_cache(s, static_cast<const float*>(norm), eps);                                                 \
+        } else {                                                                                                       \
+            norm_rope_and_cache(s, static_cast<const T*>(norm), eps);                                                     \
+        }                                                                                                              \
+    }                                                                                                                  \
+    extern "C" void quire_silu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out) {                       \
+        silu_and_mul(x, rows, width, out);                                                                             \
+    }
+
+QUIRE_ROWS(bf16, bf16)
+QUIRE_ROWS(fp32, float)

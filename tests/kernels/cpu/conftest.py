@@ -1,0 +1,24 @@
+"""Kernels are tested on every instruction set that the processor has, and without a compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from quire.kernels.cpu.build import INSTRUCTION_SETS, this_processor
+from quire.kernels.cpu.library import library
+
+
+@pytest.fixture(params=[*INSTRUCTION_SETS, "none"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The instruction set that the library is compiled for in this test."""
+    name: str = request.param
+    if name != "none" and not INSTRUCTION_SETS[name][0] <= this_processor().features:
+        pytest.skip(f"this processor has no {name}")
+    monkeypatch.setenv("QUIRE_CPU_ISA", name)
+    library.cache_clear()
+    if name != "none" and library() is None:
+        pytest.skip("there is no compiler")
+    yield name
+    library.cache_clear()

@@ -1,0 +1,148 @@
+"""Compiling the kernels: once for all processes, and if it cannot be done, torch computes and one line says why."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.config import environment
+from quire.errors import ConfigError
+from quire.kernels.cpu import build as building
+from quire.kernels.cpu.build import (
+    FLAGS,
+    INSTRUCTION_SETS,
+    BuildError,
+    Processor,
+    best_instruction_set,
+    build,
+    this_processor,
+)
+from quire.kernels.cpu.library import library
+from quire.kernels.cpu.linear import linear, pack_linear
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+LOADED = "from quire.kernels.cpu.library import library; print(library() is not None)"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+@pytest.fixture
+def compiler() -> str:
+    try:
+        return building.find_compiler(environment.native_kernels().compilers)[0][0]
+    except BuildError:
+        pytest.skip("there is no compiler")
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return str(path)
+
+
+def test_the_best_instruction_set_within_what_is_allowed() -> None:
+    zen4 = Processor("", INSTRUCTION_SETS["avx512_bf16"][0] | {"avx2"})
+    haswell = Processor("", frozenset({"avx2", "fma"}))
+    assert best_instruction_set(zen4, None) == "avx512_bf16"
+    assert best_instruction_set(zen4, "avx512") == "avx512"
+    assert best_instruction_set(haswell, None) == best_instruction_set(haswell, "avx512") == "avx2"
+    with pytest.raises(BuildError, match="AVX2"):
+        best_instruction_set(Processor("aarch64", frozenset()), None)
+
+
+@pytest.mark.parametrize("fault", ["missing", "failing", "silent"])
+def test_without_a_library_torch_computes_and_one_line_says_why(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = {
+        "failing": '[ "$1" = --version ] && exit 0; echo "a.cpp:1: error: no such thing" >&2; exit 1',
+        "silent": "",
+    }
+    command = str(tmp_path / "nowhere") if fault == "missing" else script(tmp_path / "cxx", texts[fault])
+    monkeypatch.setenv("CXX", command)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with caplog.at_level(logging.WARNING):
+        weight, x = torch.randn(20, 12), torch.randn(3, 12)
+        torch.testing.assert_close(linear(x, pack_linear(weight.clone()), None), x @ weight.T)
+        pack_linear(weight)
+    assert len(caplog.messages) == 1
+    assert {"missing": "no C++ compiler", "failing": "no such thing", "silent": "wrote no library"}[
+        fault
+    ] in caplog.text
+    assert "\n" not in caplog.messages[0]
+
+
+def test_none_is_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("QUIRE_CPU_ISA", "none")
+    assert library() is None
+    assert not caplog.messages
+    monkeypatch.setenv("QUIRE_CPU_ISA", "avx9")
+    library.cache_clear()
+    with pytest.raises(ConfigError, match=r"avx9.*avx2"):
+        library()
+
+
+def test_several_processes_compile_once(tmp_path: Path, compiler: str) -> None:
+    """They start together, one compiles, and all have the library; a broken one is compiled again."""
+    counted = script(tmp_path / "cxx", f'[ "$1" = --version ] || echo x >> {tmp_path}/calls; exec {compiler} "$@" -O0')
+    variables = {**os.environ, "CXX": counted, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", LOADED], env=variables, text=True, stdout=subprocess.PIPE)
+
+    assert [process.communicate()[0] for process in [start(), start(), start()]] == ["True\n"] * 3
+    once = len(list(building.SOURCES.glob("*.cpp"))) + 1
+    calls = tmp_path / "calls"
+    assert len(calls.read_text().split()) == once
+    (path,) = (tmp_path / "quire" / "kernels").glob("*.so")
+    assert not any(entry.is_dir() for entry in path.parent.iterdir()), "nothing is left of the work"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert start().communicate()[0] == "True\n"
+    assert len(calls.read_text().split()) == 2 * once
+
+
+def test_other_flags_are_another_library(tmp_path: Path, compiler: str) -> None:
+    names = []
+    for flags in (("-O0", "-DA"), ("-O0", "-DB")):
+        processor = this_processor()
+        if not processor.features:
+            pytest.skip("not an x86")
+        names.append(build([compiler], tmp_path, processor, "avx2", (*FLAGS, *flags)))
+    assert names[0] != names[1]
+
+
+@pytest.mark.timeout(600)
+def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
+    """The kernels' own tests once more, under AddressSanitizer and UBSan."""
+    runtime = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not Path(runtime).is_absolute():
+        pytest.skip("the compiler brings no AddressSanitizer")
+    flags = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+    program = (
+        "import sys, pytest, quire.kernels.cpu.library as l; "
+        f"l.FLAGS = (*l.FLAGS, *{flags!r}); "
+        f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:faulthandler', '-k', 'avx512_bf16 or avx2', "
+        f"*{[str(HERE / f'test_{name}.py') for name in ('linear', 'norm', 'attention')]!r}]))"
+    )
+    variables = {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=variables, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

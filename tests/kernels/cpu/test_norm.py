@@ -1,0 +1,44 @@
+"""Norm and gate equal their references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.kernels.cpu.activation import silu_and_mul
+from quire.kernels.cpu.norm import rms_norm
+from quire.kernels.reference import activation, norm
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+pytestmark = pytest.mark.usefixtures("instructions")
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("shape", [(1, 64), (3, 50), (40, 1030), (7, 3, 33), (0, 16)])
+def test_rms_norm(dtype: torch.dtype, wide: bool, shape: tuple[int, ...]) -> None:
+    """The sum with `delta` is stored exactly as the reference stores it."""
+    weight = normal(*shape[1:], seed=1, dtype=torch.float32 if wide else dtype)
+    for delta in (None, normal(*shape, seed=2, dtype=dtype)):
+        x = normal(*shape, seed=0, dtype=dtype)
+        other = x.clone()
+        found, expected = torch.empty_like(x), torch.empty_like(x)
+        rms_norm(x, weight, 1e-5, found, delta)
+        norm.rms_norm(other, weight, 1e-5, expected, delta)
+        assert torch.equal(x, other)
+        torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("shape", [(1, 64), (3, 50), (40, 1031)])
+def test_silu_and_mul(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    x = 20 * normal(shape[0], 2 * shape[1], seed=0, dtype=dtype)
+    found, expected = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=torch.float32)
+    silu_and_mul(x, found)
+    activation.silu_and_mul(x.float(), expected)
+    torch.testing.assert_close(found.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
