@@ -83,7 +83,7 @@ class PrefillMetadata(Generic[A]):
 
     def with_arrays(self, arrays: Iterator[B]) -> PrefillMetadata[B]:
         """The same with the next of these arrays."""
-        rows, offsets, counts, first_tokens = (next(arrays) for _ in range(4))
+        rows, offsets, counts, first_tokens = next(arrays), next(arrays), next(arrays), next(arrays)
         splits = None if self.splits is None else KVSplitMetadata(next(arrays), next(arrays))
         return PrefillMetadata(rows, offsets, counts, first_tokens, splits, self.dense_tiles)
 
@@ -138,7 +138,12 @@ class AttentionMetadata(Generic[A]):
 
     def arrays(self) -> tuple[A, ...]:
         """All of them, in the order of `with_arrays`."""
-        return tuple(array for part in self._parts() for array in part.arrays())
+        arrays: tuple[A, ...] = () if self.decode is None else self.decode.arrays()
+        if self.prefill is not None:
+            arrays += self.prefill.arrays()
+        if self.dense_prefill is not None:
+            arrays += self.dense_prefill.arrays()
+        return arrays
 
     def with_arrays(self, arrays: Sequence[B]) -> AttentionMetadata[B]:
         """The same metadata around other arrays, those of `arrays` on a device for example."""
@@ -148,8 +153,3 @@ class AttentionMetadata(Generic[A]):
             None if self.prefill is None else self.prefill.with_arrays(left),
             None if self.dense_prefill is None else self.dense_prefill.with_arrays(left),
         )
-
-    def _parts(self) -> Iterator[DecodeMetadata[A] | PrefillMetadata[A] | DensePrefillMetadata[A]]:
-        for part in (self.decode, self.prefill, self.dense_prefill):
-            if part is not None:
-                yield part
