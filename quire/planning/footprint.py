@@ -19,8 +19,8 @@ MAPPED_BYTES = 32 * 2**20
 """glibc maps a buffer of at least this size by itself and unmaps it when it is freed; it keeps smaller ones."""
 CPU_LOGIT_BYTES = 24
 """For each sampled logit beside the model's own: scores and weights in fp32, these and their sums in fp64."""
-MASK_BYTES = 1
-"""For each pair of positions in an attention mask, beside the mask itself."""
+GATED_PANELS = 128
+"""Outputs in whole multiples of which a product is gated as it is written (`kernels/cpu/linear.py`)."""
 GPU_RUNTIME_BYTES = 2**30
 """A GPU's driver and libraries, CUDA graphs and staging buffers."""
 GPU_LOGIT_BYTES = 8
@@ -57,33 +57,31 @@ class Footprint:
         return self.weights + self.activations + self.kv_cache
 
 
-def cpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits, blocks: int) -> int:
+def cpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits) -> int:
     """Bytes that the largest step holds at once on a CPU, beside weights and KV cache.
 
     The hidden states, their norm and the next residual live through a layer. Beside them come the buffers of attention,
     then those of the MLP. Logits come after the last layer, but the allocator keeps what the layers freed; the MLP's
     buffers come beside the small ones of attention for the same reason.
 
-    Args:
-        blocks: Of the KV cache, all of which the step may see: attention gathers them, one layer at a time.
+    Our own kernels read the KV cache in place and gate a product as they write it. Where they cannot be compiled, torch
+    takes more: the ungated product as well.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     stream = limits.tokens * 3 * spec.hidden * width
     changed = (q + kv) * (1 + spec.family.qk_norm)  # normed, then rotated
     attention = [limits.tokens * each * width for each in (q + 2 * kv, changed, q, q)]  # projected, changed, q, out
-    mlp = [limits.tokens * each * width for each in (2 * spec.intermediate, spec.intermediate)]
+    is_fused = 2 * spec.intermediate % GATED_PANELS == 0
+    mlp = [limits.tokens * each * width for each in (0 if is_fused else 2 * spec.intermediate, spec.intermediate)]
     if spec.experts is not None:
         own = expert_buffers(spec.experts, spec.hidden, width, limits.tokens)
         mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
-    masks = limits.tokens * limits.length * (width + MASK_BYTES)
     logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * (width + CPU_LOGIT_BYTES))
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
     counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
-    layers = max(len(group.layers) for group in spec.kv_groups())
-    gathered = blocks * spec.kv_block_bytes(dtype, block_size) // layers  # keys and values, layer by layer
-    layer = max(sum(attention) + gathered, max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
-    return CPU_RUNTIME_BYTES + tables + counts + stream + masks + layer + logits
+    layer = max(sum(attention), max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
+    return CPU_RUNTIME_BYTES + tables + counts + stream + layer + logits
 
 
 def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:

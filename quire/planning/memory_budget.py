@@ -1,6 +1,6 @@
 """How many KV blocks fit into the memory that the engine may take, estimated before anything is loaded.
 
-On a CPU, activations grow with the longest sequence and with the KV cache itself, because attention gathers a context;
+On a CPU, activations grow with the longest sequence, whose block tables they hold;
 so the number of blocks is searched for. On a GPU they depend on neither.
 """
 
@@ -88,7 +88,7 @@ class CpuBudget:
     def footprint(self, length: int, blocks: int) -> Footprint:
         demand, dtype = self._demand, self._config.model.dtype
         limits = StepLimits(demand.rows, demand.chunk, length)
-        activations = cpu_activation_bytes(self._spec, dtype, demand.block_size, limits, blocks)
+        activations = cpu_activation_bytes(self._spec, dtype, demand.block_size, limits)
         return Footprint(self._spec.weight_bytes(dtype), activations, (blocks + 1) * demand.block_bytes)
 
     def swap_limit(self, footprint: Footprint) -> int:

@@ -143,7 +143,7 @@ def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> M
     if config.device.device == "cuda":
         activations = gpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
     else:
-        activations = cpu_activation_bytes(spec, dtype, config.cache.block_size, limits, num_blocks)
+        activations = cpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
     num_host_blocks = int(config.cache.swap_space * GIB) // block_bytes
     footprint = Footprint(
         spec.weight_bytes(dtype), activations, (num_blocks + 1) * block_bytes, num_host_blocks * block_bytes

@@ -27,5 +27,5 @@ def test_experts_hold_what_is_said_when_all_tokens_go_to_the_same_ones() -> None
 
 def test_every_slot_has_its_counts_from_the_start() -> None:
     """Of the dummy slot as well."""
-    seen = SlotTable(7, 1, 1, 1_000, torch.device("cpu")).rules._penalties._seen
+    seen = SlotTable(7, 1, 1, 1_000, torch.device("cpu")).transforms._penalties._seen
     assert seen.nbytes == 8 * 1_000 * COUNT_BYTES
