@@ -1,7 +1,7 @@
 """How many KV blocks fit into the memory that the engine may take, estimated before anything is loaded.
 
-On a CPU, activations grow with the longest sequence, whose block tables they hold;
-so the number of blocks is searched for. On a GPU they depend on neither.
+On a CPU, activations grow with the longest sequence, because of its block tables; on a GPU, they are estimated for the
+longest length that the settings allow.
 """
 
 from __future__ import annotations
