@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,11 @@ from quire.weights.checkpoint import Checkpoint, WeightSpec
 
 
 class Embedding:
-    """A row of the weight for each token, times `scale` in the weight's dtype."""
+    """A row of the weight for each token, times `scale` in the weight's dtype.
+
+    Attributes:
+        weight: As the kernel `embed` takes it, once it is loaded.
+    """
 
     def __init__(
         self, name: str, vocab_size: int, width: int, options: TensorOptions, scale: float | None = None
@@ -22,7 +27,8 @@ class Embedding:
         self._options = options
         self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
         self._embed = kernel("embed", options.device.type)
-        self.weight: Tensor
+        self._pack: Callable[[Tensor], Any] | None = None
+        self.weight: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield self._spec
@@ -30,18 +36,25 @@ class Embedding:
     def load_weights(self, checkpoint: Checkpoint) -> None:
         self.weight = torch.empty(self._spec.shape, dtype=self._options.dtype, device=self._options.device)
         checkpoint.read(self._spec.name, self.weight)
+        if self._pack is not None:
+            self.weight = self._pack(self.weight)
+
+    def tie(self) -> None:
+        """Keep the weight in a layout that products with it take as well. Comes before the weight is loaded."""
+        self._pack = kernel("pack_tied", self._options.device.type)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[tokens] int64 → [tokens, width]."""
-        x = torch.empty((len(tokens), self.weight.shape[1]), dtype=self.weight.dtype, device=self.weight.device)
+        x = torch.empty((len(tokens), self._spec.shape[1]), dtype=self._options.dtype, device=self._options.device)
         self._embed(tokens, self.weight, self._scale, x)
         return x
 
 
 class TiedHead:
-    """Logits from the embedding's own weight. It stays in its plain layout, which the look-up needs."""
+    """Logits from the embedding's own weight, in the layout that the look-up takes."""
 
     def __init__(self, embedding: Embedding, options: TensorOptions) -> None:
+        embedding.tie()
         self._embedding = embedding
         self._linear = kernel("linear", options.device.type)
 

@@ -66,9 +66,10 @@ def paged_attention(
     """See the reference."""
     kernels = library()
     heads, d = q.shape[1:]
-    whole = all(t.is_contiguous() for t in (q, slots, starts, counts, out, keys[0], values[0]))
-    whole = whole and keys.stride() == values.stride() and table.stride(1) == 1
-    if kernels is None or not whole or not kernels.serves(q, keys, values, out) or d % 2:
+    kv_heads = keys.shape[2]
+    caches = keys.stride() == values.stride() and keys.stride()[1:] == (kv_heads * d, d, 1)
+    whole = q.is_contiguous() and out.is_contiguous() and table.stride(1) == 1 and caches
+    if kernels is None or not whole or d % 2 or not kernels.serves(q, keys, values, out):
         reference.paged_attention(q, keys, values, table, slots, starts, counts, window, out, scale, cap)
         return
     kernels(
@@ -85,7 +86,7 @@ def paged_attention(
         counts.data_ptr(),
         len(counts),
         heads,
-        keys.shape[2],
+        kv_heads,
         d,
         keys.shape[1],
         keys.stride(0),

@@ -55,10 +55,10 @@ class Library:
         """Run a kernel. Tensors are passed as addresses, None for one that is missing."""
         self._functions[name, dtype](*arguments)
 
-    def serves(self, *tensors: Tensor | None) -> bool:
+    def serves(self, first: Tensor, *others: Tensor | None) -> bool:
         """Whether all of these have one dtype, and it is one that the kernels know."""
-        dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
-        return len(dtypes) == 1 and dtypes <= SUFFIXES.keys()
+        dtype = first.dtype
+        return dtype in SUFFIXES and all(tensor is None or tensor.dtype == dtype for tensor in others)
 
 
 def address(tensor: Tensor | None) -> int | None:

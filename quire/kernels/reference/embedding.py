@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def pack_tied(weight: Tensor) -> Tensor:
+    """The weight [vocab_size, width] as both `embed` and `linear` take it; here as it is."""
+    return weight
+
+
 def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> None:
     """out = the weight's rows of these tokens, times the scale.
 

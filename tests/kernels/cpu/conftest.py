@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.kernels.cpu.build import INSTRUCTION_SETS, this_processor
+from quire.config import environment
+from quire.kernels.cpu.build import INSTRUCTION_SETS, BuildError, find_compiler, this_processor
 from quire.kernels.cpu.library import library
 
 
@@ -18,7 +19,11 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         pytest.skip(f"this processor has no {name}")
     monkeypatch.setenv("QUIRE_CPU_ISA", name)
     library.cache_clear()
-    if name != "none" and library() is None:
-        pytest.skip("there is no compiler")
+    if name != "none":
+        try:
+            find_compiler(environment.native_kernels().compilers)
+        except BuildError:
+            pytest.skip("there is no compiler")
+        assert library() is not None, "the kernels do not compile"
     yield name
     library.cache_clear()

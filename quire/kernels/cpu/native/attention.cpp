@@ -16,6 +16,7 @@ namespace {
 constexpr int kKeys = 64;         // in a tile
 constexpr int kQueries = 64;      // query heads · tokens in a chunk of work, if one token has no more
 constexpr int kQueriesInPlace = 4;  // so few go over keys and values where they lie
+constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; fewer take less than another thread's help
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 template <class T>
@@ -246,12 +247,14 @@ template <class T>
 void paged_attention(const Step<T>& s) {
     int64_t most = std::max<int64_t>(1, kQueries * s.kv_heads / s.heads);  // tokens in a piece
     std::vector<int64_t> pieces(s.rows + 1), tokens(s.rows + 1);           // before each row
+    int64_t products = 0;
     for (int64_t row = 0; row < s.rows; ++row) {
         pieces[row + 1] = pieces[row] + (s.counts[row] + most - 1) / most;
         tokens[row + 1] = tokens[row] + s.counts[row];
+        products += s.counts[row] * (s.starts[row] + s.counts[row]) * s.heads * s.d;
     }
     int64_t all_pieces = pieces[s.rows];
-    parallel(all_pieces * s.kv_heads, [&](int64_t chunk) {
+    parallel_if(products >= kWorthSharing, all_pieces * s.kv_heads, [&](int64_t chunk) {
         int64_t number = all_pieces - 1 - chunk / s.kv_heads;  // of a long row, the piece that sees most comes first
         int64_t row = std::upper_bound(pieces.begin(), pieces.end(), number) - pieces.begin() - 1;
         int64_t first = (number - pieces[row]) * most, n = std::min(most, s.counts[row] - first);

@@ -11,6 +11,8 @@ namespace {
 constexpr int kPanel = 64;            // outputs
 constexpr int64_t kGroups = 128;      // that are multiplied with all rows before the next ones: 32 KB of a panel
 constexpr int64_t kRowsAtOnce = 96;   // whose sums stay in the first cache
+constexpr int64_t kFewRows = 8;       // take no longer than one
+constexpr int64_t kWorthSharing = 1 << 19;  // products; fewer take some 2 µs, and so does another thread's help
 
 template <class T>
 int64_t groups_of(int64_t columns) {
@@ -105,7 +107,8 @@ void linear(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outpu
     int64_t parts_of_chunk = std::max<int64_t>(1, parts * panels / (8 * threads()));  // a panel stays in the cache
     parts_of_chunk = std::min(parts_of_chunk, parts);
     int64_t row_chunks = (parts + parts_of_chunk - 1) / parts_of_chunk;
-    parallel(panels * row_chunks, [&](int64_t chunk) {
+    bool shared = outputs * columns * std::max(rows, kFewRows) >= kWorthSharing;
+    parallel_if(shared, panels * row_chunks, [&](int64_t chunk) {
         int64_t panel = chunk / row_chunks, part = chunk % row_chunks * parts_of_chunk;
         float* sums = static_cast<float*>(scratch(0, 2 * kRowsAtOnce * kPanel * 4));
         float* gated = sums + kRowsAtOnce * kPanel;

@@ -15,8 +15,19 @@ void run_chunks(int64_t chunks, Work work, void* context);
 int threads();
 
 template <class F>
-void parallel(int64_t chunks, F&& body) {
-    run_chunks(chunks, [](void* context, int64_t chunk) { (*static_cast<F*>(context))(chunk); }, &body);
+void parallel(int64_t chunks, const F& body) {
+    run_chunks(chunks, [](void* context, int64_t chunk) { (*static_cast<const F*>(context))(chunk); },
+               const_cast<F*>(&body));
+}
+
+// The same, by the caller alone where the work is not worth sharing.
+template <class F>
+void parallel_if(bool shared, int64_t chunks, const F& body) {
+    if (shared) {
+        parallel(chunks, body);
+    } else {
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) body(chunk);
+    }
 }
 
 // Room for a thread's intermediate results, at least this many bytes, aligned to 64. One number is one piece of memory:

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kEnough = 16384;  // values of a chunk: less is not worth another thread
 
 template <class F>
-void parallel_rows(int64_t rows, int64_t width, F&& body) {
+void parallel_rows(int64_t rows, int64_t width, const F& body) {
     int64_t each = std::max<int64_t>(1, kEnough / std::max<int64_t>(1, width));
     parallel((rows + each - 1) / each, [&](int64_t chunk) {
         for (int64_t row = chunk * each; row < std::min(rows, (chunk + 1) * each); ++row) body(row);
