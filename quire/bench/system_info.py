@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-import quire
+from quire.version import __version__
 
 LIBRARIES = (
     "torch", "triton", "numpy", "safetensors", "tokenizers", "huggingface_hub", "jinja2", "msgspec", "pyzmq", "fastapi",
@@ -41,7 +41,7 @@ def system_info() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Quire, Python and those libraries that are installed."""
-    found = {"quire": quire.__version__, "python": platform.python_version()}
+    found = {"quire": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
             found[name] = metadata.version(name)

@@ -9,8 +9,8 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 
-import quire
 from quire.errors import QuireError, SetupError
+from quire.version import __version__
 
 COMMANDS = {
     "serve": ("quire.cli.serve", "serve a model over the OpenAI API"),
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(_usage())
         raise SystemExit(0)
     if name in ("-v", "--version", "version"):
-        print(quire.__version__)
+        print(__version__)
         raise SystemExit(0)
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)

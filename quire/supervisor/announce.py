@@ -6,8 +6,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
-import quire
 from quire.config import Config
+from quire.version import __version__
 
 
 def print_log(line: str) -> None:
@@ -17,7 +17,7 @@ def print_log(line: str) -> None:
 
 def announce_settings(config: Config, reasons: Sequence[str]) -> None:
     """The settings, a line each."""
-    print_log(f"Quire {quire.__version__}")
+    print_log(f"Quire {__version__}")
     for reason in reasons:
         print_log(f"  {reason}")
     keys = len(config.server.api_key)
