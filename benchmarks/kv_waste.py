@@ -32,7 +32,7 @@ class Waste:
 
     mean: float
     worst: float
-    settles: int
+    results: int
     mean_length: float
     mean_running: float
     preemptions: int
@@ -92,7 +92,7 @@ def main() -> None:
         print(json.dumps(asdict(waste)))
         return
     print(
-        f"waste {waste.mean:.2%} in the mean, {waste.worst:.2%} at worst, over {waste.settles:,} settles; "
+        f"waste {waste.mean:.2%} in the mean, {waste.worst:.2%} at worst, over {waste.results:,} results; "
         f"{waste.mean_running:.0f} sequences running, mean length {waste.mean_length:.0f} tokens, "
         f"{waste.preemptions} preemptions"
     )

@@ -1,4 +1,4 @@
-"""The engine's loop: drain the inbox, plan ahead, settle the oldest result, send what it brought.
+"""The engine's loop: drain the inbox, plan ahead, process the oldest result, send what it brought.
 
 Owns the order of these, and which client is told what. Token ids only: no text, no tensors. Clock, port and executor
 are passed in, so the same code runs in a process of its own, inside `LLM`, and in a simulation.
@@ -90,7 +90,7 @@ class EngineCore:
         self._scheduler.cache_blocks()
         self._send_masks()
         if self._scheduler.steps_in_flight:
-            self._settle_oldest(BEAT_S if wait is None else min(wait, BEAT_S))
+            self._process_oldest_result(BEAT_S if wait is None else min(wait, BEAT_S))
             self._send_masks()  # the device may be waiting for them already
         for request_id in self._clients.orphans(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
@@ -180,15 +180,15 @@ class EngineCore:
             if self._masks is not None:
                 self._masks.forget(request.id)
 
-    def _settle_oldest(self, wait: float) -> None:
+    def _process_oldest_result(self, wait: float) -> None:
         result = self._executor.collect(timeout=wait)
         if result is None:
             return
-        settled = self._scheduler.settle(result)
-        self._outbox.prompt_logprobs(settled.prompt_logprobs)
-        self._outbox.cached(settled.cached_tokens)
-        self._outbox.tokens(settled.ids, settled.counts, settled.tokens, settled.logprobs)
-        self._finish(settled.ended)
+        outputs = self._scheduler.process_result(result)
+        self._outbox.prompt_logprobs(outputs.prompt_logprobs)
+        self._outbox.cached(outputs.cached_tokens)
+        self._outbox.tokens(outputs.ids, outputs.counts, outputs.tokens, outputs.logprobs)
+        self._finish(outputs.ended)
         self._steps.finished(result, self._clock.now())
 
     def _finish_drains(self) -> None:

@@ -1,7 +1,7 @@
 """Ctrl-C while the engine's state changes: deferred until it is consistent again.
 
 Signal handlers run between any two bytecodes of the main thread, so a KeyboardInterrupt could leave behind a plan that
-was never submitted, or a result that is half settled.
+was never submitted, or a result that is half processed.
 """
 
 from __future__ import annotations

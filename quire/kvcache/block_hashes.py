@@ -42,32 +42,32 @@ class BlockHashes:
         other._trunk, other._shared = self, length // self._block_size
         return other
 
-    def upto(self, tokens: Sequence[int], length: int) -> list[bytes]:
+    def hash_up_to(self, tokens: Sequence[int], length: int) -> list[bytes]:
         """The chain, hashed at least as far as the full blocks among the first `length` tokens. Not to be changed.
 
         Args:
             tokens: The sequence; what was hashed before must not have changed.
             length: At most as many tokens as there are.
         """
-        self._hash(tokens, length // self._block_size)
+        self._hash_missing_blocks(tokens, length // self._block_size)
         return self._hashes
 
-    def each(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
+    def iter_hashes(self, tokens: Sequence[int], length: int) -> Iterator[bytes]:
         """The same one by one. Hashes in runs that double in length, so little more than what is read."""
         count, hashes, index = length // self._block_size, self._hashes, 0
         while index < count:
             if index == len(hashes):
-                self._hash(tokens, min(count, 2 * index + 1))
+                self._hash_missing_blocks(tokens, min(count, 2 * index + 1))
             end = min(count, len(hashes))
             yield from hashes[index:end]
             index = end
 
-    def _hash(self, tokens: Sequence[int], count: int) -> None:
+    def _hash_missing_blocks(self, tokens: Sequence[int], count: int) -> None:
         """Hash the blocks that are missing among the first `count`."""
         hashes, step = self._hashes, self._block_size * _ID_BYTES
         if self._trunk is not None:
             shared = min(count, self._shared)
-            hashes += self._trunk.upto(tokens, shared * self._block_size)[len(hashes) : shared]
+            hashes += self._trunk.hash_up_to(tokens, shared * self._block_size)[len(hashes) : shared]
             if len(hashes) >= self._shared:
                 self._trunk = None
         contents, first = self._head, len(hashes) * step

@@ -255,7 +255,7 @@ class BlockTable:
             blocks[entry] = block
         return pairs
 
-    def drop_swapped(self) -> list[int]:
+    def free_swapped(self) -> list[int]:
         """Empty a swapped table; the host blocks it named."""
         hosts = [~block for blocks in self._blocks for block in blocks if block < 0]
         for blocks in self._blocks:

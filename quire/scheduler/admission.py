@@ -149,7 +149,7 @@ class Admission:
         """Share what the prefix cache holds: at most all but the last token, which is computed to sample from."""
         most = len(request.tokens) - 1 if self._prefix_cacher.enabled and request.reads_cache else 0
         self._prefix_cacher.cache_pending()
-        match = request.table.match_prefix(request.block_hashes.each(request.tokens, most), most)
+        match = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most)
         shared = match.held_blocks
         # Shared blocks that are free now are not allocated, but not free any more either.
         blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_unheld(shared)

@@ -21,7 +21,7 @@ class Lengths:
     Attributes:
         planned, computed: See Request.
         known: Tokens the host knows.
-        in_flight_tokens: Tokens that plans in flight will sample. Until they have settled, this and `planned` are upper
+        in_flight_tokens: Tokens that plans in flight will sample. Until they are known, this and `planned` are upper
             bounds, and `planned - in_flight_tokens` is the lower bound of `planned`.
         prompt: Length of the prompt.
         limit: Length at which a request ends by count.

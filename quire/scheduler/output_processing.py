@@ -21,7 +21,7 @@ from quire.scheduler.step import ScheduledStep
 
 @dataclass
 class StepOutputs:
-    """What a settled step brought: tokens for each of `ids`, and requests that are over now."""
+    """What a processed step brought: tokens for each of `ids`, and requests that are over now."""
 
     ids: list[int]
     counts: list[int]

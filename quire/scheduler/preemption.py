@@ -43,12 +43,15 @@ class Preemption:
         """Free its blocks within `step`, whatever the mode by recomputing if `recompute`. The caller frees its slot."""
         request.preemptions += 1
         if not recompute and self._should_swap(request):
-            pairs = request.table.swap_out(self.host.allocate(request.table.num_blocks))
-            step.swap_out += pairs
-            request.swapped = True
+            self._swap_out(request, step)
         else:
             request.table.free()
             request.reset_computed()
+
+    def _swap_out(self, request: Request, step: Step) -> None:
+        """Move a request's blocks to the host."""
+        step.swap_out += request.table.swap_out(self.host.allocate(request.table.num_blocks))
+        request.swapped = True
 
     def swap_in(self, request: Request, step: Step) -> bool:
         """Move a swapped request's blocks to the device again; False (and nothing allocated) when there is no room."""
@@ -60,9 +63,9 @@ class Preemption:
         request.swapped = False
         return True
 
-    def drop_swapped(self, request: Request) -> None:
+    def free_swapped(self, request: Request) -> None:
         """Free the host blocks of a swapped request that is over."""
-        self.host.free(request.table.drop_swapped())
+        self.host.free(request.table.free_swapped())
         request.swapped = False
 
     def _should_swap(self, request: Request) -> bool:

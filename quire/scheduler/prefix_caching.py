@@ -36,5 +36,5 @@ class PrefixCacher:
         """Its full blocks can be found from now on."""
         if self.enabled:
             filled = min(request.planned, len(request.tokens))
-            hashes = request.block_hashes.upto(request.tokens, filled)
+            hashes = request.block_hashes.hash_up_to(request.tokens, filled)
             request.table.cache_blocks(hashes, filled)

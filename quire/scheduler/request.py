@@ -81,12 +81,12 @@ class Request:
 
     @property
     def planned(self) -> int:
-        """Tokens computed by all plans, settled or in flight, at most."""
+        """Tokens computed by all plans, processed or in flight, at most."""
         return int(self._lengths.planned[self.index])
 
     @property
     def computed(self) -> int:
-        """Tokens computed by plans that have settled."""
+        """Tokens computed by plans whose results are processed."""
         return int(self._lengths.computed[self.index])
 
     @property

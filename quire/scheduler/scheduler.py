@@ -1,7 +1,7 @@
-"""The scheduler: plan() says who moves forward by how many tokens, settle() what the result means for each request.
+"""The scheduler: plan() says who computes how many tokens, process_result() what the result means for each request.
 
 There are no phases: a prompt, a chunk of one and a single token are only values of n. Plans may be made before the
-results of earlier ones are known (the tokens are in the device's slot table); a stop that is found at settle costs the
+results of earlier ones are known (the tokens are in the device's slot table); a stop that a result brings costs the
 one row already planned. Knows nothing about processes, clients or tensors.
 """
 
@@ -119,12 +119,12 @@ class Scheduler:
 
     @property
     def steps_in_flight(self) -> int:
-        """Plans whose results are not settled."""
+        """Plans whose results are not processed yet."""
         return len(self._steps_in_flight)
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not over, or any plan not settled."""
+        """Whether any request is not over, or any plan in flight."""
         return bool(self._request_table) or bool(self._steps_in_flight)
 
     @property
@@ -338,9 +338,9 @@ class Scheduler:
         self._request_table.free_slot(victim)
         self.stats.preemptions += 1
 
-    # --- settle -----------------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------
 
-    def settle(self, result: Result) -> StepOutputs:
+    def process_result(self, result: Result) -> StepOutputs:
         """Take in the oldest plan's result: append tokens, find stops, free the slots and blocks of what is over."""
         step, lengths = self._steps_in_flight.popleft(), self._lengths
         assert result.step == step.number, f"result of step {result.step}, expected {step.number}"
@@ -384,7 +384,7 @@ class Scheduler:
             self._prefix_cacher.cache_blocks(request)
         self._request_table.remove(request)
         if request.swapped:
-            self._preemption.drop_swapped(request)
+            self._preemption.free_swapped(request)
         request.parent = None
         request.table.free()
         self._lengths.free(request.index)

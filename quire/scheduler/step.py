@@ -132,7 +132,7 @@ class Step:
             drafts: Draft tokens of each, 0 for those that do not reach their end; None for none at all.
 
         Returns:
-            Those whose input the host knows: prompts, chunks, and single tokens of steps that have settled.
+            Those whose input the host knows: prompts, chunks, and single tokens of steps whose results are processed.
         """
         lengths, first_row = self._lengths, len(self.requests)
         starts, known = lengths.planned[index], lengths.known[index]

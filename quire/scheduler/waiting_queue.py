@@ -84,7 +84,7 @@ class WaitingQueue:
         self._count(request)
 
     def refresh_in_flight(self) -> None:
-        """A step has settled, and may have brought tokens of requests that were preempted meanwhile."""
+        """A result was processed, and may have brought tokens of requests that were preempted meanwhile."""
         for request in list(self._in_flight.values()):
             self.refresh(request)
 

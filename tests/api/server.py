@@ -119,7 +119,7 @@ class Server:
         return self
 
     def assert_all_free(self) -> None:
-        """Nothing is held, here or in the engine, as soon as what is in flight has settled."""
+        """Nothing is held, here or in the engine, as soon as what is in flight is over."""
         for _ in range(100):
             counts = self.get("/debug/counts").json()
             api, engine = counts["api"], counts["engine"]

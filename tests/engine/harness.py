@@ -141,11 +141,11 @@ class Engine:
                 break
             self.step()
         assert sequences <= set(self.outcome.ends), "not every request ended"
-        self.settle()
+        self.finish_steps()
         return self.outcome
 
-    def settle(self) -> None:
-        """Let plans in flight settle."""
+    def finish_steps(self) -> None:
+        """Process the results of all plans in flight."""
         for _ in range(4):
             self.step()
 

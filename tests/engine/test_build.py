@@ -29,7 +29,7 @@ def test_prefill_beside_decode_has_the_step_sizes_of_the_device(tmp_path: Path) 
     scheduler = build_scheduler(config(), device_limits, ModelRuntimeInfo(cost=cost), SystemClock())
     scheduler.add(add(0, [1], 50))
     scheduler.plan()
-    scheduler.settle(Result(1, [1], [7]))
+    scheduler.process_result(Result(1, [1], [7]))
     scheduler.add(add(1, [2] * 100, 1))
     plan = scheduler.plan()
     assert plan is not None

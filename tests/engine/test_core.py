@@ -105,7 +105,7 @@ def test_abort_frees_everything_in_every_phase(steps: int) -> None:
     engine.run([])
     while 3 not in outcome.ends:
         engine.step()
-    engine.settle()
+    engine.finish_steps()
     assert outcome.tokens[3] == alone(prompts[3], 30)
     engine.assert_all_free()
 
@@ -119,7 +119,7 @@ def test_aborted_request_is_in_no_later_plan() -> None:
         engine.step()
     engine.client.send(Abort([1]))
     before = len(planned)
-    engine.settle()
+    engine.finish_steps()
     assert len(planned) == before
     engine.assert_all_free()
 

@@ -56,7 +56,7 @@ def test_whatever_is_accepted_each_request_gets_what_it_gets_alone(
     outcome = engine.run([])
     while len(outcome.ends) < len(expected):
         engine.step()
-    engine.settle()
+    engine.finish_steps()
     for number, tokens in expected.items():
         got = outcome.tokens.get(number, [])
         if outcome.ends[number].reason == "abort":
@@ -120,7 +120,7 @@ def test_a_repetition_among_accepted_tokens_ends_there() -> None:
     assert outcome.ends[1].reason == "repetition"
 
 
-def test_blocks_of_rejected_drafts_are_freed_when_the_step_settles() -> None:
+def test_blocks_of_rejected_drafts_are_freed_when_the_result_is_processed() -> None:
     executor = FakeExecutor(num_blocks=64, block_size=1, accept=lambda most: 1, max_in_flight=2)
     engine = Engine(executor, block_size=1)
     engine.client.send(add(1, PROMPT, 40, **drafting(10)))
@@ -132,7 +132,7 @@ def test_blocks_of_rejected_drafts_are_freed_when_the_step_settles() -> None:
     engine.run([])
     while 1 not in engine.outcome.ends:
         engine.step()
-    engine.settle()
+    engine.finish_steps()
     assert engine.outcome.tokens[1] == alone(PROMPT, 40)
     engine.assert_all_free()
 

@@ -39,7 +39,7 @@ def test_forks_outlive_a_first_sequence_that_is_aborted(steps: int) -> None:
     engine.client.send(Abort([1]))
     while len(engine.outcome.ends) < 4:
         engine.step()
-    engine.settle()
+    engine.finish_steps()
     assert engine.outcome.ends.pop(1).reason == "abort"
     assert {end.reason for end in engine.outcome.ends.values()} == {"length"}
     assert all(engine.outcome.tokens[number] == alone(PROMPT, 9) for number in (2, 3, 4))

@@ -30,7 +30,7 @@ def test_paging_wastes_less_than_4_percent() -> None:
 
 
 def test_unwritten_tokens_are_counted_to_the_token() -> None:
-    """One request at a time: after a settle, all tokens but the one just sampled are written."""
+    """One request at a time: after each result, all tokens but the one just sampled are written."""
     engine = Engine(max_num_seqs=1)
     engine.client.send(add(1, range(20), 30))
     for sampled, load in enumerate(loads(engine, 10), start=1):

@@ -88,7 +88,7 @@ def test_a_request_without_a_mask_fails_alone() -> None:
     assert 1 not in outcome.tokens
     assert outcome.tokens[2] == alone([3, 4], 10, masked=True)
     assert outcome.tokens[3] == alone([5], 10)
-    engine.settle()
+    engine.finish_steps()
     engine.assert_all_free()
 
 

@@ -14,14 +14,14 @@ TOKENS = list(range(1_000))
 
 
 def whole() -> list[bytes]:
-    return BlockHashes(SIZE, "salt").upto(TOKENS, len(TOKENS))
+    return BlockHashes(SIZE, "salt").hash_up_to(TOKENS, len(TOKENS))
 
 
 @pytest.mark.parametrize("read", [0, 1, 2, 7, 100])
 def test_no_more_is_hashed_than_twice_what_is_read(read: int) -> None:
     hashes = BlockHashes(SIZE, "salt")
-    assert list(islice(hashes.each(TOKENS, len(TOKENS)), read)) == whole()[:read]
-    assert len(hashes.upto(TOKENS, 0)) <= 2 * read
+    assert list(islice(hashes.iter_hashes(TOKENS, len(TOKENS)), read)) == whole()[:read]
+    assert len(hashes.hash_up_to(TOKENS, 0)) <= 2 * read
 
 
 @pytest.mark.parametrize("known", [0, 1, 5, 20, 250])
@@ -29,9 +29,9 @@ def test_no_more_is_hashed_than_twice_what_is_read(read: int) -> None:
 def test_the_chain_goes_on_where_it_was_left(known: int, length: int) -> None:
     """Also where more is known than is asked for."""
     hashes = BlockHashes(SIZE, "salt")
-    hashes.upto(TOKENS, known * SIZE)
-    assert list(hashes.each(TOKENS, length)) == whole()[: length // SIZE]
-    assert hashes.upto(TOKENS, len(TOKENS)) == whole()
+    hashes.hash_up_to(TOKENS, known * SIZE)
+    assert list(hashes.iter_hashes(TOKENS, length)) == whole()[: length // SIZE]
+    assert hashes.hash_up_to(TOKENS, len(TOKENS)) == whole()
 
 
 @pytest.mark.parametrize("head", [0, 1, 4, 43, 996, 1_000])
@@ -41,21 +41,21 @@ def test_the_chain_is_the_same_whoever_has_turned_its_first_tokens_into_bytes(
     head: int, known: int, length: int
 ) -> None:
     hashes = BlockHashes(SIZE, "salt", np.array(TOKENS[:head], dtype=np.int64).tobytes())
-    hashes.upto(TOKENS, known * SIZE)
-    assert list(hashes.each(TOKENS, length)) == whole()[: length // SIZE]
-    assert hashes.upto(TOKENS, len(TOKENS)) == whole()
+    hashes.hash_up_to(TOKENS, known * SIZE)
+    assert list(hashes.iter_hashes(TOKENS, length)) == whole()[: length // SIZE]
+    assert hashes.hash_up_to(TOKENS, len(TOKENS)) == whole()
 
 
 @pytest.mark.parametrize("hashed", [0, 43, 1_000])
 def test_another_salt_begins_the_same_sequence_anew(hashed: int) -> None:
     hashes = BlockHashes(SIZE, "other", np.array(TOKENS[:500], dtype=np.int64).tobytes())
-    hashes.upto(TOKENS, hashed)
-    assert hashes.salted("salt").upto(TOKENS, len(TOKENS)) == whole()
+    hashes.hash_up_to(TOKENS, hashed)
+    assert hashes.salted("salt").hash_up_to(TOKENS, len(TOKENS)) == whole()
 
 
 def test_tokens_and_salts_tell_chains_apart_from_there_on() -> None:
     other = [*TOKENS[:50], 7, *TOKENS[51:]]
-    found = BlockHashes(SIZE, "salt").upto(other, len(other))
+    found = BlockHashes(SIZE, "salt").hash_up_to(other, len(other))
     assert found[:12] == whole()[:12]
     assert not {*found[12:]} & {*whole()}
-    assert not {*BlockHashes(SIZE).upto(TOKENS, len(TOKENS))} & {*whole()}
+    assert not {*BlockHashes(SIZE).hash_up_to(TOKENS, len(TOKENS))} & {*whole()}

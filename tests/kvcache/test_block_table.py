@@ -13,7 +13,7 @@ SIZE = 4
 
 
 def hashes_of(tokens: list[int], salt: str = "") -> list[bytes]:
-    return BlockHashes(SIZE, salt).upto(tokens, len(tokens))
+    return BlockHashes(SIZE, salt).hash_up_to(tokens, len(tokens))
 
 
 def matched(table: BlockTable, hashes: Iterable[bytes], length: int) -> int:
@@ -167,12 +167,12 @@ def test_what_the_pool_holds_counts_every_group() -> None:
 def test_hashes_are_a_chain_over_all_tokens_before() -> None:
     chain = BlockHashes(SIZE)
     tokens = list(range(12))
-    assert chain.upto(tokens, 7)[:1] == hashes_of(tokens)[:1]
-    assert chain.upto(tokens, 12) == hashes_of(tokens)
+    assert chain.hash_up_to(tokens, 7)[:1] == hashes_of(tokens)[:1]
+    assert chain.hash_up_to(tokens, 12) == hashes_of(tokens)
     assert hashes_of([1, *tokens[1:]])[2] != hashes_of(tokens)[2]
     branch = chain.branch(9)
-    assert branch.upto([*tokens[:8], 0, 0, 0, 0], 12)[:2] == hashes_of(tokens)[:2]
-    assert branch.upto(tokens, 12)[2] != hashes_of(tokens)[2]
+    assert branch.hash_up_to([*tokens[:8], 0, 0, 0, 0], 12)[:2] == hashes_of(tokens)[:2]
+    assert branch.hash_up_to(tokens, 12)[2] != hashes_of(tokens)[2]
 
 
 def test_a_hit_is_looked_for_no_further_than_where_all_is_seen() -> None:

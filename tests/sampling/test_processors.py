@@ -106,20 +106,20 @@ class Watching(FakeExecutor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unsettled: list[Plan] = []
+        self.unprocessed: list[Plan] = []
         self.overlaps: dict[int, int] = {}
 
     def submit(self, plan: Plan) -> None:
-        for earlier in self.unsettled:
+        for earlier in self.unprocessed:
             drawing = {earlier.slots[row] for row in earlier.sampled_rows}
             for slot in drawing & set(plan.slots):
                 self.overlaps[slot] = self.overlaps.get(slot, 0) + 1
-        self.unsettled.append(plan)
+        self.unprocessed.append(plan)
         super().submit(plan)
 
     def collect(self, timeout: float | None) -> Any:
         result = super().collect(timeout)
-        self.unsettled.pop(0)
+        self.unprocessed.pop(0)
         return result
 
 

@@ -29,7 +29,7 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def cached_blocks(stage: Stage, tokens: list[int]) -> int:
     """How many of a prompt's full blocks are in the prefix cache."""
     pool = stage.scheduler.pool
-    hashes = BlockHashes(8).upto(tokens, len(tokens))
+    hashes = BlockHashes(8).hash_up_to(tokens, len(tokens))
     return sum(pool.get_cached_block((0, block_hash)) is not None for block_hash in hashes)
 
 

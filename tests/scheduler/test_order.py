@@ -45,7 +45,7 @@ class Stage:
         self.counts: list[dict[int, int]] = []
 
     def step(self) -> None:
-        """Plan and settle once; remembers how far each request moved."""
+        """Plan and process the result once; remembers how far each request moved."""
         plan = self.scheduler.plan()
         if plan is None:
             return
@@ -55,7 +55,7 @@ class Stage:
         self.executor.submit(plan)
         result = self.executor.collect(None)
         assert result is not None
-        self.ended += [request.id for request in self.scheduler.settle(result).ended]
+        self.ended += [request.id for request in self.scheduler.process_result(result).ended]
 
     def steps(self, until: int, most: int = 2_000) -> Iterator[int]:
         """Steps until a request has ended."""

@@ -54,11 +54,11 @@ def test_requests_are_computed_again_at_the_rope_switch(max_in_flight: int, mode
             drafts_planned += sum(plan.drafts)
         result = executor.collect(None)
         assert result is not None
-        settled = scheduler.settle(result)
-        tokens = iter(settled.tokens)
-        for number, count in zip(settled.ids, settled.counts, strict=True):
+        outputs = scheduler.process_result(result)
+        tokens = iter(outputs.tokens)
+        for number, count in zip(outputs.ids, outputs.counts, strict=True):
             got[number] += [next(tokens) for _ in range(count)]
-        for request in settled.ended:
+        for request in outputs.ended:
             over[request.id] = (request.rope_length, request.preemptions)
     assert got == {number: alone(prompt, 20) for number, prompt in prompts.items()}
     for number, (rope_length, preemptions) in over.items():

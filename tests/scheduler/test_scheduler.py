@@ -37,7 +37,7 @@ STEMS = [list(range(start, start + 50)) for start in (0, 100)]
 
 
 class Lives(RuleBasedStateMachine):
-    """Adds, forks, aborts, resets, plans and settles in any order that the engine could produce."""
+    """Adds, forks, aborts, resets, plans and processes results in any order that the engine could produce."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,20 +209,20 @@ class Lives(RuleBasedStateMachine):
         assert not self.masks.send()
 
     @rule()
-    def settle(self) -> None:
+    def process_result(self) -> None:
         if not self.scheduler.steps_in_flight:
             return
         assert not self.masks.send()
         result = self.executor.collect(None)
         assert result is not None
-        settled = self.scheduler.settle(result)
-        tokens = iter(settled.tokens)
-        for number, count in zip(settled.ids, settled.counts, strict=True):
+        outputs = self.scheduler.process_result(result)
+        tokens = iter(outputs.tokens)
+        for number, count in zip(outputs.ids, outputs.counts, strict=True):
             assert number not in self.ended, "a token after the end"
             assert count > 0
             self.got[number] += islice(tokens, count)
         assert not list(tokens)
-        for request in settled.ended:
+        for request in outputs.ended:
             assert request.ended is not None
             self.ended[request.id] = request.ended
 
@@ -277,7 +277,7 @@ class Lives(RuleBasedStateMachine):
                 break
             self.plan()
             self.lengths_are_in_order()
-            self.settle()
+            self.process_result()
             self.lengths_are_in_order()
             self.blocks_are_conserved()
         assert set(self.ended) == set(self.adds), "somebody starved"
