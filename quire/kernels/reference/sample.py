@@ -17,8 +17,8 @@ from quire.sampling import MIN_TEMPERATURE
 
 FINE, UNSOUND, NOTHING_LEFT = range(3)
 """What can be wrong with a row of logits: a NaN or +inf in it, or every token at -inf."""
-EVERY_TOKEN = 2**62
-"""As the last of the equals that stay: none is cut."""
+ALL_TIES = 2**62
+"""As `last_id`: every token that ties with the threshold stays."""
 
 
 class SamplingColumns(NamedTuple):
@@ -40,16 +40,16 @@ class SamplingColumns(NamedTuple):
     drawn: Tensor
 
 
-class Edges(NamedTuple):
-    """Where the filters cut: tokens with a logit above `value` stay, and of those equal to it the ids up to `last`.
+class SamplingThresholds(NamedTuple):
+    """Where the filters cut: tokens with a logit above `value` stay, and of those equal to it the ids up to `last_id`.
 
     Attributes:
         value: [reads] fp32.
-        last: [reads] int64.
+        last_id: [reads] int64.
     """
 
     value: Tensor
-    last: Tensor
+    last_id: Tensor
 
 
 def sample(
@@ -59,7 +59,7 @@ def sample(
     tokens: Tensor,
     faults: Tensor,
     last: Tensor | None = None,
-    edges: Edges | None = None,
+    thresholds: SamplingThresholds | None = None,
 ) -> None:
     """Draw a token for each read, and let its slot go on.
 
@@ -73,30 +73,30 @@ def sample(
         tokens: [reads] int64, out. Always an id, but it means nothing where there is a fault.
         faults: [reads] int8, out: FINE, UNSOUND or NOTHING_LEFT.
         last: [slots] int64; where given, it keeps each slot's token, and `asked.drawn` counts it.
-        edges: Out, where given.
+        thresholds: Out, where given.
     """
     best, likeliest = logits.max(dim=-1)
     tokens.copy_(likeliest)
     faults.copy_(torch.where(best == float("-inf"), NOTHING_LEFT, (~best.isfinite()).to(torch.int8)))
-    if edges is not None:
-        edges.value.fill_(float("-inf"))
-        edges.last.fill_(EVERY_TOKEN)
+    if thresholds is not None:
+        thresholds.value.fill_(float("-inf"))
+        thresholds.last_id.fill_(ALL_TIES)
     rows = (asked.temperature.index_select(0, slots) > 0).nonzero().squeeze(1)
     if len(rows):
         own = logits if len(rows) == len(logits) else logits.index_select(0, rows)
         columns = SamplingColumns(*(column.index_select(0, slots.index_select(0, rows)) for column in asked))
-        scores = _cut(own, columns)
-        tokens.index_copy_(0, rows, choose(scores, uniform(columns.seed, columns.drawn)))
-        if edges is not None:
-            value, end = _edge(own, scores)
-            edges.value.index_copy_(0, rows, value)
-            edges.last.index_copy_(0, rows, end)
+        scores = _apply_filters(own, columns)
+        tokens.index_copy_(0, rows, sample_from_scores(scores, uniform(columns.seed, columns.drawn)))
+        if thresholds is not None:
+            value, end = _thresholds_of(own, scores)
+            thresholds.value.index_copy_(0, rows, value)
+            thresholds.last_id.index_copy_(0, rows, end)
     if last is not None:
         last.index_copy_(0, slots, tokens)
         asked.drawn.index_add_(0, slots, torch.ones_like(slots))
 
 
-def choose(scores: Tensor, number: Tensor) -> Tensor:
+def sample_from_scores(scores: Tensor, number: Tensor) -> Tensor:
     """The first token at which the cumulative probability, in token order, exceeds `number`.
 
     Args:
@@ -109,23 +109,23 @@ def choose(scores: Tensor, number: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp_(max=scores.shape[-1] - 1)
 
 
-def scores_within(logits: Tensor, temperature: Tensor, edges: Edges) -> Tensor:
+def apply_thresholds(logits: Tensor, temperature: Tensor, thresholds: SamplingThresholds) -> Tensor:
     """What tokens are drawn from: [n, vocab] fp32 logits by the temperature, -inf where the filters cut.
 
     Args:
         logits: [n, vocab].
         temperature: [n] fp32; 0, which is greedy, divides nothing.
-        edges: Of these rows.
+        thresholds: Of these rows.
     """
     x = logits.float()
     ids = torch.arange(x.shape[-1], device=x.device)
-    value, last = edges.value.unsqueeze(1), edges.last.unsqueeze(1)
+    value, last = thresholds.value.unsqueeze(1), thresholds.last_id.unsqueeze(1)
     stays = (x > value) | ((x == value) & (ids <= last))
     divisor = torch.where(temperature > 0, temperature.clamp(min=MIN_TEMPERATURE), 1.0)
     return (x / divisor.unsqueeze(1)).masked_fill_(~stays, float("-inf"))
 
 
-def _cut(logits: Tensor, asked: SamplingColumns) -> Tensor:
+def _apply_filters(logits: Tensor, asked: SamplingColumns) -> Tensor:
     """[n, vocab] logits and columns [n] → [n, vocab] fp32 scores, by the temperature, -inf where the filters cut."""
     vocab = logits.shape[-1]
     scores = logits.float() / asked.temperature.clamp(min=MIN_TEMPERATURE).unsqueeze(1)
@@ -139,7 +139,7 @@ def _cut(logits: Tensor, asked: SamplingColumns) -> Tensor:
     return scores
 
 
-def _edge(logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+def _thresholds_of(logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """[n] lowest logit that stays, and [n] the highest id of those that have it."""
     stays = scores > float("-inf")
     value = logits.float().masked_fill(~stays, float("inf")).amin(-1)

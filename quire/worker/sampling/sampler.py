@@ -21,9 +21,9 @@ from quire.kernels.dispatch import kernel
 from quire.kernels.reference.sample import (
     NOTHING_LEFT,
     UNSOUND,
-    Edges,
     SamplingColumns,
-    scores_within,
+    SamplingThresholds,
+    apply_thresholds,
 )
 from quire.worker.pinned_memory import upload
 from quire.worker.sampling.active_rows import ActiveRows
@@ -161,9 +161,15 @@ def _sample_plain(logits: Tensor, where: Tensor, slots: SlotTable, *, keep_score
     number = len(logits)
     tokens = torch.empty(number, dtype=torch.int64, device=logits.device)
     faults = torch.empty(number, dtype=torch.int8, device=logits.device)
-    edges = Edges(logits.new_empty(number, dtype=torch.float32), torch.empty_like(tokens)) if keep_scores else None
-    kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, edges=edges)
-    scores = None if edges is None else scores_within(logits, slots.temperature.index_select(0, where), edges)
+    thresholds = (
+        SamplingThresholds(logits.new_empty(number, dtype=torch.float32), torch.empty_like(tokens))
+        if keep_scores
+        else None
+    )
+    kernel("sample", logits.device.type)(logits, where, columns_of(slots), tokens, faults, thresholds=thresholds)
+    scores = (
+        None if thresholds is None else apply_thresholds(logits, slots.temperature.index_select(0, where), thresholds)
+    )
     return Sampled(tokens, faults, {}, scores)
 
 

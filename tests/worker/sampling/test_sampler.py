@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire.kernels.reference.filters import apply_min_p, apply_top_k_top_p
-from quire.kernels.reference.sample import choose
+from quire.kernels.reference.sample import sample_from_scores
 from quire.worker.sampling.sampler import UNSOUND_TEXT, sample, sample_and_advance, warm_up
 from quire.worker.slot_table import SlotTable
 from tests.worker.driver import admit, admitted
@@ -204,7 +204,7 @@ def test_impossible_tokens_are_never_chosen(probabilities: list[float], number: 
     if not any(probabilities):
         return
     scores = torch.tensor([probabilities]).log()
-    token = choose(scores, torch.tensor([number], dtype=torch.float64)).item()
+    token = sample_from_scores(scores, torch.tensor([number], dtype=torch.float64)).item()
     assert probabilities[int(token)] > 0
 
 

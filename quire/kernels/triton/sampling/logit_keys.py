@@ -20,9 +20,9 @@ CHUNK = 4_096
 """Logits that a program of the first pass reads."""
 MOST_GROUPS = 2_048
 _NARROWEST = 16
-UNIT = tl.constexpr(2.0**40)
+WEIGHT_SCALE = tl.constexpr(2.0**40)
 """Weight of the likeliest token. One of 2^-40 of it counts nothing; 2^22 of them fit in an int64."""
-LOOSE = ["slots", "temperature", "top_k", "top_p", "min_p", "seed", "drawn", "tokens", "faults", "last"]
+UNALIGNED_ARGUMENTS = ["slots", "temperature", "top_k", "top_p", "min_p", "seed", "drawn", "tokens", "faults", "last"]
 """Columns of which a kernel loads single entries: wherever they begin, one compiled kernel serves."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -57,7 +57,7 @@ def key_bits(dtype: torch.dtype) -> int:
 
 
 @triton.jit
-def key_of(x, BITS: tl.constexpr):
+def logit_to_key(x, BITS: tl.constexpr):
     """fp32 → int32 of the same order; NaN is the highest, and -0 is 0. With 16 bits, x comes from bfloat16."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -65,7 +65,7 @@ def key_of(x, BITS: tl.constexpr):
 
 
 @triton.jit
-def value_of(key, BITS: tl.constexpr):
+def key_to_logit(key, BITS: tl.constexpr):
     """int32 key → the fp32 that has it."""
     if BITS == 16:
         key = (key << 16) | tl.where(key < 0, 0xFFFF, 0)
@@ -79,13 +79,13 @@ def lowest_key(BITS: tl.constexpr):
 
 
 @triton.jit
-def weight_of(x, best, scale):
+def exp_weight(x, best, scale):
     """exp2((x - best) · scale) in units of 2^-40, an int64; `best` is at least x, and finite."""
-    return (tl.exp2((x - best) * scale) * UNIT).to(tl.int64)
+    return (tl.exp2((x - best) * scale) * WEIGHT_SCALE).to(tl.int64)
 
 
 @triton.jit
-def edge_of(keys, units, low, high, base, aim):
+def bisect_threshold(keys, units, low, high, base, aim):
     """The lowest key v within [low, high] for which base + Σ units of the keys above v < aim; true of `high`.
 
     `keys`: [n] int32. `units`, `base`, `aim`: weights, or 1 each to count; of one dtype. `low`, `high`: int64.
@@ -99,10 +99,10 @@ def edge_of(keys, units, low, high, base, aim):
 
 
 @triton.jit
-def masses_beside(bests, masses, best, scale, BITS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_2: tl.constexpr):
+def rescaled_chunk_masses(bests, masses, best, scale, BITS: tl.constexpr, CHUNKS: tl.constexpr, CHUNKS_2: tl.constexpr):
     """[chunks] weight of each chunk beside the row's best token, which they were not made beside."""
     chunk = tl.arange(0, CHUNKS_2)
-    own = value_of(tl.load(bests + chunk, mask=chunk < CHUNKS, other=0), BITS)
+    own = key_to_logit(tl.load(bests + chunk, mask=chunk < CHUNKS, other=0), BITS)
     mass = tl.load(masses + chunk, mask=chunk < CHUNKS, other=0)
     beside = tl.exp2(tl.where(chunk < CHUNKS, own - best, float("-inf")) * scale)
     return (mass.to(tl.float64) * beside.to(tl.float64)).to(tl.int64)

@@ -19,14 +19,14 @@ from quire.kernels.triton.launching.dependent_launch import can_overlap, release
 from quire.kernels.triton.launching.launch import launched, next_power_of_2
 from quire.kernels.triton.sampling.logit_keys import (
     LOG2_E,
-    UNIT,
+    WEIGHT_SCALE,
     VocabTiling,
+    exp_weight,
     key_bits,
-    key_of,
+    key_to_logit,
+    logit_to_key,
     lowest_key,
-    masses_beside,
-    value_of,
-    weight_of,
+    rescaled_chunk_masses,
 )
 
 MOST = 64
@@ -85,20 +85,20 @@ def _survey(
     release_dependents(OVERLAP)
     at, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = logits + tl.load(reads + at) * stride
-    token = key_of(tl.load(row + tl.load(tokens + at)).to(tl.float32), BITS)
+    token = logit_to_key(tl.load(row + tl.load(tokens + at)).to(tl.float32), BITS)
     groups = chunk * PER + tl.arange(0, PER)
     ids = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-    key = tl.where(ids < VOCAB, key_of(x, BITS), lowest_key(BITS))
+    key = tl.where(ids < VOCAB, logit_to_key(x, BITS), lowest_key(BITS))
     best_of = tl.max(key, 1)
     own = ints + at * WIDTH
     tl.store(own + groups, best_of, mask=groups < GROUPS)
     tl.store(own + GROUPS + CHUNKS + chunk, tl.sum(tl.sum((key > token).to(tl.int32), 1), 0))
     if NORMALISE:
         best_key = tl.max(best_of, 0)
-        best = value_of(best_key, BITS)
+        best = key_to_logit(best_key, BITS)
         finite = (best > float("-inf")) & (best < float("inf"))
-        weights = weight_of(tl.where(finite, x, float("-inf")), tl.where(finite, best, 0.0), LOG2_E)
+        weights = exp_weight(tl.where(finite, x, float("-inf")), tl.where(finite, best, 0.0), LOG2_E)
         tl.store(own + GROUPS + chunk, best_key)
         tl.store(masses + at * CHUNKS + chunk, tl.sum(tl.sum(weights, 1), 0))
 
@@ -121,9 +121,9 @@ def _report(
     higher = tl.sum(tl.load(found + GROUPS + CHUNKS + chunk, mask=chunk < CHUNKS, other=0), 0)
     best, log_sum = tl.full((), 0.0, tl.float32), tl.full((), 0.0, tl.float32)
     if NORMALISE:
-        best = value_of(tl.max(best_of, 0), BITS)
-        mass = masses_beside(found + GROUPS, masses + at * CHUNKS, best, LOG2_E, BITS, CHUNKS, CHUNKS_2)
-        log_sum = tl.log2(tl.sum(mass, 0).to(tl.float32) / UNIT) / LOG2_E
+        best = key_to_logit(tl.max(best_of, 0), BITS)
+        mass = rescaled_chunk_masses(found + GROUPS, masses + at * CHUNKS, best, LOG2_E, BITS, CHUNKS, CHUNKS_2)
+        log_sum = tl.log2(tl.sum(mass, 0).to(tl.float32) / WEIGHT_SCALE) / LOG2_E
     x = tl.load(row + tl.load(tokens + at)).to(tl.float32)
     tl.store(own + at, (x - best) - log_sum)
     tl.store(ranks + at, (higher + 1).to(tl.int64))
@@ -134,10 +134,10 @@ def _report(
         highest = tl.max(best_of, 0)
         chosen = tl.min(tl.where(best_of == highest, group, GROUPS_2), 0)
         near = chosen * GROUP + tl.arange(0, GROUP)
-        key = key_of(tl.load(row + near, mask=near < VOCAB, other=float("-inf")).to(tl.float32), BITS)
+        key = logit_to_key(tl.load(row + near, mask=near < VOCAB, other=float("-inf")).to(tl.float32), BITS)
         left = (near < VOCAB) & ((key < last_key) | ((key == last_key) & (near > last)))  # the others have been taken
         last_key, last = highest, tl.min(tl.where(left & (key == highest), near, VOCAB - 1), 0)
         behind = tl.max(tl.where(left & (near != last), key, lowest_key(BITS)), 0)
         best_of = tl.where(group == chosen, behind, best_of)
         tl.store(ids + at * k + place, last.to(tl.int64))
-        tl.store(values + at * k + place, (value_of(highest, BITS) - best) - log_sum)
+        tl.store(values + at * k + place, (key_to_logit(highest, BITS) - best) - log_sum)

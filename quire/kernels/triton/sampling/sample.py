@@ -1,12 +1,12 @@
 """From logits to tokens for all reads of a step in three kernels, none of which needs to know who is greedy.
 
-1. `_scan` reads each row once: the highest key of each group of neighbours (see keys.py), and, for rows that need the
-   whole distribution, the weight of each chunk.
-2. `_pick`, one program a row. Greedy: the first of the highest. No filter: the chunk, by the chunks' weights, and in it
-   the token. Filters: the few logits above a floor that the groups give are gathered in token order; among these the
-   edges of top_k and top_p are found by bisecting keys, then the token.
-3. `search` (row_search.py) does the same over the whole row, for the few rows whose survivors are too many to gather.
-   Others pay the launch.
+1. `_scan_groups` reads each row once: the highest key of each group of neighbours (see logit_keys.py), and, for rows
+   that need the whole distribution, the weight of each chunk.
+2. `_sample_rows`, one program a row. Greedy: the first of the highest. No filter: the chunk, by the chunks' weights,
+   and in it the token. Filters: the few logits above a floor that the groups give are gathered in token order; among
+   these the thresholds of top_k and top_p are found by bisecting keys, then the token.
+3. `top_k_top_p_search` does the same over the whole row, for the few rows with more candidates than can be gathered.
+   For all other rows it costs its launch.
 
 Memory: the logits once (256 rows of 128,256 in bf16 are 66 MB), and 8 KB a row of groups, written and read. A row with
 filters reads another 2% to 50% of itself, a row that is searched itself some ten times, most of it from the L2 cache.
@@ -24,30 +24,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.sample import FINE, NOTHING_LEFT, UNSOUND, Edges, SamplingColumns
+from quire.kernels.reference.sample import FINE, NOTHING_LEFT, UNSOUND, SamplingColumns, SamplingThresholds
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched, next_power_of_2
 from quire.kernels.triton.sampling.logit_keys import (
     LOG2_E,
-    LOOSE,
+    UNALIGNED_ARGUMENTS,
     VocabTiling,
-    edge_of,
+    bisect_threshold,
+    exp_weight,
     key_bits,
-    key_of,
+    key_to_logit,
+    logit_to_key,
     lowest_key,
-    masses_beside,
-    value_of,
-    weight_of,
+    rescaled_chunk_masses,
 )
-from quire.kernels.triton.sampling.row_search import search
-from quire.kernels.triton.sampling.thresholds import (
-    COLDEST,
-    EVERY,
-    aim_of,
-    equals_that_reach,
-    floor_of,
-    random_number,
-    target_of,
+from quire.kernels.triton.sampling.top_k_top_p_search import top_k_top_p_search
+from quire.kernels.triton.sampling.top_k_top_p_thresholds import (
+    KEEP_ALL_TIES,
+    LOWEST_TEMPERATURE,
+    min_p_floor,
+    num_ties_to_keep,
+    philox_number,
+    target_mass,
+    top_p_mass,
 )
 
 _FINE, _UNSOUND, _NOTHING_LEFT = tl.constexpr(FINE), tl.constexpr(UNSOUND), tl.constexpr(NOTHING_LEFT)
@@ -85,11 +85,11 @@ def sample(
     tokens: Tensor,
     faults: Tensor,
     last: Tensor | None = None,
-    edges: Edges | None = None,
+    thresholds: SamplingThresholds | None = None,
 ) -> None:
     """Arguments as in reference/sample.py; rows of logits are contiguous, but may lie apart."""
     sample_with_config(
-        logits, slots, asked, tokens, faults, last, edges, SampleConfig(VocabTiling.of(logits.shape[-1]))
+        logits, slots, asked, tokens, faults, last, thresholds, SampleConfig(VocabTiling.of(logits.shape[-1]))
     )
 
 
@@ -100,7 +100,7 @@ def sample_with_config(
     tokens: Tensor,
     faults: Tensor,
     last: Tensor | None,
-    edges: Edges | None,
+    thresholds: SamplingThresholds | None,
     config: SampleConfig,
 ) -> None:
     """`sample` with a config of one's own: for tuning, and so that tests reach every path on rows that are small."""
@@ -115,19 +115,23 @@ def sample_with_config(
     row = {"VOCAB": vocab, "BITS": bits, "WIDTH": width, "GROUP": shape.group, "GROUPS": shape.groups}
     chunks = {"CHUNK": shape.chunk, "CHUNKS": shape.chunks}
     launch = {"OVERLAP": overlap, "launch_pdl": overlap}
-    out = (tokens, faults, last, *(edges or (None, None)))
-    kept = {"ADVANCE": last is not None, "EDGES": edges is not None, "GROUPS_2": next_power_of_2(shape.groups)}
-    _scan[(reads, shape.chunks)](
+    out = (tokens, faults, last, *(thresholds or (None, None)))
+    kept = {
+        "ADVANCE": last is not None,
+        "WRITE_THRESHOLDS": thresholds is not None,
+        "GROUPS_2": next_power_of_2(shape.groups),
+    }
+    _scan_groups[(reads, shape.chunks)](
         logits, logits.stride(0), slots, asked.temperature, asked.top_k, asked.min_p, ints, masses,
         **row, **chunks, **launch, num_warps=config.scan_warps,
     )  # fmt: skip
-    _pick[(reads,)](
+    _sample_rows[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, masses, *out,
         **row, **chunks, **kept, **launch, CHUNKS_2=next_power_of_2(shape.chunks), ROOM=config.room,
         TILE=max(1, min(config.room, config.tile) // shape.group), FIRST=min(config.first, shape.groups),
         SECOND=min(config.second, shape.groups), num_warps=config.pick_warps,
     )  # fmt: skip
-    search[(reads,)](
+    top_k_top_p_search[(reads,)](
         logits, logits.stride(0), slots, *asked, ints, *out,
         **row, **kept, **launch, ROOM=config.room, BLOCK=min(config.block, next_power_of_2(vocab)),
         num_warps=config.search_warps,
@@ -135,8 +139,8 @@ def sample_with_config(
 
 
 @launched
-@triton.jit(do_not_specialize_on_alignment=LOOSE)
-def _scan(
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED_ARGUMENTS)
+def _scan_groups(
     logits, stride, slots, temperature, top_k, min_p, ints, masses,
     VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, OVERLAP: tl.constexpr,
@@ -151,28 +155,28 @@ def _scan(
     groups = chunk * PER + tl.arange(0, PER)
     ids = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(logits + read * stride + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-    key = tl.where(ids < VOCAB, key_of(x, BITS), lowest_key(BITS))
+    key = tl.where(ids < VOCAB, logit_to_key(x, BITS), lowest_key(BITS))
     best_of = tl.max(key, 1)
     own = ints + read * WIDTH
     tl.store(own + groups, best_of, mask=groups < GROUPS)
     if (t > 0) & ((k <= 0) | (k >= VOCAB)) & (likely <= 0):
         best_key = tl.max(best_of, 0)
-        best, scale = value_of(best_key, BITS), LOG2_E / tl.maximum(t, COLDEST)
+        best, scale = key_to_logit(best_key, BITS), LOG2_E / tl.maximum(t, LOWEST_TEMPERATURE)
         finite = (best > float("-inf")) & (best < float("inf"))
-        weights = weight_of(tl.where(finite, x, float("-inf")), tl.where(finite, best, 0.0), scale)
+        weights = exp_weight(tl.where(finite, x, float("-inf")), tl.where(finite, best, 0.0), scale)
         tl.store(own + 2 * GROUPS + chunk, best_key)
         tl.store(masses + read * CHUNKS + chunk, tl.sum(tl.sum(weights, 1), 0))
 
 
 @launched
-@triton.jit(do_not_specialize_on_alignment=LOOSE)
-def _pick(
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED_ARGUMENTS)
+def _sample_rows(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints, masses,
-    tokens, faults, last, edge_value, edge_last,
+    tokens, faults, last, threshold_value, threshold_last_id,
     VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, GROUPS_2: tl.constexpr, CHUNKS_2: tl.constexpr, ROOM: tl.constexpr,
-    TILE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, ADVANCE: tl.constexpr, EDGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    TILE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, ADVANCE: tl.constexpr,
+    WRITE_THRESHOLDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The token of each row, or -1 where the whole row must be searched."""
     wait_for_inputs(OVERLAP)
@@ -184,26 +188,28 @@ def _pick(
     at = tl.arange(0, GROUPS_2)
     best_of = tl.load(own + at, mask=at < GROUPS, other=lowest_key(BITS))
     best_key = tl.max(best_of, 0)
-    best = value_of(best_key, BITS)
+    best = key_to_logit(best_key, BITS)
     fault = tl.where(best == float("-inf"), _NOTHING_LEFT, tl.where(best < float("inf"), _FINE, _UNSOUND))
     token = tl.full((), -1, tl.int32)
-    edge, end = tl.full((), lowest_key(BITS), tl.int64), tl.full((), EVERY, tl.int64)
+    threshold, end = tl.full((), lowest_key(BITS), tl.int64), tl.full((), KEEP_ALL_TIES, tl.int64)
     if (t <= 0) | (fault != 0):
         group = tl.min(tl.where(best_of == best_key, at, GROUPS_2), 0)
         ids = group * GROUP + tl.arange(0, GROUP)
         x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-        token = tl.min(tl.where((ids < VOCAB) & (key_of(x, BITS) == best_key), ids, VOCAB - 1), 0)
+        token = tl.min(tl.where((ids < VOCAB) & (logit_to_key(x, BITS) == best_key), ids, VOCAB - 1), 0)
     else:
         k, p, likely = tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot)
-        scale = LOG2_E / tl.maximum(t, COLDEST)
-        number = random_number(tl.load(seed + slot), tl.load(drawn + slot))
-        floor = floor_of(best, scale, likely, BITS, EDGES)
+        scale = LOG2_E / tl.maximum(t, LOWEST_TEMPERATURE)
+        number = philox_number(tl.load(seed + slot), tl.load(drawn + slot))
+        floor = min_p_floor(best, scale, likely, BITS, WRITE_THRESHOLDS)
         some = (k > 0) & (k < VOCAB)
         chunk_masses = tl.zeros((CHUNKS_2,), tl.int64)
         if (not some) & (likely <= 0):
-            chunk_masses = masses_beside(own + 2 * GROUPS, masses + read * CHUNKS, best, scale, BITS, CHUNKS, CHUNKS_2)
+            chunk_masses = rescaled_chunk_masses(
+                own + 2 * GROUPS, masses + read * CHUNKS, best, scale, BITS, CHUNKS, CHUNKS_2
+            )
         if (not some) & (likely <= 0) & (p >= 1):
-            token = _among_chunks(
+            token = _sample_unfiltered(
                 row, own + 2 * GROUPS, masses + read * CHUNKS, chunk_masses, best, scale, number,
                 VOCAB, BITS, CHUNK, CHUNKS_2,
             )  # fmt: skip
@@ -217,15 +223,15 @@ def _pick(
             while (token < 0) & (turns > 0):
                 ground = floor
                 if look > 0:
-                    ground = edge_of(best_of, tl.full((GROUPS_2,), 1, tl.int32), lowest.to(tl.int64),
+                    ground = bisect_threshold(best_of, tl.full((GROUPS_2,), 1, tl.int32), lowest.to(tl.int64),
                                      best_key.to(tl.int64), tl.full((), 0, tl.int32), look)  # fmt: skip
                     ground = tl.maximum(ground, floor)
-                count = _gather(
+                count = _gather_candidates(
                     row, own, best_of >= ground.to(tl.int32), ground.to(tl.int32),
                     VOCAB, BITS, GROUP, GROUPS, CHUNKS, ROOM, TILE,
                 )  # fmt: skip
                 if count <= ROOM:
-                    token, edge, end = _among_found(
+                    token, threshold, end = _sample_gathered(
                         own + 2 * GROUPS + CHUNKS, count, ground, best_key, best, scale, tl.where(some, k, 0), p,
                         all_mass, some | (ground == floor), number, VOCAB, BITS, ROOM,
                     )  # fmt: skip
@@ -233,36 +239,37 @@ def _pick(
                 turns = tl.where(count <= ROOM, turns - 1, 0)
     tl.store(tokens + read, token.to(tl.int64))
     tl.store(faults + read, fault.to(tl.int8))
-    if EDGES:
+    if WRITE_THRESHOLDS:
         tl.store(
-            edge_value + read, tl.where(edge == lowest_key(BITS), float("-inf"), value_of(edge.to(tl.int32), BITS))
+            threshold_value + read,
+            tl.where(threshold == lowest_key(BITS), float("-inf"), key_to_logit(threshold.to(tl.int32), BITS)),
         )
-        tl.store(edge_last + read, end)
+        tl.store(threshold_last_id + read, end)
     if ADVANCE and token >= 0:
         tl.store(last + slot, token.to(tl.int64))
         tl.store(drawn + slot, tl.load(drawn + slot) + 1)
 
 
 @triton.jit
-def _among_chunks(
+def _sample_unfiltered(
     row, bests, masses, scaled, best, scale, number,
     VOCAB: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS_2: tl.constexpr,
 ):  # fmt: skip
     """The token of a row that nothing is cut from."""
     sums = tl.cumsum(scaled, 0)
-    target = target_of(number, tl.sum(scaled, 0))
+    target = target_mass(number, tl.sum(scaled, 0))
     chunk = tl.sum((sums <= target).to(tl.int32), 0)
     before = tl.sum(tl.where(tl.arange(0, CHUNKS_2) < chunk, scaled, 0), 0)
-    own, mass = value_of(tl.load(bests + chunk), BITS), tl.load(masses + chunk)
+    own, mass = key_to_logit(tl.load(bests + chunk), BITS), tl.load(masses + chunk)
     share = (target - before).to(tl.float64) / tl.exp2((own - best) * scale).to(tl.float64)
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-    inside = tl.cumsum(weight_of(x, own, scale), 0) <= tl.minimum(share.to(tl.int64), mass - 1)
+    inside = tl.cumsum(exp_weight(x, own, scale), 0) <= tl.minimum(share.to(tl.int64), mass - 1)
     return chunk * CHUNK + tl.sum(inside.to(tl.int32), 0)
 
 
 @triton.jit
-def _gather(
+def _gather_candidates(
     row, own, chosen, ground,
     VOCAB: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, CHUNKS: tl.constexpr,
     ROOM: tl.constexpr, TILE: tl.constexpr,
@@ -283,7 +290,7 @@ def _gather(
         group = tl.load(listed + at, mask=at < groups, other=GROUPS)
         ids = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-        key = key_of(x, BITS)
+        key = logit_to_key(x, BITS)
         found = (ids < VOCAB) & (key >= ground)
         each = tl.sum(found.to(tl.int32), 1)
         place = count + (tl.cumsum(each, 0) - each)[:, None] + tl.cumsum(found.to(tl.int32), 1) - 1
@@ -296,11 +303,11 @@ def _gather(
 
 
 @triton.jit
-def _among_found(
+def _sample_gathered(
     found, count, ground, best_key, best, scale, k, p, all_mass, complete, number,
     VOCAB: tl.constexpr, BITS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """The token of a row whose `count` likeliest are gathered, and the edge that top_k and top_p made of `ground`.
+    """The token of a row whose `count` likeliest are gathered, and the threshold of top_k and top_p, from `ground` on.
 
     `complete`: what was not gathered counts nothing, for top_k cuts it or it has no weight; else the row's weight is
     `all_mass`, and where top_p reaches beyond the gathered the token is -1.
@@ -309,34 +316,38 @@ def _among_found(
     inside = at < count
     key = tl.load(found + at, mask=inside, other=lowest_key(BITS))
     ids = tl.load(found + ROOM + at, mask=inside, other=0)
-    weight = weight_of(tl.where(inside, value_of(key, BITS), float("-inf")), best, scale)
-    edge, end, high = ground, tl.full((), EVERY, tl.int64), best_key.to(tl.int64)
+    weight = exp_weight(tl.where(inside, key_to_logit(key, BITS), float("-inf")), best, scale)
+    threshold, end, high = ground, tl.full((), KEEP_ALL_TIES, tl.int64), best_key.to(tl.int64)
     if (k > 0) & (k < count):
-        edge = edge_of(key, tl.full((ROOM,), 1, tl.int32), edge, high, tl.full((), 0, tl.int32), k.to(tl.int32))
-        room = k - tl.sum((key > edge.to(tl.int32)).to(tl.int64), 0)
-        end = _last_of_equals(key, ids, inside, edge.to(tl.int32), room)
-        stays = (key > edge.to(tl.int32)) | ((key == edge.to(tl.int32)) & (ids <= end))
+        threshold = bisect_threshold(
+            key, tl.full((ROOM,), 1, tl.int32), threshold, high, tl.full((), 0, tl.int32), k.to(tl.int32)
+        )
+        room = k - tl.sum((key > threshold.to(tl.int32)).to(tl.int64), 0)
+        end = _last_tie_to_keep(key, ids, inside, threshold.to(tl.int32), room)
+        stays = (key > threshold.to(tl.int32)) | ((key == threshold.to(tl.int32)) & (ids <= end))
         weight, inside = tl.where(stays, weight, 0), inside & stays
     mass = tl.sum(weight, 0)
-    aim = aim_of(p, tl.where(complete, mass, all_mass))
+    aim = top_p_mass(p, tl.where(complete, mass, all_mass))
     token = tl.full((), -1, tl.int32)
     if (p >= 1) | (mass >= aim):
         if p < 1:
-            edge = edge_of(tl.where(inside, key, lowest_key(BITS)), weight, edge, high, tl.full((), 0, tl.int64), aim)
-            above = tl.sum(tl.where(key > edge.to(tl.int32), weight, 0), 0)
-            room = equals_that_reach(aim - above, weight_of(value_of(edge.to(tl.int32), BITS), best, scale))
-            end = _last_of_equals(key, ids, inside, edge.to(tl.int32), room)
-            stays = (key > edge.to(tl.int32)) | ((key == edge.to(tl.int32)) & (ids <= end))
+            threshold = bisect_threshold(
+                tl.where(inside, key, lowest_key(BITS)), weight, threshold, high, tl.full((), 0, tl.int64), aim
+            )
+            above = tl.sum(tl.where(key > threshold.to(tl.int32), weight, 0), 0)
+            room = num_ties_to_keep(aim - above, exp_weight(key_to_logit(threshold.to(tl.int32), BITS), best, scale))
+            end = _last_tie_to_keep(key, ids, inside, threshold.to(tl.int32), room)
+            stays = (key > threshold.to(tl.int32)) | ((key == threshold.to(tl.int32)) & (ids <= end))
             weight = tl.where(stays, weight, 0)
-        target = target_of(number, tl.sum(weight, 0))
+        target = target_mass(number, tl.sum(weight, 0))
         place = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
         token = tl.sum(tl.where(at == place, ids, 0), 0)
-    return token, edge, end
+    return token, threshold, end
 
 
 @triton.jit
-def _last_of_equals(key, ids, inside, edge, room):
-    """The id of the last of the `room` first keys that equal `edge`."""
-    equal = inside & (key == edge)
+def _last_tie_to_keep(key, ids, inside, threshold, room):
+    """The id of the last of the `room` first keys that equal `threshold`."""
+    equal = inside & (key == threshold)
     stays = equal & (tl.cumsum(equal.to(tl.int32), 0) <= room)
     return tl.max(tl.where(stays, ids, -1), 0).to(tl.int64)

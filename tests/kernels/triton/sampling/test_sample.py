@@ -1,4 +1,4 @@
-"""Draws on the device against the definitions and against the reference: every path, ties, faults and edges.
+"""Draws on the device against the definitions and against the reference: every path, ties, faults and thresholds.
 
 Configs are set so that small rows take the paths of large ones; rows as wide as a vocabulary are for a card.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference.philox import uniform
-from quire.kernels.reference.sample import EVERY_TOKEN, Edges, SamplingColumns, scores_within
+from quire.kernels.reference.sample import ALL_TIES, SamplingColumns, SamplingThresholds, apply_thresholds
 from quire.kernels.reference.sample import sample as reference
 from quire.kernels.triton.sampling import sample as sample_module
 from quire.kernels.triton.sampling.logit_keys import VocabTiling
@@ -61,18 +61,18 @@ def run(
     *,
     last: Tensor | None = None,
     small: bool = True,
-) -> tuple[Tensor, Tensor, Edges]:
-    """Tokens, faults and edges on the host; `small` is the config for rows of a thousand."""
+) -> tuple[Tensor, Tensor, SamplingThresholds]:
+    """Tokens, faults and thresholds on the host; `small` is the config for rows of a thousand."""
     reads, vocab = logits.shape
     slots = torch.arange(reads, device=logits.device) if slots is None else slots
     tokens = torch.full((reads,), -9, device=logits.device)
     faults = torch.full((reads,), 99, dtype=torch.int8, device=logits.device)
-    edges = Edges(torch.full((reads,), torch.nan, device=logits.device), tokens.clone())
+    thresholds = SamplingThresholds(torch.full((reads,), torch.nan, device=logits.device), tokens.clone())
     if small:
-        sample_with_config(logits, slots, asked, tokens, faults, last, edges, small_config(vocab))
+        sample_with_config(logits, slots, asked, tokens, faults, last, thresholds, small_config(vocab))
     else:
-        sample(logits, slots, asked, tokens, faults, last, edges)
-    return tokens.cpu(), faults.cpu(), Edges(edges.value.cpu(), edges.last.cpu())
+        sample(logits, slots, asked, tokens, faults, last, thresholds)
+    return tokens.cpu(), faults.cpu(), SamplingThresholds(thresholds.value.cpu(), thresholds.last_id.cpu())
 
 
 def logits_like(generator: np.random.Generator, rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -87,9 +87,9 @@ def assert_drawn(logits: Tensor, asked: SamplingColumns, slots: Tensor, tokens: 
         assert found.miss(int(tokens[read])) < found.slack, (read, [float(c[slots[read]]) for c in asked])
 
 
-def assert_kept(logits: Tensor, asked: SamplingColumns, slots: Tensor, edges: Edges) -> None:
-    """The edges leave what the filters do by definition, but for rounding."""
-    scores = scores_within(logits.cpu(), asked.temperature[slots].cpu(), edges)
+def assert_kept(logits: Tensor, asked: SamplingColumns, slots: Tensor, thresholds: SamplingThresholds) -> None:
+    """The thresholds leave what the filters do by definition, but for rounding."""
+    scores = apply_thresholds(logits.cpu(), asked.temperature[slots].cpu(), thresholds)
     for row, found in zip(scores, truths(logits, slots, asked), strict=True):
         assert torch.equal((row > -torch.inf) | found.unsure, found.kept | found.unsure)
 
@@ -106,13 +106,13 @@ def test_every_path_draws_by_the_definition(dtype: torch.dtype, wishes: list[dic
     logits = logits_like(generator, len(wishes), 2_003, dtype, device)
     asked = columns(device, seeded(generator, wishes))
     slots = torch.arange(len(wishes), device=device)
-    tokens, faults, edges = run(logits, asked)
+    tokens, faults, thresholds = run(logits, asked)
     assert faults.tolist() == [0] * len(wishes)
     assert_drawn(logits, asked, slots, tokens)
     again, told = torch.full_like(tokens, -9), torch.full_like(faults, 99)
     reference(logits.cpu(), slots.cpu(), SamplingColumns(*(c.cpu() for c in asked)), again, told)
     assert torch.equal(tokens, again)
-    assert_kept(logits, asked, slots, edges)
+    assert_kept(logits, asked, slots, thresholds)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,7 +121,7 @@ def test_only_flat_rows_are_searched(dtype: torch.dtype, device: str, monkeypatc
         def __getitem__(self, grid: Any) -> Any:
             return lambda *args, **named: None
 
-    monkeypatch.setattr(sample_module, "search", Nothing())
+    monkeypatch.setattr(sample_module, "top_k_top_p_search", Nothing())
     wishes = WISHES[::3] + FLAT
     logits = logits_like(np.random.default_rng(8), len(wishes), 2_003, dtype, device)
     tokens, _, _ = run(logits, columns(device, wishes))
@@ -146,13 +146,13 @@ def test_the_first_of_equals(device: str) -> None:
     logits[1, 300:] = 2.5
     wishes = [{"temperature": 0.0}] * 2 + [{"top_k": 4}, {"top_p": 0.5}, {"top_k": 90, "top_p": 0.5}, {"top_k": 1}, {}]
     logits[2, [600, 7]] = 1.0  # two better ones; of the equals behind them two stay
-    tokens, faults, edges = run(logits, columns(device, wishes))
+    tokens, faults, thresholds = run(logits, columns(device, wishes))
     assert faults.tolist() == [0] * 7
     assert tokens[:2].tolist() == [5, 300]
     assert tokens[5] == 0
-    assert edges.last[[2, 3, 4, 5]].tolist() == [1, 349, 44, 0]
-    assert edges.value[2:6].tolist() == [-3.0] * 4
-    assert edges.last[6] == EVERY_TOKEN
+    assert thresholds.last_id[[2, 3, 4, 5]].tolist() == [1, 349, 44, 0]
+    assert thresholds.value[2:6].tolist() == [-3.0] * 4
+    assert thresholds.last_id[6] == ALL_TIES
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -166,10 +166,10 @@ def test_the_first_of_equals_in_rows_that_are_searched(dtype: torch.dtype, devic
     wishes = [{"top_k": 700}, {"top_p": 0.625}, {"top_k": 900}, {"top_p": 0.25}, {"top_k": 700, "top_p": 0.5}]
     wishes.append({"top_k": 900, "top_p": 0.75})
     asked, slots = columns(device, seeded(np.random.default_rng(0), wishes)), torch.arange(6, device=device)
-    tokens, _, edges = run(logits, asked)
-    assert edges.last[[0, 1, 2, 4]].tolist() == [699, 812, 499, 349]
+    tokens, _, thresholds = run(logits, asked)
+    assert thresholds.last_id[[0, 1, 2, 4]].tolist() == [699, 812, 499, 349]
     assert_drawn(logits, asked, slots, tokens)
-    assert_kept(logits, asked, slots, edges)
+    assert_kept(logits, asked, slots, thresholds)
 
 
 def test_numbers_are_those_of_philox(device: str) -> None:
@@ -203,7 +203,7 @@ def test_what_is_wrong_is_told_and_stays_alone(dtype: torch.dtype, device: str) 
 
 def test_few_finite_logits_are_found_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As allowed_token_ids leaves them: the rest has no weight and is not searched."""
-    monkeypatch.setattr(sample_module, "search", None)
+    monkeypatch.setattr(sample_module, "top_k_top_p_search", None)
     logits = torch.full((3, 900), -torch.inf, device=device)
     logits[:, [3, 500, 899]] = torch.tensor([1.0, 2.0, 1.5], device=device)
     asked = columns(device, seeded(np.random.default_rng(3), [{"top_k": 50}, {"top_p": 0.99}, {"min_p": 0.01}]))

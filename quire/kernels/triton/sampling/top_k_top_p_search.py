@@ -1,7 +1,7 @@
-"""The token of a row whose survivors are too many to gather: the whole row is read some ten times.
+"""top_k, top_p and the draw for a row with more candidates than can be gathered: it is read some ten times.
 
-The edges of top_k and top_p are bisected until what lies between the bounds can be gathered. One program a row, for
-such rows are few: a flat distribution under top_p or min_p, or a top_k of thousands.
+The thresholds of top_k and top_p are bisected until what lies between the bounds can be gathered. One program a row,
+for such rows are few: a flat distribution under top_p or min_p, or a top_k of thousands.
 """
 
 from __future__ import annotations
@@ -11,27 +11,35 @@ import triton.language as tl
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import launched
-from quire.kernels.triton.sampling.logit_keys import LOG2_E, LOOSE, edge_of, key_of, lowest_key, value_of, weight_of
-from quire.kernels.triton.sampling.thresholds import (
-    COLDEST,
-    DEPTH,
-    EVERY,
-    aim_of,
-    equals_that_reach,
-    floor_of,
-    random_number,
-    target_of,
+from quire.kernels.triton.sampling.logit_keys import (
+    LOG2_E,
+    UNALIGNED_ARGUMENTS,
+    bisect_threshold,
+    exp_weight,
+    key_to_logit,
+    logit_to_key,
+    lowest_key,
+)
+from quire.kernels.triton.sampling.top_k_top_p_thresholds import (
+    KEEP_ALL_TIES,
+    LOWEST_TEMPERATURE,
+    ZERO_WEIGHT_LOG2,
+    min_p_floor,
+    num_ties_to_keep,
+    philox_number,
+    target_mass,
+    top_p_mass,
 )
 
 
 @launched
-@triton.jit(do_not_specialize_on_alignment=LOOSE)
-def search(
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED_ARGUMENTS)
+def top_k_top_p_search(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints,
-    tokens, faults, last, edge_value, edge_last,
+    tokens, faults, last, threshold_value, threshold_last_id,
     VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    GROUPS_2: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, ADVANCE: tl.constexpr, EDGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    GROUPS_2: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, ADVANCE: tl.constexpr,
+    WRITE_THRESHOLDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The token of each row that has none yet, over the whole row."""
     wait_for_inputs(OVERLAP)
@@ -44,29 +52,31 @@ def search(
         row, own = logits + read * stride, ints + read * WIDTH
         at = tl.arange(0, GROUPS_2)
         best_key = tl.max(tl.load(own + at, mask=at < GROUPS, other=lowest_key(BITS)), 0).to(tl.int64)
-        best, scale = value_of(best_key.to(tl.int32), BITS), LOG2_E / tl.maximum(t, COLDEST)
-        edge, room = floor_of(best, scale, likely, BITS, EDGES), tl.full((), EVERY, tl.int64)
+        best, scale = key_to_logit(best_key.to(tl.int32), BITS), LOG2_E / tl.maximum(t, LOWEST_TEMPERATURE)
+        threshold, room = min_p_floor(best, scale, likely, BITS, WRITE_THRESHOLDS), tl.full((), KEEP_ALL_TIES, tl.int64)
         for stage in range(2):  # top_k, then top_p; one loop, so that its code is there once
             by_weight = stage == 1
             if tl.where(by_weight, p < 1, (k > 0) & (k < VOCAB)):
-                whole = room == EVERY
-                count, mass = _measure(row, tl.where(whole, edge - 1, edge), best, scale, VOCAB, BITS, BLOCK)
-                mass += tl.where(whole, 0, room * weight_of(value_of(edge.to(tl.int32), BITS), best, scale))
+                whole = room == KEEP_ALL_TIES
+                count, mass = _mass_above(
+                    row, tl.where(whole, threshold - 1, threshold), best, scale, VOCAB, BITS, BLOCK
+                )
+                mass += tl.where(whole, 0, room * exp_weight(key_to_logit(threshold.to(tl.int32), BITS), best, scale))
                 if by_weight | (k < count):
-                    aim = tl.where(by_weight, aim_of(p, mass), k)
-                    found, above = _edge_of_row(
-                        row, own + GROUPS, edge, best_key, count + tl.where(whole, 0, VOCAB), aim, best, scale,
+                    aim = tl.where(by_weight, top_p_mass(p, mass), k)
+                    found, above = _bisect_row_threshold(
+                        row, own + GROUPS, threshold, best_key, count + tl.where(whole, 0, VOCAB), aim, best, scale,
                         by_weight, VOCAB, BITS, ROOM, BLOCK,
                     )  # fmt: skip
-                    weight = weight_of(value_of(found.to(tl.int32), BITS), best, scale)
-                    edge, room = found, equals_that_reach(aim - above, tl.where(by_weight, weight, 1))
-        total, end = _kept_mass(row, edge, room, best, scale, VOCAB, BITS, BLOCK)
-        target = target_of(random_number(tl.load(seed + slot), tl.load(drawn + slot)), total)
-        token = _token_at(row, edge, end, target, best, scale, VOCAB, BITS, BLOCK)
+                    weight = exp_weight(key_to_logit(found.to(tl.int32), BITS), best, scale)
+                    threshold, room = found, num_ties_to_keep(aim - above, tl.where(by_weight, weight, 1))
+        total, end = _sum_kept_mass(row, threshold, room, best, scale, VOCAB, BITS, BLOCK)
+        target = target_mass(philox_number(tl.load(seed + slot), tl.load(drawn + slot)), total)
+        token = _token_at_mass(row, threshold, end, target, best, scale, VOCAB, BITS, BLOCK)
         tl.store(tokens + read, token.to(tl.int64))
-        if EDGES:
-            tl.store(edge_value + read, value_of(edge.to(tl.int32), BITS))
-            tl.store(edge_last + read, tl.where(room == EVERY, room, end))
+        if WRITE_THRESHOLDS:
+            tl.store(threshold_value + read, key_to_logit(threshold.to(tl.int32), BITS))
+            tl.store(threshold_last_id + read, tl.where(room == KEEP_ALL_TIES, room, end))
         if ADVANCE:
             tl.store(last + slot, token.to(tl.int64))
             tl.store(drawn + slot, tl.load(drawn + slot) + 1)
@@ -77,27 +87,27 @@ def _block(row, start, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLO
     """Ids, which of them there are, keys and weights of a block of the row."""
     ids = start + tl.arange(0, BLOCK)
     x = tl.load(row + ids, mask=ids < VOCAB, other=float("-inf")).to(tl.float32)
-    return ids, ids < VOCAB, key_of(x, BITS), weight_of(x, best, scale)
+    return ids, ids < VOCAB, logit_to_key(x, BITS), exp_weight(x, best, scale)
 
 
 @triton.jit
-def _measure(row, edge, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many keys lie above `edge`, and their weight; int64."""
+def _mass_above(row, threshold, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many keys lie above `threshold`, and their weight; int64."""
     count, mass = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int64)
     for start in range(0, VOCAB, BLOCK):
         _, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
-        above = inside & (key > edge)
+        above = inside & (key > threshold)
         count += above.to(tl.int32)
         mass += tl.where(above, weight, 0)
     return tl.sum(count, 0).to(tl.int64), tl.sum(mass, 0)
 
 
 @triton.jit
-def _edge_of_row(
+def _bisect_row_threshold(
     row, found, low, high, count, aim, best, scale, by_weight,
     VOCAB: tl.constexpr, BITS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """edge_of over the whole row, by weight or by number, and what lies above the edge.
+    """bisect_threshold over the whole row, by weight or by number; also what lies above the threshold.
 
     `count`: no fewer keys than there are from `low` on.
 
@@ -105,14 +115,14 @@ def _edge_of_row(
     Once the keys between the bounds have room, they are gathered.
     """
     # Nothing without weight is looked at, or the middle of two values could be any.
-    low = tl.where(by_weight, tl.maximum(low, key_of(best - DEPTH / scale, BITS).to(tl.int64)), low)
+    low = tl.where(by_weight, tl.maximum(low, logit_to_key(best - ZERO_WEIGHT_LOG2 / scale, BITS).to(tl.int64)), low)
     base, count_above = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
     turn = tl.full((), 0, tl.int32)
     while (low < high) & (count - count_above > ROOM):
-        middle = 0.5 * value_of(low.to(tl.int32), BITS) + 0.5 * value_of(high.to(tl.int32), BITS)
-        middle_key = tl.where(turn % 2 == 0, key_of(middle, BITS).to(tl.int64), low + ((high - low) >> 1))
+        middle = 0.5 * key_to_logit(low.to(tl.int32), BITS) + 0.5 * key_to_logit(high.to(tl.int32), BITS)
+        middle_key = tl.where(turn % 2 == 0, logit_to_key(middle, BITS).to(tl.int64), low + ((high - low) >> 1))
         middle_key = tl.minimum(tl.maximum(middle_key, low), high - 1)
-        number, mass = _measure(row, middle_key, best, scale, VOCAB, BITS, BLOCK)
+        number, mass = _mass_above(row, middle_key, best, scale, VOCAB, BITS, BLOCK)
         units = tl.where(by_weight, mass, number)
         less = units < aim
         low, high = tl.where(less, low, middle_key + 1), tl.where(less, middle_key, high)
@@ -130,34 +140,36 @@ def _edge_of_row(
         tl.debug_barrier()
         at = tl.arange(0, ROOM)
         key = tl.load(found + at, mask=at < number, other=lowest_key(BITS))
-        weight = weight_of(tl.where(at < number, value_of(key, BITS), float("-inf")), best, scale)
+        weight = exp_weight(tl.where(at < number, key_to_logit(key, BITS), float("-inf")), best, scale)
         units = tl.where(by_weight, weight, (at < number).to(tl.int64))
-        high = edge_of(key, units, low, high, base, aim)
+        high = bisect_threshold(key, units, low, high, base, aim)
         base += tl.sum(tl.where(key > high, units, 0), 0)
     return high, base
 
 
 @triton.jit
-def _kept_mass(row, edge, room, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The weight of what lies above the edge and of the `room` first on it, and the last id of these."""
+def _sum_kept_mass(row, threshold, room, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """The weight of what lies above the threshold and of the `room` first on it, and the last id of these."""
     mass, equals, end = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64), tl.full((), -1, tl.int64)
     for start in range(0, VOCAB, BLOCK):
         ids, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
-        equal = inside & (key == edge)
+        equal = inside & (key == threshold)
         stays = equal & (equals + tl.cumsum(equal.to(tl.int32), 0) <= room)
-        mass += tl.sum(tl.where(stays | (inside & (key > edge)), weight, 0), 0)
+        mass += tl.sum(tl.where(stays | (inside & (key > threshold)), weight, 0), 0)
         end = tl.maximum(end, tl.max(tl.where(stays, ids, -1), 0).to(tl.int64))
         equals += tl.sum(equal.to(tl.int64), 0)
     return mass, end
 
 
 @triton.jit
-def _token_at(row, edge, end, target, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+def _token_at_mass(
+    row, threshold, end, target, best, scale, VOCAB: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
+):
     """The first token at which the weights of what stays exceed `target`."""
     before, start, token = tl.full((), 0, tl.int64), tl.full((), 0, tl.int32), tl.full((), -1, tl.int32)
     while (token < 0) & (start < VOCAB):
         ids, inside, key, weight = _block(row, start, best, scale, VOCAB, BITS, BLOCK)
-        stays = inside & ((key > edge) | ((key == edge) & (ids <= end)))
+        stays = inside & ((key > threshold) | ((key == threshold) & (ids <= end)))
         weight = tl.where(stays, weight, 0)
         mass = tl.sum(weight, 0)
         if before + mass > target:
