@@ -97,7 +97,7 @@ class StackedExperts:
         self._inner = inner
 
     @classmethod
-    def are_in(cls, names: Iterable[str]) -> bool:
+    def has_stacked_experts(cls, names: Iterable[str]) -> bool:
         """Whether a checkpoint with these names has any."""
         return any(cls._STACKED.match(name) for name in names)
 
@@ -140,7 +140,7 @@ def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
     for bare, prefix in _BARE.items():
         if bare in names and prefix + bare not in names:
             checkpoint = WithoutPrefix(checkpoint, prefix)
-    return StackedExperts(checkpoint) if StackedExperts.are_in(names) else checkpoint
+    return StackedExperts(checkpoint) if StackedExperts.has_stacked_experts(names) else checkpoint
 
 
 def check(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architecture: str) -> None:

@@ -2,7 +2,7 @@
 
 The `safetensors` library checks each header (sizes within the file, no overlap, gap or overflow) before anything is
 mapped; this file owns finding the files and saying clearly what is wrong with them. A processor copies from the
-mapping; a GPU is sent the files' bytes by `quire.weights.staging`.
+mapping; a GPU is sent the files' bytes by `quire.weights.gpu_loader`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.weights.checkpoint import Stored
-from quire.weights.cuda_fetches import CudaFetches
-from quire.weights.staging import FileTensor, Staging
+from quire.weights.cuda_copy_stream import CudaCopyStream
+from quire.weights.gpu_loader import FileTensor, GpuTensorLoader
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -41,7 +41,7 @@ class SafetensorsCheckpoint:
         self._files: dict[str, Any] = {}
         self._contents: dict[str, Stored] = {}
         self._paths = find_files(directory)
-        self._way: _WayToDevice | None = None
+        self._gpu_reader: _GpuReader | None = None
         self._lock = threading.Lock()
         for path in self._paths:
             self._open(path)
@@ -53,7 +53,7 @@ class SafetensorsCheckpoint:
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
         """Copy a window of the tensor, converting its dtype."""
         if out.is_cuda:
-            self._way_to(out.device).read(name, out, start)
+            self._gpu_reader_of(out.device).read(name, out, start)
             return
         if tuple(out.shape) == self._contents[name].shape:
             out.copy_(self._files[name].get_tensor(name))
@@ -64,15 +64,15 @@ class SafetensorsCheckpoint:
     def close(self) -> None:
         """Drop the mappings; what devices were sent has arrived then."""
         self._files.clear()
-        if self._way is not None:
-            self._way.close()
-            self._way = None
+        if self._gpu_reader is not None:
+            self._gpu_reader.close()
+            self._gpu_reader = None
 
-    def _way_to(self, device: torch.device) -> _WayToDevice:
+    def _gpu_reader_of(self, device: torch.device) -> _GpuReader:
         with self._lock:
-            if self._way is None:
-                self._way = _WayToDevice(self._paths, Staging(CudaFetches(device)))
-            return self._way
+            if self._gpu_reader is None:
+                self._gpu_reader = _GpuReader(self._paths, GpuTensorLoader(CudaCopyStream(device)))
+            return self._gpu_reader
 
     def _open(self, path: Path) -> None:
         try:
@@ -87,20 +87,20 @@ class SafetensorsCheckpoint:
             self._files[name] = file
 
 
-class _WayToDevice:
-    """The files, open for reading by byte ranges, and the staging to the one device that a process has."""
+class _GpuReader:
+    """The files, open for reading by byte ranges, and the loader of the one device that a process has."""
 
-    def __init__(self, paths: Sequence[Path], staging: Staging) -> None:
-        self._staging = staging
+    def __init__(self, paths: Sequence[Path], loader: GpuTensorLoader) -> None:
+        self._loader = loader
         self._descriptors = [os.open(path, os.O_RDONLY) for path in paths]
         self._tensors = {name: tensor for file in self._descriptors for name, tensor in file_tensors(file)}
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None) -> None:
-        self._staging.read(self._tensors[name], out, start)
+        self._loader.read(self._tensors[name], out, start)
 
     def close(self) -> None:
         """Wait, and close the files."""
-        self._staging.close()
+        self._loader.close()
         for file in self._descriptors:
             os.close(file)
 

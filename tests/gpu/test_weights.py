@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from quire.weights.cuda_fetches import CudaFetches
+from quire.weights.cuda_copy_stream import CudaCopyStream
 
 
 def test_a_buffer_that_cannot_be_pinned_is_nobody_elses_error() -> None:
     device = torch.device("cuda:0")
-    fetches, buffer = CudaFetches(device), torch.arange(2**22, dtype=torch.uint8)
-    fetches.pin(buffer)
-    other = CudaFetches(device)
+    copies, buffer = CudaCopyStream(device), torch.arange(2**22, dtype=torch.uint8)
+    copies.pin(buffer)
+    other = CudaCopyStream(device)
     other.pin(buffer)  # the driver refuses: it is pinned already
     assert torch.ones(3, device=device).sum().item() == 3
     out = torch.empty_like(buffer, device=device)
     other.copy(out, buffer)
-    other.before_the_caller()
+    other.make_caller_wait()
     assert torch.equal(out.cpu(), buffer)
     other.unpin(buffer)  # it is not this one's
-    fetches.unpin(buffer)
-    fetches.pin(buffer)
-    fetches.unpin(buffer)
+    copies.unpin(buffer)
+    copies.pin(buffer)
+    copies.unpin(buffer)
     assert torch.ones(3, device=device).sum().item() == 3

@@ -12,9 +12,9 @@ from quire.clock import SystemClock
 from quire.layers.layer import load_all_weights
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.dummy import SPREAD, DummyCheckpoint
+from quire.weights.gpu_loader import BUFFER_BYTES, BUFFERS
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SINGLE, SafetensorsCheckpoint
-from quire.weights.staging import BUFFER_BYTES, BUFFERS
 
 pytestmark = pytest.mark.gpu
 

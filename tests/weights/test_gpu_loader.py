@@ -1,4 +1,4 @@
-"""Bytes on their way to a device, with a device that fetches as late as it may."""
+"""Bytes on their way to a device, with a device that copies as late as it may."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.weights.staging import FileTensor, Staging
+from quire.weights.gpu_loader import FileTensor, GpuTensorLoader
 
 BUFFER_BYTES = 160
 
 
 class LazyDevice:
-    """Fetches nothing until it has to: a buffer that is filled again too early shows in what arrives."""
+    """Copies nothing until it has to: a buffer that is filled again too early shows in what arrives."""
 
     def __init__(self) -> None:
         self._asked: list[Callable[[], None]] = []
@@ -35,10 +35,10 @@ class LazyDevice:
     def scratch(self, size: int) -> Tensor:
         return torch.full((size,), 255, dtype=torch.uint8)
 
-    def after_the_caller(self) -> None:
+    def wait_for_caller(self) -> None:
         self._ordered = True
 
-    def before_the_caller(self) -> None:
+    def make_caller_wait(self) -> None:
         self._run(len(self._asked))
 
     def copy(self, out: Tensor, source: Tensor) -> None:
@@ -47,7 +47,7 @@ class LazyDevice:
         with self._lock:
             self._asked.append(lambda: out.copy_(source))
 
-    def mark(self) -> _Mark:
+    def record_event(self) -> _Mark:
         with self._lock:
             return _Mark(self, len(self._asked))
 
@@ -73,10 +73,10 @@ def device() -> LazyDevice:
 
 
 @pytest.fixture
-def staging(device: LazyDevice) -> Iterator[Staging]:
-    staging = Staging(device, buffers=3, buffer_bytes=BUFFER_BYTES, threads=4)
-    yield staging
-    staging.close()
+def loader(device: LazyDevice) -> Iterator[GpuTensorLoader]:
+    loader = GpuTensorLoader(device, buffers=3, buffer_bytes=BUFFER_BYTES, threads=4)
+    yield loader
+    loader.close()
 
 
 @pytest.fixture
@@ -121,28 +121,28 @@ WINDOWS: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
 def test_windows_of_every_shape_and_dtype(
     shape: tuple[int, ...], window: tuple[int, ...], start: tuple[int, ...], stored: torch.dtype, wanted: torch.dtype,
-    staging: Staging, write: Write,
+    loader: GpuTensorLoader, write: Write,
 ) -> None:  # fmt: skip
     values = torch.randn(shape).to(stored)
     out = torch.full(window, float("nan"), dtype=wanted)
-    staging.read(write(values), out, start)
+    loader.read(write(values), out, start)
     expected = values[tuple(slice(s, s + n) for s, n in zip(start, window, strict=True))]
     assert torch.equal(out, expected.to(wanted))
 
 
-def test_an_output_with_gaps_is_filled_and_its_gaps_are_kept(staging: Staging, write: Write) -> None:
+def test_an_output_with_gaps_is_filled_and_its_gaps_are_kept(loader: GpuTensorLoader, write: Write) -> None:
     values, around = torch.randn(40, 6), torch.zeros(40, 10)
-    staging.read(write(values), around[:, 2:8])
+    loader.read(write(values), around[:, 2:8])
     assert torch.equal(around[:, 2:8], values)
     assert around[:, :2].eq(0).all()
     assert around[:, 8:].eq(0).all()
 
 
-def test_many_tensors_from_many_threads(staging: Staging, write: Write) -> None:
+def test_many_tensors_from_many_threads(loader: GpuTensorLoader, write: Write) -> None:
     stored = [torch.randn(n) for n in range(1, 90, 3)]
     files = [write(values) for values in stored]
     outs = [torch.full_like(values, float("nan")) for values in stored]
-    threads = [threading.Thread(target=staging.read, args=pair) for pair in zip(files, outs, strict=True)]
+    threads = [threading.Thread(target=loader.read, args=pair) for pair in zip(files, outs, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -150,26 +150,26 @@ def test_many_tensors_from_many_threads(staging: Staging, write: Write) -> None:
     assert all(torch.equal(out, values) for out, values in zip(outs, stored, strict=True))
 
 
-def test_weights_made_in_inference_mode_are_filled_by_other_threads(staging: Staging, write: Write) -> None:
+def test_weights_made_in_inference_mode_are_filled_by_other_threads(loader: GpuTensorLoader, write: Write) -> None:
     values = torch.randn(500)
     with torch.inference_mode():
         out = torch.full((500,), float("nan"))
-        staging.read(write(values), out)
+        loader.read(write(values), out)
     assert torch.equal(out, values)
 
 
-def test_a_file_that_shrank_is_said(staging: Staging, write: Write) -> None:
+def test_a_file_that_shrank_is_said(loader: GpuTensorLoader, write: Write) -> None:
     stored = write(torch.randn(300))
     os.truncate(f"/proc/self/fd/{stored.file}", 700)
     with pytest.raises(CheckpointError, match="cut short"):
-        staging.read(stored, torch.empty(300))
+        loader.read(stored, torch.empty(300))
     again = torch.randn(50)
-    staging.read(write(again), out := torch.empty(50))  # no buffer is lost
+    loader.read(write(again), out := torch.empty(50))  # no buffer is lost
     assert torch.equal(out, again)
 
 
 def test_memory_is_pinned_while_it_is_needed(device: LazyDevice) -> None:
-    staging = Staging(device, buffers=3, buffer_bytes=BUFFER_BYTES, threads=1)
+    loader = GpuTensorLoader(device, buffers=3, buffer_bytes=BUFFER_BYTES, threads=1)
     assert device.pinned == 3 * BUFFER_BYTES
-    staging.close()
+    loader.close()
     assert device.pinned == 0

@@ -2,8 +2,8 @@
 
 A copy to the device straight from a mapped file goes through the driver's own small buffers, one thread for all. Here
 several threads read pieces of the file into pinned buffers (`preadv`: no page of a mapping has to be faulted in), and
-the device fetches each buffer by itself while others are filled. Dtypes are converted, and columns picked, on the
-device. The buffers go round: one is filled again when the device has fetched what it held.
+the device copies each buffer by itself while others are filled. Dtypes are converted, and columns picked, on the
+device. The buffers go round: one is filled again when the device has copied what it held.
 
 Knows nothing about names or file formats.
 """
@@ -46,8 +46,8 @@ class FileTensor:
     dtype: torch.dtype
 
 
-class Fetches(Protocol):
-    """Copies from host buffers that the device makes by itself, in the order they were asked for."""
+class CopyStream(Protocol):
+    """Asynchronous copies from host buffers to the device, in the order they were enqueued."""
 
     def pin(self, buffer: Tensor) -> None:
         """Let the device read this memory directly."""
@@ -61,28 +61,28 @@ class Fetches(Protocol):
         """uint8 [size] on the device."""
         ...
 
-    def after_the_caller(self) -> None:
-        """What is asked for from now on waits for what the calling thread has asked of the device."""
+    def wait_for_caller(self) -> None:
+        """Copies from now on wait for what the calling thread has enqueued on the device."""
         ...
 
-    def before_the_caller(self) -> None:
-        """What the calling thread asks of the device from now on waits for all fetches."""
+    def make_caller_wait(self) -> None:
+        """What the calling thread enqueues on the device from now on waits for all copies."""
         ...
 
     def copy(self, out: Tensor, source: Tensor) -> None:
-        """Ask for out = source."""
+        """Enqueue out = source."""
         ...
 
-    def mark(self) -> Mark:
-        """A mark behind what has been asked for."""
+    def record_event(self) -> CopyEvent:
+        """An event behind all copies enqueued so far."""
         ...
 
 
-class Mark(Protocol):
-    """A moment in the order of fetches."""
+class CopyEvent(Protocol):
+    """A point in the order of copies."""
 
     def synchronize(self) -> None:
-        """Wait until the device has come here."""
+        """Wait until the device has reached it."""
         ...
 
 
@@ -91,7 +91,7 @@ class _Buffer:
     host: Tensor
     view: memoryview
     scratch: Tensor | None = None
-    fetched: Mark | None = None
+    copied: CopyEvent | None = None
 
 
 @dataclass(frozen=True)
@@ -111,20 +111,20 @@ class _Piece:
     out: Tensor
 
 
-class Staging:
-    """The way from files to one device. Safe to use from several threads."""
+class GpuTensorLoader:
+    """Reads tensors from files to one device. Safe to use from several threads."""
 
     def __init__(
-        self, fetches: Fetches, buffers: int = BUFFERS, buffer_bytes: int = BUFFER_BYTES, threads: int = THREADS
+        self, copies: CopyStream, buffers: int = BUFFERS, buffer_bytes: int = BUFFER_BYTES, threads: int = THREADS
     ) -> None:
-        self._fetches = fetches
+        self._copies = copies
         self._bytes = buffer_bytes
         self._buffers: list[_Buffer] = []
         self._free: queue.SimpleQueue[_Buffer] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(threads, "staging")
+        self._pool = ThreadPoolExecutor(threads, "loader")
         pages = _pages(buffers * buffer_bytes)
         self._memory = torch.frombuffer(pages, dtype=torch.uint8)
-        fetches.pin(self._memory)
+        copies.pin(self._memory)
         for begin in range(0, buffers * buffer_bytes, buffer_bytes):
             part = slice(begin, begin + buffer_bytes)
             self._buffers.append(_Buffer(self._memory[part], memoryview(pages)[part]))
@@ -141,48 +141,48 @@ class Staging:
         contiguous = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
         room = self._bytes // stored.dtype.itemsize
         pieces = list(_pieces(contiguous, stored.shape, tuple(start or [0] * out.dim()), 0, room))
-        self._fetches.after_the_caller()
+        self._copies.wait_for_caller()
         if len(pieces) == 1:  # not worth handing over
-            self._move(stored, pieces[0])
+            self._load_piece(stored, pieces[0])
         else:
-            for moved in [self._pool.submit(self._move, stored, piece) for piece in pieces]:
+            for moved in [self._pool.submit(self._load_piece, stored, piece) for piece in pieces]:
                 moved.result()
-        self._fetches.before_the_caller()
+        self._copies.make_caller_wait()
         if contiguous is not out:
             out.copy_(contiguous)
 
     def close(self) -> None:
-        """Wait for every fetch and give the buffers back."""
+        """Wait for every copy and free the buffers."""
         self._pool.shutdown()
         for buffer in self._buffers:
-            if buffer.fetched is not None:
-                buffer.fetched.synchronize()
+            if buffer.copied is not None:
+                buffer.copied.synchronize()
         self._buffers.clear()
-        self._fetches.unpin(self._memory)
+        self._copies.unpin(self._memory)
 
     @torch.inference_mode()
-    def _move(self, stored: FileTensor, piece: _Piece) -> None:
+    def _load_piece(self, stored: FileTensor, piece: _Piece) -> None:
         buffer = self._free.get()
         try:
-            if buffer.fetched is not None:
-                buffer.fetched.synchronize()
+            if buffer.copied is not None:
+                buffer.copied.synchronize()
             size = piece.rows * piece.columns * stored.dtype.itemsize
             _read_fully(stored.file, stored.offset + piece.first * stored.dtype.itemsize, buffer.view[:size])
-            self._fetch(buffer, size, stored.dtype, piece)
-            buffer.fetched = self._fetches.mark()
+            self._copy_piece(buffer, size, stored.dtype, piece)
+            buffer.copied = self._copies.record_event()
         finally:
             self._free.put(buffer)
 
-    def _fetch(self, buffer: _Buffer, size: int, dtype: torch.dtype, piece: _Piece) -> None:
+    def _copy_piece(self, buffer: _Buffer, size: int, dtype: torch.dtype, piece: _Piece) -> None:
         shape, width = (piece.rows, piece.columns), piece.out.shape[1]
         if dtype == piece.out.dtype and width == piece.columns:
-            self._fetches.copy(piece.out, buffer.host[:size].view(dtype).view(shape))
+            self._copies.copy(piece.out, buffer.host[:size].view(dtype).view(shape))
             return
         if buffer.scratch is None:
-            buffer.scratch = self._fetches.scratch(self._bytes)
-        self._fetches.copy(buffer.scratch[:size], buffer.host[:size])
+            buffer.scratch = self._copies.scratch(self._bytes)
+        self._copies.copy(buffer.scratch[:size], buffer.host[:size])
         wanted = buffer.scratch[:size].view(dtype).view(shape)[:, piece.left : piece.left + width]
-        self._fetches.copy(piece.out, wanted)
+        self._copies.copy(piece.out, wanted)
 
 
 def _pages(size: int) -> mmap.mmap:

@@ -1,4 +1,4 @@
-"""Fetches by a CUDA device, on a stream of their own; see `quire.weights.staging`."""
+"""`CopyStream` of `quire.weights.gpu_loader`, on a CUDA stream of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 
-class CudaFetches:
+class CudaCopyStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -25,10 +25,10 @@ class CudaFetches:
             self._pinned.add(buffer.data_ptr())
         else:
             _log.info("weights     a buffer could not be pinned (CUDA error %d): reading is slower", int(code))
-            self._hear_of_it()
+            self._clear_cuda_error()
 
-    def _hear_of_it(self) -> None:
-        """A call that failed is told to whoever launches a kernel next, as the error of that kernel."""
+    def _clear_cuda_error(self) -> None:
+        """CUDA reports the failed call at the next kernel launch: launch one here and drop the error."""
         with suppress(RuntimeError):
             torch.zeros(1, device=self._device)
 
@@ -39,20 +39,20 @@ class CudaFetches:
             torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())  # type: ignore[no-untyped-call]
 
     def scratch(self, size: int) -> Tensor:
-        """See Fetches; allocated on the stream that uses it."""
+        """uint8 [size], allocated on the stream that uses it."""
         with torch.cuda.stream(self._stream):
             return torch.empty(size, dtype=torch.uint8, device=self._device)
 
-    def after_the_caller(self) -> None:
+    def wait_for_caller(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def before_the_caller(self) -> None:
+    def make_caller_wait(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def copy(self, out: Tensor, source: Tensor) -> None:
         with torch.cuda.stream(self._stream):
             out.copy_(source, non_blocking=True)
 
-    def mark(self) -> torch.cuda.Event:
-        mark: torch.cuda.Event = self._stream.record_event()
-        return mark
+    def record_event(self) -> torch.cuda.Event:
+        event: torch.cuda.Event = self._stream.record_event()
+        return event
