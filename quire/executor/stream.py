@@ -25,7 +25,7 @@ from quire.config import Config, environment
 from quire.executor.cuda_context import open_context
 from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
-from quire.kernels.triton.launching.compiler_processes import begin_processes
+from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
 from quire.messages import DeviceLimits, Masks, Plan, Result
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import cpu_quota
@@ -153,7 +153,7 @@ def _begin(config: Config) -> Precompiler | None:
     """Start what takes long and needs no torch in threads and other processes, while torch is imported."""
     cores = max(1, min(len(os.sched_getaffinity(0)), cpu_quota()))
     marker = marker_path(environment.kernel_cache(), _settings_of_kernels(config))
-    processes = None if is_written(marker) else begin_processes(cores)
+    processes = None if is_written(marker) else start_compiler_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     try:
         from quire.kernels.triton.launching.precompiler import Precompiler  # Triton is there only with a GPU's torch

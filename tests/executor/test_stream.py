@@ -192,7 +192,9 @@ def test_no_compiler_process_is_left_where_triton_is_missing(monkeypatch: pytest
     closed: list[int] = []
     monkeypatch.setattr(stream, "open_context", lambda: None)
     monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / "trace")
-    monkeypatch.setattr(stream, "begin_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setattr(
+        stream, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
+    )
     monkeypatch.setitem(sys.modules, "quire.kernels.triton.launching.precompiler", None)
     with pytest.raises(ImportError):
         stream._begin(Config())
@@ -207,7 +209,9 @@ def test_kernels_are_not_compiled_ahead_where_triton_lacks_what_that_needs(
     closed: list[int] = []
     monkeypatch.setattr(stream, "open_context", lambda: None)
     monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / "marker")
-    monkeypatch.setattr(stream, "begin_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setattr(
+        stream, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
+    )
     monkeypatch.setattr(triton_private, "can_compile_ahead", lambda: False)
     assert stream._begin(Config()) is None
     assert closed == [1]
@@ -237,7 +241,7 @@ def test_compiler_processes_start_unless_an_equal_start_has_left_all_kernels_on_
     monkeypatch.setattr(precompiler, "Precompiler", lambda cores, **given: made.append(given | {"cores": cores}))
     monkeypatch.setattr(stream, "cpu_quota", lambda: 1)
     monkeypatch.setattr(stream, "open_context", lambda: None)
-    monkeypatch.setattr(stream, "begin_processes", lambda cores: "processes")
+    monkeypatch.setattr(stream, "start_compiler_processes", lambda cores: "processes")
     monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest())
     one, other = Config(), Config().with_values(max_num_seqs=7)
     stream._begin(one)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.kernels.triton.launching.compiler_processes import FEWEST_CORES
+from quire.kernels.triton.launching.compiler_processes import MIN_CORES
 from tests.checkpoints import make_llama, make_tiny
 from tests.parity.cases import CASES
 
@@ -55,7 +55,7 @@ def test_no_compilation_begins_once_an_engine_is_ready(
             lengths = [choose.choice((1, 2, 17, 130, 300, 480)) for _ in range(number)]
             prompts = [{"prompt_token_ids": [choose.randrange(3, 300) for _ in range(n)]} for n in lengths]
             llm.generate(prompts, [choose.choice(PARAMS) for _ in prompts], use_tqdm=False)
-    assert all(on_disk) or len(os.sched_getaffinity(0)) < FEWEST_CORES
+    assert all(on_disk) or len(os.sched_getaffinity(0)) < MIN_CORES
     # No launch compiles what was not begun. What only some requests need may come to its end once the engine is ready.
     assert [each for each in compiled if not each[1].startswith("compile ")] == []
     assert [each for each in compiled[ready:] if not each[1].startswith("compile later")] == []

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, launched
+from quire.kernels.triton.launching.launch import cdiv, fast_launch
 
 BLOCK, WARPS = 1_024, 4
 """Elements of a program, and its threads by 32. See tuning/h200/tune_small.py."""
@@ -62,7 +62,7 @@ def _programs(whole: Tensor) -> tuple[int] | None:
     return (rows * cdiv(width, BLOCK),) if rows else None
 
 
-@launched
+@fast_launch
 @triton.jit
 def _gated(
     x,
@@ -86,7 +86,7 @@ def _gated(
     tl.store(out + row * WIDTH + column, (activated * up.to(tl.float32)).to(gate.dtype), inside)
 
 
-@launched
+@fast_launch
 @triton.jit
 def _gelu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
@@ -97,7 +97,7 @@ def _gelu(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexp
     tl.store(out + row * WIDTH + column, tanh_gelu(values.to(tl.float32)).to(values.dtype), inside)
 
 
-@launched
+@fast_launch
 @triton.jit
 def _soft_cap(x, cap, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)

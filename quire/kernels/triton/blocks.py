@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, launched, next_power_of_2
+from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 _PART_BYTES = 8_192
 _WARPS = 4
@@ -32,7 +32,7 @@ def move_blocks(source: Tensor, origins: Tensor | None, target: Tensor, goals: T
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=["origins", "goals"])
 def _move(
     source,

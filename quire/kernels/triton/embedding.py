@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, launched, next_power_of_2
+from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 _BLOCK = 1_024
 _TOKENS = 8
@@ -46,7 +46,7 @@ def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, si
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
 def _embed(
     tokens,
@@ -69,7 +69,7 @@ def _embed(
     tl.store(out + place * WIDTH + column, values, column < WIDTH)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=["positions"])
 def _angles(
     positions,

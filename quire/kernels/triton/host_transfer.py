@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 
 _BLOCK = 1_024
 _WARPS = 4
@@ -41,7 +41,7 @@ def copy_outputs_to_host(outputs: Tensor, buffers: Tensor, turn: Tensor) -> None
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["entries", "capacity"], do_not_specialize_on_alignment=["buffers", "turn", "out"])
 def _copy_inputs_from_host(
     buffers,
@@ -65,7 +65,7 @@ def _copy_inputs_from_host(
     tl.store(turn + program, steps + 1)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["entries"], do_not_specialize_on_alignment=["outputs", "buffers", "turn"])
 def _copy_outputs_to_host(
     outputs,

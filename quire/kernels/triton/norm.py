@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, launched, next_power_of_2
+from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 WIDEST = 32_768
 """A row of 1,024 threads' registers."""
@@ -66,7 +66,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor,
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x,
@@ -109,7 +109,7 @@ def _rms_norm(
     tl.store(out + own, (normed * w.to(tl.float32)).to(out.dtype.element_ty), mask)
 
 
-@launched
+@fast_launch
 @triton.jit
 def _layer_norm(
     x,

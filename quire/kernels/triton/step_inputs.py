@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, launched
+from quire.kernels.triton.launching.launch import cdiv, fast_launch
 
 _BLOCK = 256
 _WARPS = 4
@@ -74,7 +74,7 @@ def init_slots(slots: Tensor, ints: Tensor, floats: Tensor, of_ints: Tensor, of_
     )
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["rows", "dummy"], do_not_specialize_on_alignment=_COLUMNS)
 def _prepare_decode_inputs(
     slots,
@@ -106,7 +106,7 @@ def _prepare_decode_inputs(
     tl.store(length + slot, start + 1, inside & (slot != dummy))
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=_COLUMNS)
 def _prepare_tokens(
     slots,
@@ -135,7 +135,7 @@ def _prepare_tokens(
     tl.store(tokens + token, tl.where(given < 0, drawn, given), inside)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["rows", "dummy"], do_not_specialize_on_alignment=_COLUMNS)
 def _advance_slots(slots, counts, length, rows, dummy, starts, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)
@@ -148,7 +148,7 @@ def _advance_slots(slots, counts, length, rows, dummy, starts, BLOCK: tl.constex
     tl.store(length + slot, start + tl.load(counts + row, inside, 0), inside & (slot != dummy))
 
 
-@launched
+@fast_launch
 @triton.jit(
     do_not_specialize=["every", "blocks"],
     do_not_specialize_on_alignment=["slots", "ints", "floats", "of_ints", "of_floats", "tables"],

@@ -26,7 +26,7 @@ from quire.kernels.triton.attention.decode_large_batch import decode_attention_l
 from quire.kernels.triton.attention.scores import factors, padded, scores
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import multiprocessors
-from quire.kernels.triton.launching.launch import launched, next_power_of_2
+from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
 
 _MERGED = 8
 """Splits that the last program reads at a time."""
@@ -100,7 +100,7 @@ def plan_kv_splits(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(
     do_not_specialize=["rows", "room", "at_once", "window"],
     do_not_specialize_on_alignment=["starts", "slots", "decode_rows", "tokens"],
@@ -215,7 +215,7 @@ def decode_attention(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits"])
 def _decode_attention(
     q,

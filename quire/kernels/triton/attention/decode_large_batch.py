@@ -25,7 +25,7 @@ from quire.kernels.reference.paged_attention import DecodePartials
 from quire.kernels.triton.attention.scores import factors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
-from quire.kernels.triton.launching.launch import launched, next_power_of_2
+from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
 
 ask_for = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # names before Triton 3.9
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
@@ -103,7 +103,7 @@ def decode_attention_large_batch(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @gluon.jit(do_not_specialize=["block_table_stride", "units"], do_not_specialize_on_alignment=["splits"])
 def _decode_attention_large_batch(
     q,

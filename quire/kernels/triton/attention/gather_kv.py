@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 
 _TOKENS, _COLUMNS = 16, 512
 """Of a program at a time."""
@@ -42,7 +42,7 @@ def gather_kv(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(
     do_not_specialize=["block_table_stride"],
     do_not_specialize_on_alignment=["slots", "chunk_rows", "chunk_offsets", "chunk_counts"],

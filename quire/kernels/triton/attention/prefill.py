@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.kernels.triton.attention.scores import factors, padded, scores
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import program_memory
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 
 _AMPLE = 227 * 1024
 """Bytes of shared memory that a program of sm_90 may have."""
@@ -108,7 +108,7 @@ def prefill_attention(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(
     do_not_specialize=["block_table_stride", "window"],
     do_not_specialize_on_alignment=["tile_rows", "tile_offsets", "starts", "counts", "first_tokens", "slots"],

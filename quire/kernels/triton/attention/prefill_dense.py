@@ -34,7 +34,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.attention.scores import factors
 from quire.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
@@ -97,7 +97,7 @@ def _layout(rows: int, d: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for([rows, d], _GL_DTYPES[dtype])
 
 
-@launched
+@fast_launch
 @gluon.jit(
     do_not_specialize=["items"],
     do_not_specialize_on_alignment=["tile_tokens", "tile_queries", "tile_contexts", "tile_bases"],

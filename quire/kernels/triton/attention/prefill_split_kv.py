@@ -20,7 +20,7 @@ from quire.kernels.triton.attention.prefill import attention_over_keys, tile_sha
 from quire.kernels.triton.attention.scores import factors, padded
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import multiprocessors
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 
 MIN_SPLIT_TILES = 4
 """Tiles of keys of a split, where a window leaves fewer than the host knew of."""
@@ -92,7 +92,7 @@ def prefill_attention_split_kv(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(
     do_not_specialize=["block_table_stride", "window"],
     do_not_specialize_on_alignment=[
@@ -179,7 +179,7 @@ def _prefill_attention_split_kv(
         tl.store(sums + left, highest + tl.log2(weights), exists)
 
 
-@launched
+@fast_launch
 @triton.jit(
     do_not_specialize=["window"],
     do_not_specialize_on_alignment=[

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 
 _CONFIGS = ((32, 2, 1), (64, 4, 1))
 """Tokens up to so many: heads of a program, and its threads by 32. With few tokens several programs share the work of
@@ -55,7 +55,7 @@ def _block(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _qk_norm_rope_and_cache(
     qkv,

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 
 _BLOCK = 256
 _WARPS = 4
@@ -27,7 +27,7 @@ def compute_slot_mapping(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(
     do_not_specialize=["tokens", "block_table_stride"],
     do_not_specialize_on_alignment=["slots", "positions", "slot_mapping"],

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quire.kernels.triton.experts.routing import group
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
 from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, gemv_loop, weight_rows
@@ -140,7 +140,7 @@ def _launch_tiles(
     )
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["pairs"])
 def _pair_kernel(
     x,
@@ -170,7 +170,7 @@ def _pair_kernel(
     tl.store(y + pair.to(tl.int64) * width + n, values.to(y.dtype.element_ty), n < width)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["tokens"])
 def _token_kernel(
     x,
@@ -201,7 +201,7 @@ def _token_kernel(
     tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["places"])
 def _tile_kernel(
     x,
@@ -305,7 +305,7 @@ def _multiply(
     tl.store(y + pair[:, None] * made + n[None, :], values.to(y.dtype.element_ty), inside)
 
 
-@launched
+@fast_launch
 @triton.jit
 def _sum_kernel(parts, out, hidden, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 
 _BLOCKS = ((512, 1), (2048, 4), (4096, 8))
 """Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
@@ -79,7 +79,7 @@ def group(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
     return order, tiles
 
 
-@launched
+@fast_launch
 @triton.jit
 def _route_kernel(
     logits,
@@ -119,7 +119,7 @@ def _route_kernel(
     tl.store(numbers + token * CHOSEN + slot, chosen, slot < CHOSEN)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["pairs", "places"])
 def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     release_dependents(OVERLAP)

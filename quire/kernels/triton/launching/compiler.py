@@ -43,7 +43,7 @@ def main(descriptors: Sequence[int]) -> None:
 
 def _prepare() -> None:
     """What all workers share: Triton, the hash of its 400 MB, and our kernels."""
-    _do_without_torch()
+    _stub_torch()
     import quire.kernels.triton as kernels
     from quire.kernels.triton.launching.triton_private import hash_triton
 
@@ -52,22 +52,20 @@ def _prepare() -> None:
         importlib.import_module(module.name)
 
 
-def _do_without_torch() -> None:
-    """Let modules of kernels import torch without its being there: it is only what launches them that computes with it,
-    and importing it takes seconds.
-    """
+def _stub_torch() -> None:
+    """Put stubs in torch's place: importing it takes seconds, and modules of kernels use it only to launch them."""
     if "torch" not in sys.modules:
         for name in ("torch", "torch.nn", "torch.nn.functional"):
-            sys.modules[name] = _Absent(name)
+            sys.modules[name] = _StubModule(name)
 
 
-class _Absent(ModuleType):
-    """A module in which everything can be named and nothing used."""
+class _StubModule(ModuleType):
+    """A module of which every attribute is such a module again."""
 
     def __getattr__(self, name: str) -> ModuleType:
         if name.startswith("__"):
             raise AttributeError(name)
-        self.__dict__[name] = found = _Absent(f"{self.__name__}.{name}")
+        self.__dict__[name] = found = _StubModule(f"{self.__name__}.{name}")
         return found
 
 
@@ -126,7 +124,7 @@ def _compile(module: str, name: str, target: dict[str, Any], specialization: str
         module: Where the kernel is.
         name: Its own, there.
         target: The fields of Triton's `GPUTarget`.
-        specialization: See triton_private.Miss.
+        specialization: See triton_private.CacheMiss.
         deferred: Nobody waits for it.
     """
     from quire.kernels.triton.launching.triton_private import compile_for, compile_on_disk, make_cache_key

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from triton.runtime.jit import JITFunction
 
-FEWEST_CORES = 4
-"""From which on processes compile sooner than threads: with fewer, preparing them takes more than locks do."""
+MIN_CORES = 4
+"""With fewer cores threads compile sooner: preparing processes takes longer than the lock costs."""
 _MOST = 16
 """Of the some fifty kernels of a start, the longest takes as long as a dozen processes need for all others."""
 _PROGRAM = "import sys; sys.path[:] = {}; from quire.kernels.triton.launching.compiler import main; main({})"
@@ -38,9 +38,9 @@ _LEAVING_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-def begin_processes(cores: int) -> CompilerProcesses | None:
-    """As many as there are cores and help; None where threads do as well, or where there can be none."""
-    if cores < FEWEST_CORES:
+def start_compiler_processes(cores: int) -> CompilerProcesses | None:
+    """As many as there are cores, at most _MOST; None where threads do as well, or where there can be none."""
+    if cores < MIN_CORES:
         return None
     try:
         return CompilerProcesses(min(cores, _MOST))
@@ -89,8 +89,10 @@ class CompilerProcesses:
         self._asked = 0
         self._may_begin_deferred = False  # whether deferred jobs may begin
         self._ending = False  # nobody will ask any more
-        self._employed = number  # threads
-        self._threads = [threading.Thread(target=self._employ, args=(ours,), daemon=True) for ours in self._channels]
+        self._num_workers = number  # threads
+        self._threads = [
+            threading.Thread(target=self._feed_worker, args=(ours,), daemon=True) for ours in self._channels
+        ]
         try:
             for each in self._threads:
                 each.start()
@@ -103,7 +105,7 @@ class CompilerProcesses:
         """Of the process whose children compile."""
         return self._process.pid
 
-    def ask(
+    def submit(
         self, function: JITFunction[Any], specialization: str, target: dict[str, Any], *, deferred: bool = False
     ) -> Future[bool]:
         """Have one of a function's specialisations compiled, if it is not on disk.
@@ -127,7 +129,7 @@ class CompilerProcesses:
         with self._changed:
             self._asked += 1
             job = _Job(deferred, self._asked, request)
-            if self._ending or not self._employed:
+            if self._ending or not self._num_workers:
                 job.done.set_result(False)
             else:
                 heapq.heappush(self._jobs, job)
@@ -150,9 +152,9 @@ class CompilerProcesses:
         """Let the processes end, whatever they are at; return when they are gone. What they began, ptxas for example,
         is over soon."""
         self.finish()
-        self._give_up()
+        self._fail_pending()
         for channel in self._channels:
-            _hang_up(channel)
+            _shut_down(channel)
         self._process.terminate()
         for each in self._threads:
             each.join()
@@ -163,12 +165,12 @@ class CompilerProcesses:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _employ(self, channel: socket.socket) -> None:
-        """Hand one process what is most urgent, again and again."""
+    def _feed_worker(self, channel: socket.socket) -> None:
+        """Give one process the most urgent job, one after another, until none is left."""
         with channel:
-            while (job := self._next()) is not None:
+            while (job := self._next_job()) is not None:
                 try:
-                    error = _ask(channel, job.request)
+                    error = _request(channel, job.request)
                 except Exception as gone:  # whatever it is, nobody shall wait for the job for ever
                     _log.debug("kernels     a process that compiles is gone: %r", gone)
                     job.done.set_result(False)
@@ -176,17 +178,17 @@ class CompilerProcesses:
                 if error:
                     _log.info("kernels     %s was not compiled by another process: %s", job.request["name"], error)
                 job.done.set_result(not error)
-            _hang_up(channel)
+            _shut_down(channel)
         with self._changed:
-            self._employed -= 1
-            is_last = not self._employed
+            self._num_workers -= 1
+            is_last = not self._num_workers
         if is_last:
             if not self._ending:
                 _log.info("kernels     compiled by threads from now on: no other process is left")
-            self._give_up()
-            self._see_off()
+            self._fail_pending()
+            self._wait_or_kill()
 
-    def _next(self) -> _Job | None:
+    def _next_job(self) -> _Job | None:
         """The most urgent job, once there is one; None if there will be none."""
 
         def is_there() -> bool:
@@ -195,18 +197,18 @@ class CompilerProcesses:
         with self._changed:
             self._changed.wait_for(lambda: is_there() or (self._ending and not self._jobs))
             if thread._shutdown:  # the interpreter ends, and would wait for all that is left
-                self._give_up()
+                self._fail_pending()
             return heapq.heappop(self._jobs) if self._jobs else None
 
-    def _give_up(self) -> None:
-        """Whoever waits for what has not begun shall compile by himself."""
+    def _fail_pending(self) -> None:
+        """Answer all jobs that have not begun with False: whoever waits for one compiles it himself."""
         with self._changed:
             jobs, self._jobs = self._jobs, []
         for job in jobs:
             job.done.set_result(False)
 
-    def _see_off(self) -> None:
-        """Wait until the process is gone, whose children are, or will be in a moment."""
+    def _wait_or_kill(self) -> None:
+        """Wait for the parent of the compiling processes to end; kill all of them if it takes too long."""
         try:
             self._process.wait(_LEAVING_S)
         except subprocess.TimeoutExpired:
@@ -214,13 +216,13 @@ class CompilerProcesses:
             self._process.wait()
 
 
-def _hang_up(channel: socket.socket) -> None:
-    """The other end hears it, even if a child of this process holds this end open too."""
+def _shut_down(channel: socket.socket) -> None:
+    """End the connection for the other end too, even if a child of this process holds this end open."""
     with suppress(OSError):  # it is closed already
         channel.shutdown(socket.SHUT_RDWR)
 
 
-def _ask(channel: socket.socket, request: dict[str, Any]) -> str:
+def _request(channel: socket.socket, request: dict[str, Any]) -> str:
     """The process's answer: what went wrong, if anything did."""
     channel.sendall(json.dumps(request).encode() + b"\n")
     answer = b""

@@ -40,7 +40,7 @@ def launch(_grid, {{parameters}}):
 {{facts}}
     _compiled = _known.get(({{key}},))
     if _compiled is None or _pre_run_hooks or _runtime.launch_enter_hook.calls or _runtime.launch_exit_hook.calls:
-        return _meet(_grid, ({{key}},), ({{arguments}},), {{{{{{options}}}}}})
+        return _launch_by_triton(_grid, ({{key}},), ({{arguments}},), {{{{{{options}}}}}})
     _x, _y, _z = _grid if len(_grid) == 3 else (*_grid, 1, 1)[:3]
     _run, _stream_of, _device, _function, _metadata = _compiled
     {triton_private.RUN}
@@ -69,7 +69,7 @@ _FACTS = """
 """An argument's kind, what else its kernel is specialised by, and the value that is handed on."""
 
 
-def launched(function: Any) -> Any:
+def fast_launch(function: Any) -> Any:
     """What Triton made of a kernel, launched in the same way but sooner. Stands above `triton.jit` or `gluon.jit` where
     a kernel is launched from Python; functions that kernels call do without. Interpreted kernels stay what they are,
     and so do all where Triton lacks what this needs.
@@ -90,7 +90,7 @@ class Kernel:
         self._known: dict[tuple[object, ...], CompiledLaunch] = {}
         names = {
             "_known": self._known,
-            "_meet": self._meet,
+            "_launch_by_triton": self._launch_by_triton,
             "_pre_run_hooks": function.pre_run_hooks,
             "_runtime": knobs.runtime,
             "_Tensor": Tensor,
@@ -110,7 +110,7 @@ class Kernel:
         constants = {name: value for name, value in named.items() if name not in OPTIONS}
         triton_private.look_up(self.function, arguments, constants | _given_options(named))
 
-    def _meet(
+    def _launch_by_triton(
         self,
         grid: tuple[int, ...],
         key: tuple[object, ...],

@@ -26,17 +26,17 @@ from triton.runtime import JITFunction
 
 from quire.kernels.triton.launching import triton_private
 from quire.kernels.triton.launching.compiler_processes import CompilerProcesses
-from quire.kernels.triton.launching.triton_private import Miss
+from quire.kernels.triton.launching.triton_private import CacheMiss
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Compile = Callable[[JITFunction[Any], str], Any]
-"""A function and one of its specialisations (see triton_private.Miss) → the compiled kernel."""
+"""A function and one of its specialisations (see triton_private.CacheMiss) → the compiled kernel."""
 _LATER_PART = 8
 """One thread in so many loads or compiles what is deferred: they share the interpreter's lock with the first
 requests."""
-_TURN_S = 2e-4
+_SWITCH_INTERVAL_S = 2e-4
 """For which a thread that loads or compiles what is deferred holds the interpreter's lock while others wait for it:
 Python's usual 5 ms are longer than a step."""
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Precompiler:
         self._undisturbed = threading.Event()  # set while there is no warm-up
         self._needed = threading.Event()  # what was to be compiled later is waited for, or all else is done
         self._warming_up = self._deferred = self._closed = False
-        self._turns = _ShortTurns()
+        self._short_switch_interval = _ShortSwitchInterval()
         self._begun: list[_Compilation] = []
 
     def __enter__(self) -> Precompiler:
@@ -98,10 +98,10 @@ class Precompiler:
         if self._processes is not None:
             self._processes.finish()
         if self._done is not None and not self._closed:
-            self._later.submit(self._say_done, self._done)  # behind what is deferred
+            self._later.submit(self._call_when_done, self._done)  # behind what is deferred
             self._done = None
 
-    def _say_done(self, done: Callable[[], None]) -> None:
+    def _call_when_done(self, done: Callable[[], None]) -> None:
         if all(each.exception() is None for each in self._all):
             done()
 
@@ -127,24 +127,24 @@ class Precompiler:
         """
         before, self._deferred = self._deferred, deferred
         try:
-            with nullcontext() if self._warming_up else self._launching_nothing():
+            with nullcontext() if self._warming_up else self._look_up_only():
                 yield
         finally:
             self._deferred = before
 
     @contextmanager
-    def _launching_nothing(self) -> Iterator[None]:
+    def _look_up_only(self) -> Iterator[None]:
         import torch.nn.functional as F  # torch is there now
 
         from quire.kernels.triton.launching.launch import Kernel
 
         warming_up = threading.get_ident()
 
-        def on_miss(miss: Miss) -> bool:
+        def on_miss(miss: CacheMiss) -> bool:
             """Whether Triton shall not compile by itself."""
             if threading.get_ident() != warming_up:
                 return False
-            self._begin(miss)
+            self._start_compilation(miss)
             return True
 
         def look_up(launches: Any, look_up_of: Callable[[Any], Callable[..., object]]) -> Callable[[Any, Any], Any]:
@@ -167,7 +167,7 @@ class Precompiler:
         Kernel.__getitem__ = look_up(launches, lambda kernel: kernel.look_up)  # type: ignore[method-assign]
         F.linear = multiply  # type: ignore[assignment]
         try:
-            with triton_private.intercepted(on_miss, look_up_in_triton):
+            with triton_private.intercept_launches(on_miss, look_up_in_triton):
                 yield
         except BaseException:
             self._done = None  # who knows what would have been missed
@@ -179,7 +179,7 @@ class Precompiler:
             if self._processes is not None:
                 self._processes.release()
 
-    def _begin(self, miss: Miss) -> None:
+    def _start_compilation(self, miss: CacheMiss) -> None:
         """Compile what a launch missed, and say so where Triton looks for it."""
         function, specialization, kernels, key = miss
         self.names.append(function.fn.__name__)
@@ -198,7 +198,9 @@ class Precompiler:
         """Done when they are, whether they could compile it or not."""
         if self._processes is None:
             return None
-        return self._processes.ask(function, specialization, triton_private.current_target(), deferred=self._deferred)
+        return self._processes.submit(
+            function, specialization, triton_private.current_target(), deferred=self._deferred
+        )
 
     def _compile_prepared(
         self,
@@ -213,13 +215,13 @@ class Precompiler:
         if self._closed or thread._shutdown:  # the interpreter ends, and would wait for all that is left
             raise CancelledError
         self._prepared.result()
-        with self._turns if begins is self._needed else nullcontext():
+        with self._short_switch_interval if begins is self._needed else nullcontext():
             triton_private.make_cache_key(function)
             return self._compile(function, specialization)
 
 
-class _ShortTurns:
-    """While any thread is inside, threads hold the interpreter's lock for _TURN_S at a time."""
+class _ShortSwitchInterval:
+    """While any thread is inside, threads hold the interpreter's lock for _SWITCH_INTERVAL_S at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -230,7 +232,7 @@ class _ShortTurns:
         with self._lock:
             if not self._inside:
                 self._usual_s = sys.getswitchinterval()
-                sys.setswitchinterval(_TURN_S)
+                sys.setswitchinterval(_SWITCH_INTERVAL_S)
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:

@@ -50,7 +50,7 @@ COMPILING_AHEAD = (
     "triton.runtime.jit:JITFunction.preload",
     "triton.runtime.jit:JITFunction.run",
 )
-"""Also a JITFunction's own `device_caches` and `fn`, and what the hook is called with (see `Miss`)."""
+"""Also a JITFunction's own `device_caches` and `fn`, and what the hook is called with (see `CacheMiss`)."""
 RUN = "_run(_x, _y, _z, _stream_of(_device), _function, _metadata, None, None, None, {values})"
 """How `CompiledKernel.run` is called: the grid, the stream, the loaded function and its metadata; no metadata of the
 launch and no hooks; then the kernel's arguments, constants too."""
@@ -152,7 +152,7 @@ def look_up(function: JITFunction[Any], arguments: tuple[object, ...], named: di
 # --- compiling ahead ------------------------------------------------------------------------------------------------
 
 
-class Miss(NamedTuple):
+class CacheMiss(NamedTuple):
     """A compilation that a launch lacks.
 
     Attributes:
@@ -168,8 +168,8 @@ class Miss(NamedTuple):
 
 
 @contextmanager
-def intercepted(
-    on_miss: Callable[[Miss], bool], getitem: Callable[[Callable[..., Any]], Callable[..., Any]]
+def intercept_launches(
+    on_miss: Callable[[CacheMiss], bool], getitem: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
     """Within, launches that find no compilation are shown to `on_miss`, which says whether Triton shall leave it, and
     `getitem` makes `kernel[grid]` of Triton's own.
@@ -178,7 +178,7 @@ def intercepted(
 
     def miss(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
         kernels = fn.jit_function.device_caches[compile["device"]][0]
-        return on_miss(Miss(fn.jit_function, compile["specialization_data"], kernels, compile["key"]))
+        return on_miss(CacheMiss(fn.jit_function, compile["specialization_data"], kernels, compile["key"]))
 
     knobs.runtime.jit_cache_hook = miss
     JITFunction.__getitem__ = getitem(own)

@@ -32,7 +32,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import multiprocessors
-from quire.kernels.triton.launching.launch import cdiv, launched
+from quire.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
 
 ask_for_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the name before Triton 3.9
@@ -112,7 +112,7 @@ def _layout(rank: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
 
 
-@launched
+@fast_launch
 @gluon.jit(do_not_specialize=["steps", "down", "across"])
 def _gated_gemm_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: gl.constexpr):
     """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, launched
+from quire.kernels.triton.launching.launch import cdiv, fast_launch
 from quire.kernels.triton.linear.inner_loops import fetch_ahead, gated, gemm_loop, weight_rows
 
 _MOST_TILES = 65_536
@@ -106,7 +106,7 @@ def _counters(device: torch.device) -> Tensor:
     return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["rows"])
 def _tile_kernel(
     x,

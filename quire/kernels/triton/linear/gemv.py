@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.linear.inner_loops import gated, gemv_loop, weight_rows
 
 
@@ -53,7 +53,7 @@ def gemv(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfi
     )
 
 
-@launched
+@fast_launch
 @triton.jit
 def _gemv_kernel(
     x,

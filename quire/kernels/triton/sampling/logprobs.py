@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.kernels.reference.logprobs import TokenScores, score
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched, next_power_of_2
+from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
 from quire.kernels.triton.sampling.logit_keys import (
     LOG2_E,
     WEIGHT_SCALE,
@@ -73,7 +73,7 @@ def score_with_tiling(
     return scores._replace(ids=top.indices, values=score(top.values, best, log_sum))
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=_LOOSE)
 def _survey(
     logits, stride, reads, tokens, ints, masses,
@@ -103,7 +103,7 @@ def _survey(
         tl.store(masses + at * CHUNKS + chunk, tl.sum(tl.sum(weights, 1), 0))
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["k"], do_not_specialize_on_alignment=_LOOSE)
 def _report(
     logits, stride, reads, tokens, ints, masses, k, own, ranks, ids, values, bests, log_sums,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.kernels.reference.penalties import ONE_MORE
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import cdiv, launched, next_power_of_2
+from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
 _CHUNK = 4_096
 _READS = 128
@@ -44,7 +44,7 @@ def count_sampled(tokens: Tensor, reads: Tensor, rows: Tensor, seen: Tensor) -> 
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=["reads", "rows"])
 def _apply_penalties(
     logits, stride, reads, rows, seen, weights, VOCAB: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr
@@ -68,7 +68,7 @@ def _apply_penalties(
     tl.store(place, x, mask=own > 0)
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["tokens", "reads", "rows"])
 def _count_sampled(tokens, reads, rows, n, seen, VOCAB: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     wait_for_inputs(OVERLAP)

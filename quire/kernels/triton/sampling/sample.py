@@ -26,7 +26,7 @@ from torch import Tensor
 
 from quire.kernels.reference.sample import FINE, NOTHING_LEFT, UNSOUND, SamplingColumns, SamplingThresholds
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched, next_power_of_2
+from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
 from quire.kernels.triton.sampling.logit_keys import (
     LOG2_E,
     UNALIGNED_ARGUMENTS,
@@ -138,7 +138,7 @@ def sample_with_config(
     )  # fmt: skip
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED_ARGUMENTS)
 def _scan_groups(
     logits, stride, slots, temperature, top_k, min_p, ints, masses,
@@ -168,7 +168,7 @@ def _scan_groups(
         tl.store(masses + read * CHUNKS + chunk, tl.sum(tl.sum(weights, 1), 0))
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED_ARGUMENTS)
 def _sample_rows(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints, masses,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import launched
+from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.sampling.logit_keys import (
     LOG2_E,
     UNALIGNED_ARGUMENTS,
@@ -32,7 +32,7 @@ from quire.kernels.triton.sampling.top_k_top_p_thresholds import (
 )
 
 
-@launched
+@fast_launch
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED_ARGUMENTS)
 def top_k_top_p_search(
     logits, stride, slots, temperature, top_k, top_p, min_p, seed, drawn, ints,

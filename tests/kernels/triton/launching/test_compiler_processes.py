@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from quire.kernels.triton.launching import compiler_processes
-from quire.kernels.triton.launching.compiler_processes import CompilerProcesses, begin_processes
+from quire.kernels.triton.launching.compiler_processes import CompilerProcesses, start_compiler_processes
 
 SECONDS = 20
 TARGET = {"backend": "cuda", "arch": 90, "warp_size": 32}
@@ -36,7 +36,7 @@ def two() -> Iterator[CompilerProcesses]:
 def ask(processes: CompilerProcesses, name: str = "f", module: str = "no_such_module", **how: Any) -> Future[bool]:
     """For a kernel that is nowhere: it is refused at once."""
     function: Any = SimpleNamespace(fn=SimpleNamespace(__module__=module, __qualname__=name))
-    return processes.ask(function, "{}", TARGET, **how)
+    return processes.submit(function, "{}", TARGET, **how)
 
 
 def children_of(pid: int) -> list[int]:
@@ -158,9 +158,9 @@ def test_they_leave_when_the_parent_is_killed() -> None:
 def test_an_interpreter_that_ends_waits_for_what_is_under_way_alone() -> None:
     parent = _parent(
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "compiler_processes._ask = lambda *_: time.sleep(0.5) or ''\n"
+        "compiler_processes._request = lambda *_: time.sleep(0.5) or ''\n"
         "function = SimpleNamespace(fn=SimpleNamespace(__module__='m', __qualname__='f'))\n"
-        "ThreadPoolExecutor(1).submit([processes.ask(function, '', {}) for _ in range(200)][-1].result)"
+        "ThreadPoolExecutor(1).submit([processes.submit(function, '', {}) for _ in range(200)][-1].result)"
     )
     assert parent.wait(SECONDS) == 0
 
@@ -169,13 +169,13 @@ def test_as_many_as_help_and_none_for_few_cores(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert begin_processes(compiler_processes.FEWEST_CORES - 1) is None
+    assert start_compiler_processes(compiler_processes.MIN_CORES - 1) is None
     assert not caplog.text
     monkeypatch.setattr(compiler_processes, "CompilerProcesses", lambda number: number)
-    assert [begin_processes(cores) for cores in (4, 5, 200)] == [4, 5, compiler_processes._MOST]
+    assert [start_compiler_processes(cores) for cores in (4, 5, 200)] == [4, 5, compiler_processes._MOST]
     monkeypatch.undo()
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    assert begin_processes(compiler_processes.FEWEST_CORES) is None
+    assert start_compiler_processes(compiler_processes.MIN_CORES) is None
     assert "compiled by threads" in caplog.text
 
 

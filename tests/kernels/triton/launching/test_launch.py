@@ -24,7 +24,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction, compute_cache_key, create_function_from_signature
 
 from quire.kernels.triton.launching import launch
-from quire.kernels.triton.launching.launch import Kernel, cdiv, launched, next_power_of_2
+from quire.kernels.triton.launching.launch import Kernel, cdiv, fast_launch, next_power_of_2
 from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
 
 STREAM = 77
@@ -198,8 +198,8 @@ def test_an_unknown_option_is_refused(launches: Launches) -> None:
 
 
 def test_interpreted_kernels_stay_what_they_are() -> None:
-    assert launched("interpreted") == "interpreted"
-    assert isinstance(launched(FUNCTION), Kernel)
+    assert fast_launch("interpreted") == "interpreted"
+    assert isinstance(fast_launch(FUNCTION), Kernel)
 
 
 def test_sizes() -> None:
@@ -213,7 +213,7 @@ def test_sizes() -> None:
 class _Keys(Kernel):
     """Says what each launch's key is."""
 
-    def _meet(self, grid: tuple[int, ...], key: tuple[object, ...], arguments: Any, options: Any) -> None:
+    def _launch_by_triton(self, grid: tuple[int, ...], key: tuple[object, ...], arguments: Any, options: Any) -> None:
         self.key = key
 
 

@@ -11,7 +11,7 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from quire.kernels.triton.launching import triton_private
-from quire.kernels.triton.launching.launch import Kernel, launched
+from quire.kernels.triton.launching.launch import Kernel, fast_launch
 from quire.kernels.triton.launching.triton_private import COMPILING_AHEAD, LAUNCHING, can_compile_ahead, can_launch
 
 
@@ -39,13 +39,13 @@ def test_kernels_are_launched_by_triton_where_a_name_is_gone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     function, seen = JITFunction(kernel_of_one), []
-    assert isinstance(launched(function), Kernel)
+    assert isinstance(fast_launch(function), Kernel)
     can_launch.cache_clear()
     monkeypatch.delattr("triton.runtime.jit.KernelParam.is_constexpr")
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **named: seen.append((args, named)))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            kernel = launched(function)
+            kernel = fast_launch(function)
             assert kernel is function
             kernel[(3,)](1, 2, num_warps=4)
     assert seen == [((1, 2), {"grid": (3,), "warmup": False, "num_warps": 4})] * 2
@@ -66,6 +66,6 @@ def test_nothing_is_compiled_ahead_where_a_name_is_gone(
 
 def test_what_is_intercepted_is_put_back() -> None:
     usual: tuple[Any, Any] = (knobs.runtime.jit_cache_hook, JITFunction.__getitem__)
-    with triton_private.intercepted(lambda miss: True, lambda getitem: lambda self, grid: None):
+    with triton_private.intercept_launches(lambda miss: True, lambda getitem: lambda self, grid: None):
         assert JITFunction(kernel_of_one)[(1,)] is None
     assert usual == (knobs.runtime.jit_cache_hook, JITFunction.__getitem__)
