@@ -16,6 +16,9 @@ namespace {
 constexpr int kKeys = 64;         // in a tile
 constexpr int kQueries = 64;      // query heads · tokens in a chunk of work, if one token has no more
 constexpr int kQueriesInPlace = 4;  // so few go over keys and values where they lie
+constexpr int kKeysAtOnce = 16;   // whose products with one query are summed together
+constexpr int kAhead = 16;        // keys that are asked for before they are needed
+constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; fewer take less than another thread's help
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
@@ -41,6 +44,18 @@ template <class T>
 const T* at(const Step<T>& s, const T* cache, const Piece& piece, int64_t position) {
     int64_t block = piece.blocks[position / s.block_size], offset = position % s.block_size;
     return cache + block * s.block_stride + (offset * s.kv_heads + piece.head) * s.d;
+}
+
+// The keys of a tile and those behind it; behind the last that is seen stands the last.
+template <class T>
+void find_keys(const Step<T>& s, const Piece& piece, int64_t begin, const T** key) {
+    int64_t block = begin / s.block_size, offset = begin % s.block_size;
+    int n = int(std::min<int64_t>(kKeys + kAhead, piece.end - begin));
+    for (int j = 0; j < n; ++j) {
+        key[j] = s.keys + piece.blocks[block] * s.block_stride + (offset * s.kv_heads + piece.head) * s.d;
+        if (++offset == s.block_size) offset = 0, ++block;
+    }
+    for (int j = n; j < kKeys + kAhead; ++j) key[j] = key[n - 1];
 }
 
 template <class T>
@@ -97,24 +112,31 @@ void attend_in_place(const Step<T>& s, const Piece& piece) {
     T* out = s.out + (piece.token * s.heads + piece.head * R) * s.d;
     float* sums = static_cast<float*>(scratch(0, R * (s.d + W) * 4));
     alignas(64) float scores[R][kKeys], weights[R][kKeys];
-    const T* value[kKeys];
+    const T* key[kKeys + kAhead];
     float highest[R], total[R] = {};
     std::fill(highest, highest + R, kMinusInfinity);
     std::fill(sums, sums + R * s.d, 0.0f);
     for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
         int n = int(std::min<int64_t>(kKeys, piece.end - begin));
-        for (int j = 0; j < n; ++j) {
-            const T* key = at(s, s.keys, piece, begin + j);
-            value[j] = key - s.keys + s.values;
-            vf products[R];
-            for (int r = 0; r < R; ++r) products[r] = zero();
-            for (int64_t c = 0; c < s.d; c += E)
-                for (int r = 0; r < R; ++r) products[r] = multiply_add(q + r * s.d + c, key + c, products[r]);
-            for (int r = 0; r < R; ++r) scores[r][j] = sum(products[r]);
+        find_keys(s, piece, begin, key);
+        for (int first = 0; first < n; first += kKeysAtOnce) {
+            for (int j = first; j < first + kKeysAtOnce; ++j) {
+                for (int64_t c = 0; c < s.d; c += kLine / int64_t(sizeof(T))) {
+                    _mm_prefetch(key[j + kAhead] + c, _MM_HINT_T0);
+                    _mm_prefetch(key[j] - s.keys + s.values + c, _MM_HINT_T0);
+                }
+            }
+            for (int r = 0; r < R; ++r) {
+                vf products[kKeysAtOnce];
+                for (int j = 0; j < kKeysAtOnce; ++j) products[j] = zero();
+                for (int64_t c = 0; c < s.d; c += E)
+                    for (int j = 0; j < kKeysAtOnce; ++j)
+                        products[j] = multiply_add(q + r * s.d + c, key[first + j] + c, products[j]);
+                store_sums(scores[r] + first, products);
+            }
         }
         float shrunk[R];
         for (int r = 0; r < R; ++r) {
-            std::fill(scores[r] + n, scores[r] + kKeys, 0.0f);
             bound_scores(s, scores[r], n);
             shrunk[r] = weigh(scores[r], 0, n, weights[r], highest[r], total[r]);
         }
@@ -125,7 +147,7 @@ void attend_in_place(const Step<T>& s, const Piece& piece) {
                 for (int v = 0; v < N; ++v) own[r][v] = mul(load(sums + r * s.d + c + v * W), all(shrunk[r]));
             for (int j = 0; j < n; ++j) {
                 vf x[N];
-                for (int v = 0; v < N; ++v) x[v] = load(value[j] + c + v * W);
+                for (int v = 0; v < N; ++v) x[v] = load(key[j] - s.keys + s.values + c + v * W);
                 for (int r = 0; r < R; ++r)
                     for (int v = 0; v < N; ++v) own[r][v] = fma(all(weights[r][j]), x[v], own[r][v]);
             }

@@ -43,6 +43,24 @@ inline vf larger(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf smaller(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline float sum(vf a) { return _mm512_reduce_add_ps(a); }
 inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
+inline void store(float* p, vf x) { _mm512_storeu_ps(p, x); }
+// The sums of 16 vectors, in order: four times pairs are merged, which takes less than 16 sums one by one.
+inline vf sums_of(const vf (&x)[16]) {
+    vf pairs[8], fours[4], eights[2];
+    for (int i = 0; i < 8; ++i)
+        pairs[i] = add(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+    for (int i = 0; i < 4; ++i) {
+        __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+        fours[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    for (int i = 0; i < 2; ++i) {
+        vf a = fours[2 * i], b = fours[2 * i + 1];
+        eights[i] = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    }
+    vf a = eights[0], b = eights[1];
+    return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+inline void store_sums(float* p, const vf (&x)[16]) { store(p, sums_of(x)); }
 inline vf nearest(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf power_of_two(vf whole) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23));
@@ -56,7 +74,6 @@ inline vf load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p
 inline vf widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 inline vf load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline vf load(const bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
-inline void store(float* p, vf x) { _mm512_storeu_ps(p, x); }
 inline void store(float* p, vf x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
 
 inline __m256i narrow(vf x) {
@@ -106,6 +123,9 @@ inline float largest(vf a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+inline void store_sums(float* p, const vf (&x)[16]) {
+    for (int i = 0; i < 16; ++i) p[i] = sum(x[i]);
 }
 inline vf nearest(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf power_of_two(vf whole) {
