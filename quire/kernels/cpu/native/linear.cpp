@@ -1,5 +1,7 @@
 // Products with packed weights: [panels of 64 outputs, groups of inputs, 64, group], zeros behind the last output and
 // input. One layout for any number of rows.
+#include <sys/mman.h>
+
 #include <algorithm>
 
 #include "pool.h"
@@ -11,6 +13,7 @@ namespace {
 constexpr int kPanel = 64;            // outputs
 constexpr int64_t kGroups = 128;      // that are multiplied with all rows before the next ones: 32 KB of a panel
 constexpr int64_t kRowsAtOnce = 96;   // whose sums stay in the first cache
+constexpr uintptr_t kPage = 1 << 21;
 constexpr int64_t kFewRows = 8;       // take no longer than one
 constexpr int64_t kWorthSharing = 1 << 19;  // products; fewer take some 2 µs, and so does another thread's help
 
@@ -24,21 +27,31 @@ int64_t panel_size(int64_t columns) {
     return groups_of<T>(columns) * kPanel * Element<T>::kGroup;
 }
 
+// Memory that was not touched yet comes in pages of 2 MB, if the system has them.
+void ask_for_large_pages(void* memory, int64_t bytes) {
+    uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kPage - 1) / kPage * kPage;
+    uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + bytes) / kPage * kPage;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
 template <class T>
 void pack(const T* weight, int64_t stride, int64_t outputs, int64_t columns, T* packed) {
     constexpr int G = Element<T>::kGroup;
-    int64_t groups = groups_of<T>(columns);
-    parallel((outputs + kPanel - 1) / kPanel, [&](int64_t panel) {
+    int64_t groups = groups_of<T>(columns), panels = (outputs + kPanel - 1) / kPanel;
+    ask_for_large_pages(packed, panels * panel_size<T>(columns) * int64_t(sizeof(T)));
+    parallel(panels, [&](int64_t panel) {
         T* to = packed + panel * panel_size<T>(columns);
         int64_t n = std::min<int64_t>(kPanel, outputs - panel * kPanel);
         const T* from = weight + panel * kPanel * stride;
-        for (int64_t begin = 0; begin < groups; begin += 16) {  // a line of each output at a time
-            int64_t end = std::min(begin + 16, groups);
+        int64_t whole = n == kPanel ? columns / G : 0;
+        for (int64_t first = 0; first < kPanel; first += 8)  // few outputs at a time, whose lines stay in the cache
+            for (int64_t g = 0; g < whole; ++g)
+                for (int64_t i = first; i < first + 8; ++i)  // a group has 4 bytes
+                    std::memcpy(to + (g * kPanel + i) * G, from + i * stride + g * G, 4);
+        for (int64_t g = whole; g < groups; ++g)
             for (int64_t i = 0; i < kPanel; ++i)
-                for (int64_t g = begin; g < end; ++g)
-                    for (int64_t j = 0; j < G; ++j)
-                        to[(g * kPanel + i) * G + j] = i < n && g * G + j < columns ? from[i * stride + g * G + j] : T(0);
-        }
+                for (int64_t j = 0; j < G; ++j)
+                    to[(g * kPanel + i) * G + j] = i < n && g * G + j < columns ? from[i * stride + g * G + j] : T(0);
     });
 }
 
