@@ -34,8 +34,10 @@ class InterruptGuard:
                 signal.signal(signal.SIGINT, self._on_signal)
 
     def uninstall(self) -> None:
-        """Restore that handler."""
-        if self._previous is not None and threading.current_thread() is threading.main_thread():
+        """Restore that handler, unless another was set meanwhile."""
+        if self._previous is None or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGINT) == self._on_signal:
             signal.signal(signal.SIGINT, self._previous)
 
     def __enter__(self) -> None:
