@@ -28,7 +28,7 @@ from torch import Tensor
 
 import quire.offline.llm
 from quire import LLM, SamplingParams
-from quire.attention import tiling
+from quire.attention import metadata_builder
 from quire.attention.backend import PaddedLimits
 from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.messages import DeviceLimits, Plan, Result
@@ -69,13 +69,13 @@ class StubModel:
 class StubAttention:
     """The metadata of attention on a GPU."""
 
-    _tiling = tiling.PrefillTiling(64)
+    _tiling = metadata_builder.PrefillTiling(64)
 
     def build_metadata(
         self, counts: IntArray, bounds: IntArray, limits: PaddedLimits | None = None
     ) -> AttentionMetadata[IntArray]:
         assert limits is not None, "only prompts in a recorded step"
-        return tiling.build_metadata(counts, bounds, self._tiling, limits)
+        return metadata_builder.build_metadata(counts, bounds, self._tiling, limits)
 
 
 class StubGraphs:

@@ -29,7 +29,7 @@ from quire.api.routes.completions import add_completions
 from quire.api.routes.debug import add_debug
 from quire.api.routes.generate import add_generate
 from quire.api.routes.models import add_models
-from quire.api.routes.monitoring import add_state
+from quire.api.routes.monitoring import add_monitoring
 from quire.api.routes.tokenize import add_tokenize
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
 SLOW_READER_S = 30.0
-_ROUTES = (add_page, add_state, add_models, add_completions, add_chat, add_generate, add_tokenize)
+_ROUTES = (add_page, add_monitoring, add_models, add_completions, add_chat, add_generate, add_tokenize)
 _BODIES = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest)
 
 

@@ -25,12 +25,17 @@ from quire.attention.metadata import (
     IntArray,
     PrefillMetadata,
 )
-from quire.attention.tiling import PrefillTiling, build_metadata
+from quire.attention.metadata_builder import PrefillTiling, build_metadata
 from quire.errors import ConfigError
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials, new_prefill_partials
 from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
-from quire.kernels.triton.attention.decode import MIN_SPLIT_TILES, keys_of_tile, kv_splits_at_once, kv_splits_for
+from quire.kernels.triton.attention.decode_split_kv import (
+    MIN_SPLIT_TILES,
+    keys_of_tile,
+    kv_splits_at_once,
+    kv_splits_for,
+)
 from quire.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 
 _MAX_HEAD_DIM, _MAX_GROUP = 256, 16

@@ -22,9 +22,9 @@ from quire.models.spec import ModelSpec
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import this_machine
 from quire.sampling import SamplingParams
-from quire.scheduler.budget import Budget
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.token_budget import TokenBudget
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def build_scheduler(
     return Scheduler(
         BlockPool(device_limits.num_blocks, cache.block_size),
         limits.max_num_seqs,
-        Budget(
+        TokenBudget(
             limits.max_num_batched_tokens,
             limits.long_prefill_token_threshold,
             info.cost,

@@ -43,8 +43,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("qk_norm_rope_and_cache", "cpu"): "quire.kernels.cpu.attention:qk_norm_rope_and_cache",
     ("qk_norm_rope_and_cache", "cuda"): "quire.kernels.triton.attention.qk_norm_rope:qk_norm_rope_and_cache",
     ("compute_slot_mapping", "cuda"): "quire.kernels.triton.attention.slot_mapping:compute_slot_mapping",
-    ("plan_kv_splits", "cuda"): "quire.kernels.triton.attention.decode:plan_kv_splits",
-    ("decode_attention", "cuda"): "quire.kernels.triton.attention.decode:decode_attention",
+    ("plan_kv_splits", "cuda"): "quire.kernels.triton.attention.decode_split_kv:plan_kv_splits",
+    ("decode_attention", "cuda"): "quire.kernels.triton.attention.decode_split_kv:decode_attention",
     ("prefill_attention", "cuda"): "quire.kernels.triton.attention.prefill:prefill_attention",
     (
         "prefill_attention_split_kv",

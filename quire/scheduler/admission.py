@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from quire.config.scheduler import Policy
 from quire.kvcache.block_pool import BlockKey, BlockPool
-from quire.scheduler.budget import Budget
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.prefix_caching import PrefixCacher
@@ -18,6 +17,7 @@ from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.rope_lengths import RopeLengths
 from quire.scheduler.step import Step
+from quire.scheduler.token_budget import TokenBudget
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Admission:
         num_groups: int,
         lengths: Lengths,
         request_table: RequestTable,
-        budget: Budget,
+        budget: TokenBudget,
         preemption: Preemption,
         policy: Policy,
         prefix_cacher: PrefixCacher,

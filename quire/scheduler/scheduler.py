@@ -23,7 +23,6 @@ from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.messages import Add, EndReason, Plan, Result
 from quire.sampling import SamplingParams
 from quire.scheduler.admission import Admission
-from quire.scheduler.budget import Budget
 from quire.scheduler.lengths import IntArray, Lengths
 from quire.scheduler.output_processing import (
     NewTokens,
@@ -40,6 +39,7 @@ from quire.scheduler.request_table import RequestTable
 from quire.scheduler.rope_lengths import RopeLengths
 from quire.scheduler.running_queue import queue_key_of
 from quire.scheduler.step import ScheduledStep, Step
+from quire.scheduler.token_budget import TokenBudget
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Scheduler:
         self,
         pool: BlockPool,
         max_num_seqs: int,
-        budget: Budget,
+        budget: TokenBudget,
         preemption: Preemption,
         clock: Clock,
         *,

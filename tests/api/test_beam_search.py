@@ -13,7 +13,7 @@ import pytest
 from quire import LLM, BeamSearchParams
 from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
-from quire.executor.local import LocalExecutor
+from quire.executor.cpu_executor import CpuExecutor
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 from tests.api.test_lifetimes import eventually, in_background
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> Iterator[Server]:
     config = resolved(checkpoint, **SETTINGS)
-    with Server(config, lambda: InProcessClient(config, LocalExecutor(config, SystemClock()))) as server:
+    with Server(config, lambda: InProcessClient(config, CpuExecutor(config, SystemClock()))) as server:
         yield server.wait_ready()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
-from quire.executor.local import LocalExecutor
+from quire.executor.cpu_executor import CpuExecutor
 from quire.messages import Add, ToEngine
 from tests.api.server import Server, resolved, running
 from tests.checkpoints import VOCAB_SIZE, make_llama
@@ -163,7 +163,7 @@ def test_named_tokens_and_all_tokens(tmp_path: Path) -> None:
     """Over a real model: chat with named tokens, completions with the whole vocabulary."""
     directory = make_llama(tmp_path / "model")
     config = resolved(directory, dtype="float32", num_gpu_blocks_override=64, max_logprobs=-1)
-    with Server(config, lambda: InProcessClient(config, LocalExecutor(config, SystemClock()))) as server:
+    with Server(config, lambda: InProcessClient(config, CpuExecutor(config, SystemClock()))) as server:
         server.wait_ready()
         chat = server.post("/v1/chat/completions", CHAT | {"logprob_token_ids": [9, 5], "max_tokens": 2}).json()
         for entry in chat["choices"][0]["logprobs"]["content"]:

@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, ContextLengthError, RequestError
-from quire.scheduler.budget import Budget
+from quire.scheduler.token_budget import TokenBudget
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.reference import Reference
 
@@ -155,13 +155,13 @@ def test_prompts_need_not_wait_for_streams_unless_asked_to(
 ) -> None:
     """Nobody reads an answer of this class before all are there."""
     modes: list[str] = []
-    made = Budget.__init__
+    made = TokenBudget.__init__
 
-    def note(self: Budget, *limits: Any) -> None:
+    def note(self: TokenBudget, *limits: Any) -> None:
         made(self, *limits)
         modes.append(self._mode)
 
-    monkeypatch.setattr(Budget, "__init__", note)
+    monkeypatch.setattr(TokenBudget, "__init__", note)
     LLM(str(checkpoint), **asked).close()
     assert modes == [mode]
 

@@ -12,7 +12,7 @@ import torch
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.engine.inprocess import InProcessClient
-from quire.executor.local import LocalExecutor
+from quire.executor.cpu_executor import CpuExecutor
 from quire.messages import Add, Deltas
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.sampling import SamplingParams
@@ -31,7 +31,7 @@ def status(key: str) -> int:
 def fill(resolved: ResolvedConfig) -> None:
     """One request for each slot, all of them running until every block is taken."""
     config = resolved.config
-    client = InProcessClient(config, LocalExecutor(config, SystemClock()))  # no cost model: prompts take whole steps
+    client = InProcessClient(config, CpuExecutor(config, SystemClock()))  # no cost model: prompts take whole steps
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew: reading weights has one of its own
     rows, length = config.scheduler.max_num_seqs, config.model.max_model_len
     assert rows is not None

@@ -12,18 +12,18 @@ from quire.config.scheduler import Policy
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.host_pool import HostPool
-from quire.scheduler.budget import (
+from quire.scheduler.preemption import Preemption
+from quire.scheduler.running_queue import PRIORITY_S
+from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.token_budget import (
     BACKLOG_SHARE,
     DECODE_SHARE,
     LONG_PROMPT_STEPS,
     MAX_STALL_MS,
     MIN_STALL_MS,
     SMALLEST_CHUNK,
-    Budget,
+    TokenBudget,
 )
-from quire.scheduler.preemption import Preemption
-from quire.scheduler.running_queue import PRIORITY_S
-from quire.scheduler.scheduler import Scheduler
 from tests.engine.harness import add
 from tests.engine.test_client_liveness import ManualClock
 
@@ -38,7 +38,7 @@ class Stage:
         self.executor = FakeExecutor(blocks, 8, num_host_blocks=host, max_in_flight=1)
         preemption = Preemption(HostPool(host), more.pop("mode", None), more.pop("preemption_cost", None))
         limits = more.pop("threshold", 0), more.pop("cost", None), more.pop("sizes", ())
-        budget = Budget(tokens, *limits, more.pop("performance", "balanced"))
+        budget = TokenBudget(tokens, *limits, more.pop("performance", "balanced"))
         self.scheduler = Scheduler(BlockPool(blocks, 8), seqs, budget, preemption, self.clock, policy=policy)
         self.tokens = tokens
         self.ended: list[int] = []

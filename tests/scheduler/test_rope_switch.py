@@ -12,9 +12,9 @@ from quire.executor.fake import FakeExecutor
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.host_pool import HostPool
 from quire.kvcache.rope_length_mode import RopeLengthMode
-from quire.scheduler.budget import Budget
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.token_budget import TokenBudget
 from tests.engine.harness import add, alone, drafts_of
 
 ORIGINAL = 24
@@ -38,7 +38,8 @@ def test_requests_are_computed_again_at_the_rope_switch(max_in_flight: int, mode
     )
     mode_of_rope = RopeLengthMode(ORIGINAL, "longrope")
     scheduler = Scheduler(
-        pool, 4, Budget(32), Preemption(host, mode), SystemClock(), rope_length_mode=mode_of_rope, max_drafts=drafts_of
+        pool, 4, TokenBudget(32), Preemption(host, mode), SystemClock(),
+        rope_length_mode=mode_of_rope, max_drafts=drafts_of,
     )  # fmt: skip
     prompts = {
         number: [rng.randrange(512) for _ in range(rng.choice([3, 9, 20, 23, 24, 25, 30]))] for number in range(12)

@@ -24,10 +24,10 @@ from quire.kvcache.groups import GroupWindow, capacity
 from quire.kvcache.host_pool import HostPool
 from quire.messages import Add
 from quire.scheduler.admission import Admission
-from quire.scheduler.budget import Budget
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.token_budget import TokenBudget
 from tests.engine.harness import HashMasker, add, drafts_of
 from tests.scheduler.test_order import LinearCost
 
@@ -92,7 +92,7 @@ class Lives(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.pool,
             seqs,
-            Budget(tokens, cost=LinearCost(streams_ms=12.0) if timed else None),
+            TokenBudget(tokens, cost=LinearCost(streams_ms=12.0) if timed else None),
             Preemption(self.host, mode),
             SystemClock(),
             groups=groups,

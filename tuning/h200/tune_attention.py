@@ -6,8 +6,8 @@ Every candidate is compared with the reference on a small step, then timed in gr
 decode step has them: layer after layer, each with a cache of its own, and what rotates and stores the tokens before.
 Long rows are timed with the gathering of their contexts, on the same cases as tiles. Prints microseconds, and the share
 of the GPU's memory speed or its TFLOP/s. In quire/kernels/triton/attention/, the best goes to `_shape`, `_PROGRAMS`
-and `MIN_SPLIT_TILES` in decode.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in prefill.py and `_shape` in
-prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/attention/gathered_kv.py.
+and `MIN_SPLIT_TILES` in decode_split_kv.py, `MANY_ROWS` in decode_large_batch.py, `tile_shape` in prefill.py and
+`_shape` in prefill_dense.py; and to `DENSE_MIN_QUERIES` in quire/attention/gathered_kv.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from quire.bench.kernel_cases import KernelCase, attention
 from quire.kernels.reference import paged_attention as reference
-from quire.kernels.triton.attention import decode, decode_large_batch, prefill, prefill_dense, qk_norm_rope
+from quire.kernels.triton.attention import decode_large_batch, decode_split_kv, prefill, prefill_dense, qk_norm_rope
 from quire.kernels.triton.attention.gather_kv import gather_kv
 
 BYTES_PER_S = 4.25e12
@@ -91,7 +91,7 @@ def _check(job: tuple[str, Shape, attention._Heads]) -> None:
         args, _ = case(*sizes, heads).make(torch.device("cuda"))
         outs = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.shape == args[0].shape][1:]
         call = {
-            "decode": decode.decode_attention,
+            "decode": decode_split_kv.decode_attention,
             "prefill": prefill.prefill_attention,
             "prefill_dense": prefill_dense.prefill_attention_dense,
         }[op]
@@ -120,7 +120,10 @@ def _patches(op: str, shape: Shape) -> list[tuple[ModuleType, str, Any]]:
         return [(prefill_dense, "_shape", lambda *_: shape)]
     if shape == MANY:
         return [(decode_large_batch, "MANY_ROWS", 1)]
-    return [(decode_large_batch, "MANY_ROWS", _NEVER), (decode, "_shape", lambda *_: decode._Shape(*shape))]
+    return [
+        (decode_large_batch, "MANY_ROWS", _NEVER),
+        (decode_split_kv, "_shape", lambda *_: decode_split_kv._Shape(*shape)),
+    ]
 
 
 def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
@@ -134,14 +137,14 @@ def _tune_decode(shapes: Sequence[Shape], heads: attention._Heads) -> None:
     _print_layers("qk_norm_rope_and_cache and decode_attention by keys, warps, stages", names, rates, figures)
     for shape in _best({shape: row for shape, row in figures.items() if shape != MANY}, 2):
         by_split: dict[Shape, list[float]] = {}
-        before = decode._PROGRAMS, decode.MIN_SPLIT_TILES
+        before = decode_split_kv._PROGRAMS, decode_split_kv.MIN_SPLIT_TILES
         for rows, length in SPLIT_CASES:
             layers = _Layers(rows, length, heads)
             for programs in PROGRAMS:
                 for split in SPLITS:
-                    decode._PROGRAMS, decode.MIN_SPLIT_TILES = programs, max(1, split // shape[0])
+                    decode_split_kv._PROGRAMS, decode_split_kv.MIN_SPLIT_TILES = programs, max(1, split // shape[0])
                     by_split.setdefault((programs, split), []).append(layers.seconds(shape))
-        decode._PROGRAMS, decode.MIN_SPLIT_TILES = before
+        decode_split_kv._PROGRAMS, decode_split_kv.MIN_SPLIT_TILES = before
         names = [f"{rows} x {length:,}" for rows, length in SPLIT_CASES]
         rates = [_Layers.bytes_of(rows, length, heads) for rows, length in SPLIT_CASES]
         _print_layers(f"{shape} by programs of a multiprocessor, positions of a piece", names, rates, by_split)
@@ -184,11 +187,19 @@ class _Layers:
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         heads, device = self._heads, self._table.device
         with _patched("decode", shape):
-            at_once = decode.kv_splits_at_once(heads.kv, device)
-            room = decode.kv_splits_for(self._rows, at_once)
+            at_once = decode_split_kv.kv_splits_at_once(heads.kv, device)
+            room = decode_split_kv.kv_splits_for(self._rows, at_once)
             splits = torch.empty((room, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
-            cut = (None, None, None, decode.keys_of_tile(heads.width, 2), splits, at_once, decode.MIN_SPLIT_TILES)
-            decode.plan_kv_splits(self._starts, self._slots, *cut)
+            cut = (
+                None,
+                None,
+                None,
+                decode_split_kv.keys_of_tile(heads.width, 2),
+                splits,
+                at_once,
+                decode_split_kv.MIN_SPLIT_TILES,
+            )
+            decode_split_kv.plan_kv_splits(self._starts, self._slots, *cut)
             partials = reference.new_decode_partials(room, heads.query, heads.kv, heads.width, device)
             torch.cuda.synchronize()
             calls = [partial(self._layer, *cache, splits, partials) for cache in self._caches]
@@ -199,7 +210,7 @@ class _Layers:
         qk_norm_rope.qk_norm_rope_and_cache(
             self._qkv, None, 0.0, self._cos, self._sin, keys, values, self._places, self._q
         )
-        decode.decode_attention(self._q, keys, values, self._table, splits, partials, self._out, 0.1)
+        decode_split_kv.decode_attention(self._q, keys, values, self._table, splits, partials, self._out, 0.1)
 
 
 def _best(figures: dict[Shape, list[float]], number: int) -> list[Shape]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from tune_linear import Weight, candidates, compile_one, compiled, least, source
 
 from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
-from quire.kernels.triton.attention import decode, qk_norm_rope
+from quire.kernels.triton.attention import decode_split_kv, qk_norm_rope
 from quire.kernels.triton.linear import linear as products
 from quire.kernels.triton.linear.linear import LinearConfig
 from quire.kernels.triton.norm import rms_norm
@@ -143,7 +143,7 @@ class Layers:
             qkv, None, 0.0, self._angles, self._angles, keys, values, self._places, self._q
         )
         out = (self._attended, sizes.width**-0.5)
-        decode.decode_attention(self._q, keys, values, self._table, self._splits, self._partials, *out)
+        decode_split_kv.decode_attention(self._q, keys, values, self._table, self._splits, self._partials, *out)
         added = products.linear(self._attended.view(self.rows, -1), self._w["o"][layer], None)
         rms_norm(self._stream, self._norm, 1e-5, self._normed, added)
         if sizes.inner is not None:
@@ -152,13 +152,15 @@ class Layers:
 
     def _cut(self) -> tuple[Tensor, int]:
         sizes, device = self._sizes, self._table.device
-        at_once = decode.kv_splits_at_once(sizes.kv_heads, device)
-        room = decode.kv_splits_for(self.rows, at_once)
+        at_once = decode_split_kv.kv_splits_at_once(sizes.kv_heads, device)
+        room = decode_split_kv.kv_splits_for(self.rows, at_once)
         splits = torch.zeros((room, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         starts = torch.full((self.rows,), _CONTEXT - 1, device=device)
-        tile = decode.keys_of_tile(sizes.width, 2)
+        tile = decode_split_kv.keys_of_tile(sizes.width, 2)
         slots = torch.arange(self.rows, device=device)
-        decode.plan_kv_splits(starts, slots, None, None, None, tile, splits, at_once, decode.MIN_SPLIT_TILES)
+        decode_split_kv.plan_kv_splits(
+            starts, slots, None, None, None, tile, splits, at_once, decode_split_kv.MIN_SPLIT_TILES
+        )
         return splits, room
 
     def _normal(self, *shape: int) -> Tensor:

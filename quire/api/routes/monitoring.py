@@ -11,8 +11,8 @@ from quire.metrics.prometheus import CONTENT_TYPE, Exposition
 from quire.version import __version__
 
 
-def add_state(app: FastAPI, serving: Serving) -> None:
-    """How the server is."""
+def add_monitoring(app: FastAPI, serving: Serving) -> None:
+    """Add the routes to the application."""
     exposition = Exposition(serving.session.stats, serving.names[0], serving.config.cache)
 
     @app.get("/health", tags=["state"])

@@ -41,7 +41,7 @@ def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
     """Each row's one token sees `length`, itself included."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import (
+        from quire.kernels.triton.attention.decode_split_kv import (
             MIN_SPLIT_TILES,
             keys_of_tile,
             kv_splits_at_once,
@@ -90,7 +90,7 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
     """A row of few tokens."""
 
     def make(device: torch.device) -> Arguments:
-        from quire.attention import tiling
+        from quire.attention import metadata_builder
         from quire.kernels.triton.attention import prefill_split_kv
         from quire.kernels.triton.attention.prefill import queries_of_tile, tile_shape
 
@@ -98,7 +98,7 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
         q = torch.randn(tokens, heads.query, heads.width, dtype=torch.bfloat16, device=device)
         queries = queries_of_tile(heads.width, _ITEM, heads.query // heads.kv, device)
         shape = tile_shape(heads.width, _ITEM, device)
-        own = tiling.PrefillTiling(
+        own = metadata_builder.PrefillTiling(
             queries,
             max_splits=prefill_split_kv.max_splits(heads.kv, device, shape.at_once),
             max_unshared_splits=prefill_split_kv.max_unshared_splits(heads.kv, device),
@@ -109,7 +109,9 @@ def _split_kv(tokens: int, before: int, heads: _Heads) -> KernelCase:
             max_splits_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
         )
         counts, bounds = np.array([tokens]), np.array([before])
-        tiles, splits = tiling.split_kv(tiling.tiles_of(counts, bounds, np.arange(1), queries), counts, bounds, own)
+        tiles, splits = metadata_builder.split_kv(
+            metadata_builder.tiles_of(counts, bounds, np.arange(1), queries), counts, bounds, own
+        )
         columns = (*tiles, splits.numbers, splits.counts, bounds, counts, 0 * counts, 0 * counts)
         partials = paged_attention.new_prefill_partials(len(tiles.rows) * queries, heads.query, heads.width, device)
         rest = (*(torch.from_numpy(column).to(device) for column in columns), None, queries, partials)
@@ -151,7 +153,7 @@ def _gather(length: int, heads: _Heads) -> KernelCase:
 
 def _plan(rows: int, length: int, heads: _Heads) -> KernelCase:
     def make(device: torch.device) -> Arguments:
-        from quire.kernels.triton.attention.decode import keys_of_tile, kv_splits_at_once, kv_splits_for
+        from quire.kernels.triton.attention.decode_split_kv import keys_of_tile, kv_splits_at_once, kv_splits_for
 
         at_once = kv_splits_at_once(heads.kv, device)
         room = kv_splits_for(rows, at_once)

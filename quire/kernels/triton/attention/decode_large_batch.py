@@ -1,6 +1,6 @@
 """Attention of many rows of one token on Hopper: programs of one warp that stay, and read ahead across ends of splits.
 
-It computes what `_decode_attention` in decode.py does, of the same splits, and reads as much: keys and values once,
+It computes the same as `_decode_attention_split_kv`, of the same splits, and reads as much: keys and values once,
 which is 2 · context · kv_heads · d elements a row. With many rows most splits are short, some hundred positions.
 Programs of their own would begin by looking up a line, then block ids, then waiting for its first keys, and end with
 nothing on its way from memory. Here a grid of as many programs as the GPU holds takes split after split. While one
@@ -9,8 +9,8 @@ were asked for one step sooner: reading never pauses.
 
 A program is one warp. No warp waits for another, and the 16 rows that the matrix units take at least are query heads of
 one KV head. A unit of work is a split and a KV head; a program's units are a grid apart. What several splits of a row
-leave is merged as in decode.py, by the last program to end, in the order of splits: the result does not depend on who
-was last.
+leave is merged as in decode_split_kv.py, by the last program to end, in the order of splits: the result does not depend
+on who was last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mma_v2
 
 from quire.kernels.reference.paged_attention import DecodePartials
-from quire.kernels.triton.attention.scores import factors
+from quire.kernels.triton.attention.score_scaling import score_factors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
 from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
@@ -87,12 +87,12 @@ def decode_attention_large_batch(
     cap: float | None,
 ) -> None:
     """The reference's decode_attention. All but the block table are contiguous, and begin at 16-byte addresses. Splits
-    begin at multiples of whole tiles, as `keys_of_tile` in decode.py has them."""
+    begin at multiples of whole tiles, as `keys_of_tile` in decode_split_kv.py has them."""
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
     group_block = next_power_of_2(heads // kv_heads)
     units = splits.shape[0] * kv_heads
-    before, after = factors(scale, cap)
+    before, after = score_factors(scale, cap)
     overlap = can_overlap(q.device)
     _decode_attention_large_batch[(min(units, _PROGRAMS * multiprocessors(q.device)),)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
@@ -197,7 +197,7 @@ def _decode_attention_large_batch(
             if gl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
                 gl.store(counter, 0)
                 result = out + (token.to(gl.int64) * HEADS + kv_head * GROUP) * D
-                _merge(
+                _merge_kv_splits(
                     outputs, sums, first, count, kv_head * GROUP, result, HEADS, GROUP, GROUP_BLOCK, D, COLUMNS_MERGED
                 )
         unit += gl.num_programs(0)
@@ -322,7 +322,7 @@ def _copy(caches, ids, at, seen_from, end, kv_head, into, shape: gl.constexpr):
 
 
 @gluon.jit
-def _merge(
+def _merge_kv_splits(
     outputs,
     sums,
     first,

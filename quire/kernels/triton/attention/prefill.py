@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.attention.scores import factors, padded, scores
+from quire.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import program_memory
 from quire.kernels.triton.launching.launch import fast_launch
@@ -97,13 +97,13 @@ def prefill_attention(
     assert all(
         map(Tensor.is_contiguous, (q, keys, values, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out))
     )
-    before, after = factors(scale, cap)
+    before, after = score_factors(scale, cap)
     overlap = can_overlap(q.device)
     _prefill_attention[(kv_heads, tile_rows.shape[0])](
         q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out,
         block_table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
+        QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -207,7 +207,7 @@ def attention_over_keys(
         if WINDOWED:
             read = tl.maximum(read, seen_from)
         k, v = _tile_of_keys(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
-        score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+        score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
         seen = other[None, :] <= position[:, None]
         if WINDOWED:
             seen &= other[None, :] > position[:, None] - window

@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from quire.kernels.triton.attention.scores import factors
+from quire.kernels.triton.attention.score_scaling import score_factors
 from quire.kernels.triton.launching.device_properties import is_sm_90, multiprocessors
 from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.launching.tensor_descriptors import tensor_descriptor
@@ -71,7 +71,7 @@ def prefill_attention_dense(
     kv_heads = k.shape[1]
     keys, stages = _shape(d)
     assert all(t.is_contiguous() for t in (q, k, v, tile_tokens, tile_queries, tile_contexts, tile_bases, out))
-    before, after = factors(scale, cap)
+    before, after = score_factors(scale, cap)
     items = len(tile_tokens) * heads
     _prefill_attention_dense[(min(items, multiprocessors(q.device)),)](
         _tensor_descriptor(q, 64), _tensor_descriptor(k, keys), _tensor_descriptor(v, keys), out,
@@ -216,7 +216,7 @@ def _copy(
 
 @gluon.jit
 def _scores(s, before, after, CAPPED: gl.constexpr):
-    """As `scores` in scores.py, but for the factor where there is no bound: it is applied with the exponential."""
+    """As `scaled_scores`, but for the factor where there is no bound: it is applied with the exponential."""
     if CAPPED:
         s = after - 2.0 * after / (gl.exp2(s * before) + 1.0)
     return s

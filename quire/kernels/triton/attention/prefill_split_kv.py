@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.kernels.reference.paged_attention import PrefillPartials
 from quire.kernels.triton.attention.prefill import attention_over_keys, tile_shape
-from quire.kernels.triton.attention.scores import factors, padded
+from quire.kernels.triton.attention.score_scaling import padded_size, score_factors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import multiprocessors
 from quire.kernels.triton.launching.launch import fast_launch
@@ -74,19 +74,19 @@ def prefill_attention_split_kv(
     assert queries == shape.rows // (heads // kv_heads)
     columns = (tile_rows, tile_offsets, split_numbers, split_counts, starts, counts, first_tokens)
     assert all(map(Tensor.is_contiguous, (q, keys, values, *columns, slots, out)))
-    before, after = factors(scale, cap)
+    before, after = score_factors(scale, cap)
     overlap = can_overlap(q.device)
     left = (partials.outputs, partials.sums)
     _prefill_attention_split_kv[(kv_heads, items)](
         q, keys, values, block_table, *columns, slots, *left, out, block_table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
-        QUERIES=queries, D=d, D_BLOCK=padded(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
+        QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages + shape.ahead, MIN_SPLIT_TILES=MIN_SPLIT_TILES, OVERLAP=overlap,
         num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
     _merge_splits[(kv_heads, min(items, partials.outputs.shape[0] // queries))](
         *columns, *left, out, window or 0,
-        WINDOWED=window is not None, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded(d),
+        WINDOWED=window is not None, HEADS=heads, GROUP=heads // kv_heads, QUERIES=queries, D=d, D_BLOCK=padded_size(d),
         M=shape.rows, N=shape.keys, MIN_SPLIT_TILES=MIN_SPLIT_TILES, AT_ONCE=_AT_ONCE, OVERLAP=overlap,
         num_warps=8, launch_pdl=overlap,
     )  # fmt: skip

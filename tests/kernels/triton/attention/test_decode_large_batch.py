@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference import paged_attention as reference
-from quire.kernels.triton.attention import decode, decode_large_batch
-from quire.kernels.triton.attention.decode import (
-    MIN_SPLIT_TILES,
-    keys_of_tile,
-    kv_splits_at_once,
-    kv_splits_for,
-    plan_kv_splits,
-)
+from quire.kernels.triton.attention import decode_large_batch, decode_split_kv
 from quire.kernels.triton.attention.decode_large_batch import (
     MANY_ROWS,
     can_read,
     decode_attention_large_batch,
     serves_large_batch,
+)
+from quire.kernels.triton.attention.decode_split_kv import (
+    MIN_SPLIT_TILES,
+    keys_of_tile,
+    kv_splits_at_once,
+    kv_splits_for,
+    plan_kv_splits,
 )
 from tests.kernels.triton.attention.paged import NAN, paged
 from tests.kernels.triton.not_interpreted import printed_by
@@ -233,21 +233,23 @@ def test_tiles_are_whole_blocks_or_lie_within_one(d: int, sizes: list[int]) -> N
 
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_pieces_begin_where_tiles_do(d: int) -> None:
-    assert decode.keys_of_tile(d, 2) % (decode_large_batch._TILE // d) == 0
+    assert decode_split_kv.keys_of_tile(d, 2) % (decode_large_batch._TILE // d) == 0
 
 
 def test_rows_decide_and_not_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a step in which other rows have several. Where nobody says, every token is a row."""
     served: list[int] = []
     monkeypatch.setattr(decode_large_batch, "is_sm_90", lambda device: True)
-    monkeypatch.setattr(decode, "decode_attention_large_batch", lambda q, *rest: served.append(1))
-    monkeypatch.setattr(decode, "_decode_attention", {(66 * 8,): lambda *args, **kwargs: served.append(0)})
+    monkeypatch.setattr(decode_split_kv, "decode_attention_large_batch", lambda q, *rest: served.append(1))
+    monkeypatch.setattr(
+        decode_split_kv, "_decode_attention_split_kv", {(66 * 8,): lambda *args, **kwargs: served.append(0)}
+    )
     q, keys = operands()
     splits = torch.empty((66, reference.KV_SPLIT_COLUMNS), dtype=torch.int32, device="meta")
     partials = reference.new_decode_partials(66, 32, 8, 128, q.device)
     table = torch.empty((len(q), 9), dtype=torch.int64, device="meta")
     for rows in (MANY_ROWS - 1, MANY_ROWS, None):
-        decode.decode_attention(q, keys, keys, table, splits, partials, q, 0.1, None, rows)
+        decode_split_kv.decode_attention(q, keys, keys, table, splits, partials, q, 0.1, None, rows)
     assert served == [0, 1, 1]
 
 

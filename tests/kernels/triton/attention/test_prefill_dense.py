@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.attention.tiling import PrefillTiling, RowKinds, dense_prefill
+from quire.attention.metadata_builder import PrefillTiling, RowKinds, dense_prefill
 from quire.kernels.reference import paged_attention as reference
 from quire.kernels.triton.attention.gather_kv import gather_kv
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quire.kernels.reference.paged_attention import SPLIT_OVERHEAD_TILES, DecodePartials
 from quire.kernels.triton.attention.decode_large_batch import decode_attention_large_batch, serves_large_batch
-from quire.kernels.triton.attention.scores import factors, padded, scores
+from quire.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import multiprocessors
 from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
@@ -201,15 +201,15 @@ def decode_attention(
         return
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]
-    group, d_block = heads // kv_heads, padded(d)
+    group, d_block = heads // kv_heads, padded_size(d)
     shape = _shape(d, q.element_size())
-    before, after = factors(scale, cap)
+    before, after = score_factors(scale, cap)
     overlap = can_overlap(q.device)
-    _decode_attention[(splits.shape[0] * kv_heads,)](
+    _decode_attention_split_kv[(splits.shape[0] * kv_heads,)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
         block_table.stride(0), before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
-        GROUP_BLOCK=next_power_of_2(group), M=padded(group), D=d, D_BLOCK=d_block,
+        GROUP_BLOCK=next_power_of_2(group), M=padded_size(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=splits.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
         OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
     )  # fmt: skip
@@ -217,7 +217,7 @@ def decode_attention(
 
 @fast_launch
 @triton.jit(do_not_specialize=["block_table_stride"], do_not_specialize_on_alignment=["splits"])
-def _decode_attention(
+def _decode_attention_split_kv(
     q,
     keys,
     values,
@@ -271,7 +271,7 @@ def _decode_attention(
             where = place[:, None] + column[None, :]
             read = seen[:, None] & (column < D)[None, :]
             k = tl.load(keys + where, read, 0.0)
-            score = scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
+            score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
             score = tl.where(seen[None, :], score, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(score, 1))
             shrink = tl.exp2(highest - new_highest)
@@ -293,7 +293,7 @@ def _decode_attention(
             counter = arrived + first * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == count - 1:
                 tl.store(counter, 0)
-                merged = _merge(
+                merged = _merge_kv_splits(
                     outputs, sums, first, count, kv_head * GROUP, HEADS, GROUP, GROUP_BLOCK, D, D_BLOCK, MERGED
                 )
                 of_group = tl.arange(0, GROUP_BLOCK)
@@ -302,7 +302,7 @@ def _decode_attention(
 
 
 @triton.jit
-def _merge(
+def _merge_kv_splits(
     outputs,
     sums,
     first,

@@ -14,8 +14,8 @@ import pytest
 from quire.clock import SystemClock
 from quire.config import environment
 from quire.errors import CheckpointError
+from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor, FaultHook, no_faults
-from quire.executor.local import LocalExecutor
 from quire.messages import Plan
 from tests.checkpoints import make_llama
 from tests.worker.driver import admitted, config_for
@@ -27,8 +27,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def started(tiny: Path) -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(config_for(tiny), SystemClock())
+def started(tiny: Path) -> Iterator[CpuExecutor]:
+    executor = CpuExecutor(config_for(tiny), SystemClock())
     executor.start()
     yield executor
     executor.close()
@@ -45,12 +45,12 @@ def next_(step: int) -> Plan:
 
 
 def test_it_is_an_executor(tiny: Path) -> None:
-    executor: Executor = LocalExecutor(config_for(tiny), SystemClock())
+    executor: Executor = CpuExecutor(config_for(tiny), SystemClock())
     assert executor.max_in_flight == 2
     executor.close()  # before start: nothing to wait for
 
 
-def test_results_come_in_order_and_plans_may_run_ahead(started: LocalExecutor) -> None:
+def test_results_come_in_order_and_plans_may_run_ahead(started: CpuExecutor) -> None:
     assert started.collect(0.0) is None
     started.submit(first())
     started.submit(next_(2))
@@ -70,7 +70,7 @@ def test_results_come_in_order_and_plans_may_run_ahead(started: LocalExecutor) -
 
 
 def test_startup_is_reported_by_stage(tiny: Path) -> None:
-    executor = LocalExecutor(config_for(tiny), SystemClock())
+    executor = CpuExecutor(config_for(tiny), SystemClock())
     device_limits = executor.start()
     executor.close()
     assert set(device_limits.startup) == {"import", "weights", "kv_cache"}
@@ -78,7 +78,7 @@ def test_startup_is_reported_by_stage(tiny: Path) -> None:
 
 
 def test_what_loading_raises_is_raised_by_start(tmp_path: Path) -> None:
-    executor = LocalExecutor(config_for(tmp_path), SystemClock())
+    executor = CpuExecutor(config_for(tmp_path), SystemClock())
     with pytest.raises(CheckpointError, match=r"config\.json"):
         executor.start()
     executor.close()
@@ -93,12 +93,12 @@ def fail_at(point: str, step: int) -> FaultHook:
 
 
 def test_faults_in_the_calling_thread(tiny: Path) -> None:
-    executor = LocalExecutor(config_for(tiny), SystemClock(), fail_at("submit", 1))
+    executor = CpuExecutor(config_for(tiny), SystemClock(), fail_at("submit", 1))
     executor.start()
     with pytest.raises(RuntimeError, match="submit 1"):
         executor.submit(first())
     executor.close()
-    executor = LocalExecutor(config_for(tiny), SystemClock(), fail_at("collect", 1))
+    executor = CpuExecutor(config_for(tiny), SystemClock(), fail_at("collect", 1))
     executor.start()
     executor.submit(first())
     with pytest.raises(RuntimeError, match="collect 1"):
@@ -107,7 +107,7 @@ def test_faults_in_the_calling_thread(tiny: Path) -> None:
 
 
 def test_a_failed_step_fails_all_later_ones(tiny: Path) -> None:
-    executor = LocalExecutor(config_for(tiny), SystemClock(), fail_at("execute", 2))
+    executor = CpuExecutor(config_for(tiny), SystemClock(), fail_at("execute", 2))
     executor.start()
     for plan in (first(), next_(2), next_(3)):
         executor.submit(plan)
@@ -129,7 +129,7 @@ def test_close_waits_for_what_is_running(tiny: Path) -> None:
             go.wait(10)
         no_faults(point, step)
 
-    executor = LocalExecutor(config_for(tiny), SystemClock(), hold)
+    executor = CpuExecutor(config_for(tiny), SystemClock(), hold)
     executor.start()
     executor.submit(first())
     assert running.wait(10)
@@ -154,5 +154,5 @@ def test_openmp_spinning_is_limited_unless_the_user_chose(
 
 
 def test_torch_is_imported_by_start_only(tiny: Path) -> None:
-    code = "import sys, quire.executor.local; assert 'torch' not in sys.modules"
+    code = "import sys, quire.executor.cpu_executor; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

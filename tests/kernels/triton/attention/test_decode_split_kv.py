@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference import paged_attention as reference
-from quire.kernels.triton.attention import decode as ours
+from quire.kernels.triton.attention import decode_split_kv as ours
 from tests.kernels.triton.attention.paged import NAN, assert_near, paged
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

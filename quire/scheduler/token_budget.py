@@ -57,7 +57,7 @@ class StepCost(Protocol):
 
 
 @dataclass(frozen=True)
-class StepBudget:
+class StepTimeBudget:
     """The time of one step.
 
     Example: 200 rows decode, which takes 10 ms alone; each further token takes 0.05 ms, and known prompts have 8,000
@@ -100,8 +100,8 @@ class StepBudget:
         return most - used
 
 
-class Budget:
-    """Limits of steps, one after the other.
+class TokenBudget:
+    """Tokens that each row may compute in a step: limits of tokens and, by a StepTimeBudget, of time.
 
     Args:
         max_tokens: Most tokens of a step.
@@ -127,7 +127,7 @@ class Budget:
         self._cost = cost
         self._sizes = sizes
         self._mode = mode
-        self._step = StepBudget()
+        self._step = StepTimeBudget()
         self._chunk_ms = 0.0  # predicted for the chunks granted in this step
         self._is_full = False  # time has limited a chunk of this step, so there is none for another
 
@@ -162,7 +162,7 @@ class Budget:
     def start_idle_step(self) -> None:
         """The next step has only what will be admitted."""
         decode_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
-        self._step, self._chunk_ms, self._is_full = StepBudget(decode_ms), 0.0, False
+        self._step, self._chunk_ms, self._is_full = StepTimeBudget(decode_ms), 0.0, False
 
     def grant_drafts(self, planned: IntArray, counts: IntArray, wanted: IntArray) -> IntArray:
         """How many draft tokens each request gets of what `counts` leave of the step's tokens, in queue order.
@@ -209,18 +209,18 @@ class Budget:
             return False
         return self._is_full or self._chunk_ms_left < self._step.smallest_ms
 
-    def _step_budget(self, planned: IntArray, uncomputed: IntArray, waiting: int) -> StepBudget:
+    def _step_budget(self, planned: IntArray, uncomputed: IntArray, waiting: int) -> StepTimeBudget:
         """The time of a step with these running requests."""
         if self._cost is None:
-            return StepBudget()
+            return StepTimeBudget()
         decoding = uncomputed == 1
         rows = int(decoding.sum())
         decode_ms = self._cost.step_ms(max(1, rows), int(planned[decoding].sum()))
         if rows == 0 or self._mode == "throughput":
-            return StepBudget(decode_ms)
+            return StepTimeBudget(decode_ms)
         token_ms = self._cost.token_ms(0)
         backlog = waiting + int(uncomputed[uncomputed > 1].sum())
-        return StepBudget(
+        return StepTimeBudget(
             decode_ms,
             limit_ms=self._limit_ms(decode_ms, rows, token_ms, backlog),
             smallest_ms=SMALLEST_CHUNK * token_ms,
@@ -229,7 +229,7 @@ class Budget:
         )
 
     def _limit_ms(self, decode_ms: float, rows: int, token_ms: float, backlog: int) -> float:
-        """Most for a step in which so many rows decode; see StepBudget's example."""
+        """Most for a step in which so many rows decode; see StepTimeBudget's example."""
         assert self._cost is not None
         backlog_share = BACKLOG_SHARE if self._mode == "balanced" else 0.0
         return max(

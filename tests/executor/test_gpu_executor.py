@@ -1,4 +1,4 @@
-"""StreamExecutor: the same as the local one, but without a thread. A CPU worker takes the place of a GPU's."""
+"""GpuExecutor: the same as CpuExecutor, but without a thread. A CPU worker takes the place of a GPU's."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import pytest
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.errors import CheckpointError
-from quire.executor import stream
+from quire.executor import gpu_executor
+from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
-from quire.executor.local import LocalExecutor
-from quire.executor.stream import StreamExecutor
+from quire.executor.gpu_executor import GpuExecutor
 from quire.messages import Plan, Result
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
-from tests.executor.test_local import fail_at, first, next_
+from tests.executor.test_cpu_executor import fail_at, first, next_
 from tests.worker.driver import config_for
 
 _PR_GET_TIMERSLACK = 30
@@ -38,20 +38,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def started(tiny: Path) -> Iterator[StreamExecutor]:
-    executor = StreamExecutor(config_for(tiny), SystemClock())
+def started(tiny: Path) -> Iterator[GpuExecutor]:
+    executor = GpuExecutor(config_for(tiny), SystemClock())
     executor.start()
     yield executor
     executor.close()
 
 
 def test_the_device_decides_on_the_executor(tiny: Path) -> None:
-    assert isinstance(build_executor(config_for(tiny, device="cuda"), SystemClock()), StreamExecutor)
-    assert isinstance(build_executor(config_for(tiny, device="cpu"), SystemClock()), LocalExecutor)
+    assert isinstance(build_executor(config_for(tiny, device="cuda"), SystemClock()), GpuExecutor)
+    assert isinstance(build_executor(config_for(tiny, device="cpu"), SystemClock()), CpuExecutor)
 
 
-def test_results_equal_the_local_executors(tiny: Path, started: StreamExecutor) -> None:
-    local: Executor = LocalExecutor(config_for(tiny), SystemClock())
+def test_results_equal_the_local_executors(tiny: Path, started: GpuExecutor) -> None:
+    local: Executor = CpuExecutor(config_for(tiny), SystemClock())
     local.start()
     plans = [first(), *map(next_, range(2, 12))]
     assert run(started, plans) == run(local, plans)
@@ -69,11 +69,11 @@ def run(executor: Executor, plans: list[Plan]) -> list[tuple[int, list[int]]]:
     return [(result.step, result.tokens) for result in results if result is not None]
 
 
-def test_nothing_submitted_nothing_collected(started: StreamExecutor) -> None:
+def test_nothing_submitted_nothing_collected(started: GpuExecutor) -> None:
     assert started.collect(0.0) is None
 
 
-def test_collect_returns_none_at_its_timeout_and_the_result_later(started: StreamExecutor) -> None:
+def test_collect_returns_none_at_its_timeout_and_the_result_later(started: GpuExecutor) -> None:
     looks = iter([False] * 3 + [True] * 2)
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
     started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
@@ -87,7 +87,7 @@ def test_collect_returns_none_at_its_timeout_and_the_result_later(started: Strea
 @pytest.mark.skipif(sys.platform != "linux", reason="timers have slack on Linux")
 def test_the_thread_that_starts_it_has_no_timer_slack(tiny: Path) -> None:
     def start() -> None:
-        executor = StreamExecutor(config_for(tiny), SystemClock())
+        executor = GpuExecutor(config_for(tiny), SystemClock())
         executor.start()
         seen.append(ctypes.CDLL(None).prctl(_PR_GET_TIMERSLACK))
         executor.close()
@@ -101,11 +101,11 @@ def test_the_thread_that_starts_it_has_no_timer_slack(tiny: Path) -> None:
 
 def test_what_loading_raises_is_raised_by_start(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        StreamExecutor(config_for(tmp_path), SystemClock()).start()
+        GpuExecutor(config_for(tmp_path), SystemClock()).start()
 
 
 def test_a_failed_step_fails_all_later_ones(tiny: Path) -> None:
-    executor = StreamExecutor(config_for(tiny), SystemClock(), fail_at("execute", 2))
+    executor = GpuExecutor(config_for(tiny), SystemClock(), fail_at("execute", 2))
     executor.start()
     executor.submit(first())
     executor.submit(next_(2))
@@ -120,7 +120,7 @@ def test_a_failed_step_fails_all_later_ones(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("fails_when", ["looked at", "read"])
-def test_a_step_that_fails_on_the_device_fails_all_later_ones(started: StreamExecutor, fails_when: str) -> None:
+def test_a_step_that_fails_on_the_device_fails_all_later_ones(started: GpuExecutor, fails_when: str) -> None:
     def lost(step: int) -> object:
         raise RuntimeError(f"the device is lost in step {step}")
 
@@ -140,15 +140,13 @@ def test_a_step_that_fails_on_the_device_fails_all_later_ones(started: StreamExe
         started.collect(10)
 
 
-def test_collect_works_again_after_an_interrupted_wait(
-    started: StreamExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collect_works_again_after_an_interrupted_wait(started: GpuExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([False, True])
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
     started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
     started.submit(first())
     with monkeypatch.context() as patch:
-        patch.setattr("quire.executor.stream.time.sleep", interrupt)
+        patch.setattr("quire.executor.gpu_executor.time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             started.collect(10)
     result = started.collect(10)
@@ -161,7 +159,7 @@ def interrupt(seconds: float) -> None:
 
 
 def test_closing_frees_what_the_worker_holds(tiny: Path) -> None:
-    executor = StreamExecutor(config_for(tiny), SystemClock())
+    executor = GpuExecutor(config_for(tiny), SystemClock())
     executor.start()
     executor.submit(first())
     assert executor.collect(10) is not None
@@ -181,7 +179,7 @@ def test_garbage_collection_is_as_before_after_the_start(
     (gc.enable if enabled else gc.disable)()
     try:
         with pytest.raises(CheckpointError):
-            StreamExecutor(config_for(tmp_path), SystemClock()).start()
+            GpuExecutor(config_for(tmp_path), SystemClock()).start()
         assert gc.isenabled() is enabled
     finally:
         gc.enable()
@@ -190,14 +188,14 @@ def test_garbage_collection_is_as_before_after_the_start(
 
 def test_no_compiler_process_is_left_where_triton_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     closed: list[int] = []
-    monkeypatch.setattr(stream, "open_context", lambda: None)
-    monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / "trace")
+    monkeypatch.setattr(gpu_executor, "open_context", lambda: None)
+    monkeypatch.setattr(gpu_executor, "marker_path", lambda cache, settings: tmp_path / "trace")
     monkeypatch.setattr(
-        stream, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
+        gpu_executor, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
     )
     monkeypatch.setitem(sys.modules, "quire.kernels.triton.launching.precompiler", None)
     with pytest.raises(ImportError):
-        stream._begin(Config())
+        gpu_executor._begin(Config())
     assert closed == [1]
 
 
@@ -207,19 +205,19 @@ def test_kernels_are_not_compiled_ahead_where_triton_lacks_what_that_needs(
     from quire.kernels.triton.launching import triton_private
 
     closed: list[int] = []
-    monkeypatch.setattr(stream, "open_context", lambda: None)
-    monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / "marker")
+    monkeypatch.setattr(gpu_executor, "open_context", lambda: None)
+    monkeypatch.setattr(gpu_executor, "marker_path", lambda cache, settings: tmp_path / "marker")
     monkeypatch.setattr(
-        stream, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
+        gpu_executor, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
     )
     monkeypatch.setattr(triton_private, "can_compile_ahead", lambda: False)
-    assert stream._begin(Config()) is None
+    assert gpu_executor._begin(Config()) is None
     assert closed == [1]
 
 
 def test_objects_of_the_start_are_in_the_oldest_generation_when_requests_come(tiny: Path) -> None:
     """Else it is looked at again by the next two collections, while somebody waits."""
-    executor = StreamExecutor(config_for(tiny), SystemClock())
+    executor = GpuExecutor(config_for(tiny), SystemClock())
     gc.collect()
     executor.start()
     made = executor._worker
@@ -239,26 +237,28 @@ def test_compiler_processes_start_unless_an_equal_start_has_left_all_kernels_on_
 
     made: list[dict[str, Any]] = []
     monkeypatch.setattr(precompiler, "Precompiler", lambda cores, **given: made.append(given | {"cores": cores}))
-    monkeypatch.setattr(stream, "cpu_quota", lambda: 1)
-    monkeypatch.setattr(stream, "open_context", lambda: None)
-    monkeypatch.setattr(stream, "start_compiler_processes", lambda cores: "processes")
-    monkeypatch.setattr(stream, "marker_path", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest())
+    monkeypatch.setattr(gpu_executor, "cpu_quota", lambda: 1)
+    monkeypatch.setattr(gpu_executor, "open_context", lambda: None)
+    monkeypatch.setattr(gpu_executor, "start_compiler_processes", lambda cores: "processes")
+    monkeypatch.setattr(
+        gpu_executor, "marker_path", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest()
+    )
     one, other = Config(), Config().with_values(max_num_seqs=7)
-    stream._begin(one)
+    gpu_executor._begin(one)
     made[0]["done"]()
-    stream._begin(one)
-    stream._begin(other)
+    gpu_executor._begin(one)
+    gpu_executor._begin(other)
     assert [given["processes"] for given in made] == ["processes", None, "processes"]
     assert {given["cores"] for given in made} == {1}, "as many as a container may use"
     renamed = Config().with_values(served_model_name=("another",), hf_token="secret")
-    assert stream._settings_of_kernels(renamed) == stream._settings_of_kernels(one)
+    assert gpu_executor._settings_of_kernels(renamed) == gpu_executor._settings_of_kernels(one)
 
 
 def test_compiler_processes_end_if_the_start_is_interrupted_early(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    monkeypatch.setattr(stream, "_begin", lambda config: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setattr(gpu_executor, "_begin", lambda config: SimpleNamespace(close=lambda: closed.append(1)))
     monkeypatch.setitem(sys.modules, "quire.worker.worker", None)  # its import raises
     with pytest.raises(ImportError):
-        StreamExecutor(Config().with_values(device="cuda"), SystemClock()).start()
+        GpuExecutor(Config().with_values(device="cuda"), SystemClock()).start()
     assert closed == [1]

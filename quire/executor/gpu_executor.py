@@ -40,7 +40,7 @@ POLL_S = 10e-6
 _PR_SET_TIMERSLACK = 29
 
 
-class StreamExecutor:
+class GpuExecutor:
     """One worker on one GPU.
 
     A step that raises is the last: `collect` raises its error for it and for every later step.

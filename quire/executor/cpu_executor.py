@@ -20,7 +20,7 @@ from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 T = TypeVar("T")
 
 
-class LocalExecutor:
+class CpuExecutor:
     """One worker in one thread.
 
     A step that raises is the last, since its work may be half done: `collect` raises its error for it and for every
