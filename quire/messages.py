@@ -183,7 +183,9 @@ class Load(_Message, frozen=True):
     prefix_hits: int = 0
     """Those of them that were found."""
     free_host_blocks: int = 0
+    """Of those that are ready."""
     num_host_blocks: int = 0
+    """Ready or not."""
     step: int = 0
     step_ms: float = 0.0
     deferred: int = 0
@@ -191,6 +193,7 @@ class Load(_Message, frozen=True):
     unwritten_tokens: int = 0
     """Tokens that still fit into the blocks in use: internal fragmentation."""
     block_size: int = 0
+    ready_host_blocks: int = 0
 
 
 class Deltas(_Message, frozen=True):
@@ -371,6 +374,7 @@ class Result(_Message, frozen=True):
         errors: (index into the sampled rows, message): that sequence failed (NaN logits, say) and gained nothing.
         device_ms: How long the step took on the device.
         prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
+        ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
     """
 
     step: int
@@ -380,6 +384,7 @@ class Result(_Message, frozen=True):
     errors: list[tuple[int, str]] = []
     device_ms: float = 0.0
     prompt_logprobs: list[list[TokenLogprobs]] = []
+    ready_host_blocks: int = 0
 
 
 class DeviceLimits(_Message, frozen=True):
@@ -389,7 +394,7 @@ class DeviceLimits(_Message, frozen=True):
     """Usable KV blocks, ids 1 to num_blocks; 0 is the dummy block."""
     vocab_size: int
     num_host_blocks: int = 0
-    """Blocks of the host pool that preempted sequences are swapped to; ids from 0."""
+    """Blocks of the host pool that preempted sequences are swapped to; ids from 0. Results say when they are ready."""
     startup: dict[str, float] = {}
     """Seconds by stage."""
     step_sizes: list[tuple[int, int]] = []

@@ -23,7 +23,8 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     """Share the blocks of equal beginnings between requests."""
     swap_space: float = 4.0
-    """GiB of host memory that preempted sequences may be swapped to, as far as there is memory; 0 for none."""
+    """GiB of host memory that preempted sequences may be swapped to, as far as there is memory; 0 for none. For a
+    GPU, all of it is taken in the first seconds after the start."""
     num_gpu_blocks_override: int | None = None
     """Exact number of blocks (on a CPU as well), whatever the memory."""
 

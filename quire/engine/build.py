@@ -102,7 +102,7 @@ def build_scheduler(
             device_limits.step_sizes,
             limits.performance_mode or "balanced",
         ),
-        Preemption(HostPool(device_limits.num_host_blocks), limits.preemption_mode, info.cost),
+        Preemption(HostPool(), limits.preemption_mode, info.cost),
         clock,
         groups=info.groups,
         policy=limits.scheduling_policy,

@@ -66,6 +66,7 @@ class EngineCore:
         self.ready = build_ready(config, device_limits, runtime_info)
         is_masked = None if masker is None else masker.wants
         self._scheduler = build_scheduler(config, device_limits, runtime_info, clock, is_masked)
+        self._num_host_blocks = device_limits.num_host_blocks
         self._masks = None
         if masker is not None:
             self._masks = MaskSender(masker, self._scheduler, executor, device_limits.vocab_size)
@@ -242,12 +243,13 @@ class EngineCore:
             prefix_queries=scheduler.stats.prefix_queries,
             prefix_hits=scheduler.stats.prefix_hits,
             free_host_blocks=scheduler.host.num_free,
-            num_host_blocks=scheduler.host.num_blocks,
+            num_host_blocks=self._num_host_blocks,
             step=self._steps.last_step,
             step_ms=self._steps.last_step_ms,
             deferred=scheduler.deferred,
             unwritten_tokens=scheduler.unwritten_tokens,
             block_size=scheduler.pool.block_size,
+            ready_host_blocks=scheduler.host.num_blocks,
         )
 
 

@@ -55,6 +55,7 @@ class FakeExecutor:
         max_in_flight: See Executor.
         step_s: Seconds that every step takes.
         fault: See Executor.
+        ready_host_blocks: Says after each step how many blocks of the host pool are ready; default: all.
     """
 
     def __init__(
@@ -69,12 +70,15 @@ class FakeExecutor:
         max_in_flight: int = 2,
         step_s: float = 0.0,
         fault: FaultHook = no_faults,
+        ready_host_blocks: Callable[[], int] | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._groups = groups
         self._num_host_blocks = num_host_blocks
+        self._ready_host_blocks = ready_host_blocks or (lambda: num_host_blocks)
+        self._reported_host_blocks = 0
         self._sample_token = sample
         self._accept = accept
         self._max_in_flight = max_in_flight
@@ -114,7 +118,8 @@ class FakeExecutor:
         self._apply_changes(plan)
         self._move_rows(plan)
         prompt_logprobs = self._score_prompts(plan)
-        result = msgspec.structs.replace(self._sample(plan), prompt_logprobs=prompt_logprobs)
+        self._reported_host_blocks = ready = self._ready_host_blocks()
+        result = msgspec.structs.replace(self._sample(plan), prompt_logprobs=prompt_logprobs, ready_host_blocks=ready)
         self._fault("collect", plan.step)
         return result
 
@@ -132,7 +137,7 @@ class FakeExecutor:
             assert 0 <= group < len(self._groups) and 1 <= block <= self._num_blocks, (group, block)
             self._slots[slot].tables[group, index] = block
         for device, host in plan.swap_out:
-            assert 0 <= host < self._num_host_blocks
+            assert 0 <= host < self._reported_host_blocks, "swapped to a host block that is not ready"
             unwritten: list[int | None] = [None] * self._block_size  # taken for draft tokens that were rejected
             self._host[host] = list(self._blocks.get(device, unwritten))
         sources = {source for source, _ in plan.copies}

@@ -131,6 +131,7 @@ class GpuExecutor:
 
     def _oldest(self, timeout: float | None) -> Result | None:
         """The oldest step's result, once it is done."""
+        assert self._worker is not None
         handle = self._handles[0]
         deadline = None if timeout is None else time.monotonic() + timeout
         while not handle.done():
@@ -138,7 +139,7 @@ class GpuExecutor:
                 return None
             time.sleep(POLL_S)
         self._handles.popleft()
-        return handle.result()
+        return self._worker.finish(handle)
 
 
 def _shorten_timer_slack() -> None:

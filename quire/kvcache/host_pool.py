@@ -6,16 +6,30 @@ from collections.abc import Iterable
 
 
 class HostPool:
-    """Hands out host blocks 0..num_blocks - 1 as few runs of consecutive numbers: a worker copies a run at once."""
+    """Hands out host blocks 0..num_blocks - 1 as few runs of consecutive numbers: a worker copies a run at once.
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._free = [range(num_blocks)] if num_blocks else []  # runs, the lowest first; no two of them touch
+    Attributes:
+        num_blocks: Blocks that the worker has ready, free or not.
+    """
+
+    def __init__(self, num_blocks: int = 0) -> None:
+        self.num_blocks = 0
+        self._free: list[range] = []  # runs, the lowest first; no two of them touch
+        self.grow(num_blocks)
 
     @property
     def num_free(self) -> int:
         """Host blocks that nobody holds."""
         return sum(map(len, self._free))
+
+    def grow(self, num_blocks: int) -> None:
+        """Blocks 0..num_blocks - 1 are ready. Nothing changes if that many were ready before."""
+        if num_blocks > self.num_blocks:
+            added = range(self.num_blocks, num_blocks)
+            if self._free and self._free[-1].stop == added.start:
+                added = range(self._free.pop().start, num_blocks)
+            self._free.append(added)
+            self.num_blocks = num_blocks
 
     def allocate(self, count: int) -> list[int]:
         """`count` host blocks, of which there must be as many: from the smallest run that has them all, or else from

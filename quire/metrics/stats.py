@@ -109,8 +109,8 @@ class Stats:
 
     @property
     def host_usage(self) -> float:
-        """Share of the swap space in use."""
-        return 1 - self.load.free_host_blocks / self.load.num_host_blocks if self.load.num_host_blocks else 0.0
+        """Share of the swap space that is ready, in use."""
+        return 1 - self.load.free_host_blocks / self.load.ready_host_blocks if self.load.ready_host_blocks else 0.0
 
     @property
     def cache_waste(self) -> float:

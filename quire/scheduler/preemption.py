@@ -29,7 +29,7 @@ class Preemption:
     """Frees the blocks of preempted requests, and brings swapped ones back.
 
     Args:
-        host: Host blocks; without any, everything is recomputed.
+        host: Host blocks that are ready; where they are too few, the request is recomputed.
         mode: Always this one, as far as host blocks last; None for the cheaper one each time.
         cost: Estimates for mode None; without it, everything is recomputed.
     """

@@ -69,7 +69,7 @@ class Scheduler:
         masked: Which requests are sampled under masks; None for none. These have no drafts.
 
     Attributes:
-        pool, host: KV blocks of the device and of the host.
+        pool, host: KV blocks of the device and of the host; the host's become ready as results say.
         num_slots: Most requests that run at once.
         stats: Counts since the start.
     """
@@ -345,6 +345,7 @@ class Scheduler:
         step, lengths = self._steps_in_flight.popleft(), self._lengths
         assert result.step == step.number, f"result of step {result.step}, expected {step.number}"
         self._budget.learn(step, result.device_ms)
+        self.host.grow(result.ready_host_blocks)
         of_prompts = list(zip(step.prompt_logprobs_requests, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]
         update = update_lengths(step, lengths, result)

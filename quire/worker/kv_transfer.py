@@ -46,6 +46,11 @@ NO_MOVES = BlockMoves()
 class BlockTransfer(Protocol):
     """Makes a plan's swaps and copies: swaps out, then copies, then swaps in. No target is also a source."""
 
+    @property
+    def ready_host_blocks(self) -> int:
+        """Plans may swap to the host blocks 0 to this number - 1. It only grows."""
+        ...
+
     def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
         """What `apply` needs on the device."""
         ...
@@ -74,6 +79,10 @@ class CpuBlockTransfer:
     def __init__(self, blocks: Tensor, host: Tensor) -> None:
         self._blocks = blocks
         self._host = host
+
+    @property
+    def ready_host_blocks(self) -> int:
+        return self._host.shape[1]
 
     def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
         return NO_MOVES
@@ -135,6 +144,10 @@ class GpuBlockTransfer:
         if len(self._outgoing):
             self._move_blocks(self._blocks, dummy, self._outgoing, None)
             self._move_blocks(self._outgoing, None, self._blocks, dummy)
+
+    @property
+    def ready_host_blocks(self) -> int:
+        return self._pool.num_ready
 
     def prepare_host_pool(self) -> None:
         self._pool.start()

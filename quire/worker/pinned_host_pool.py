@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from quire.planning.byte_sizes import format_bytes
+
 PART_BYTES = 32 * 2**20
 """Memory that is pinned at a time. On an H100 machine, taking its pages takes 18 ms and registering it 2 ms."""
 PAUSE_S = 0.02
@@ -25,8 +27,8 @@ _log = logging.getLogger(__name__)
 class PinnedHostPool:
     """Blocks of host memory by number.
 
-    A part that is needed before it is prepared is prepared next, without a pause, and waited for. Where the system pins
-    no more memory, the remaining parts are ordinary memory: copies to them wait for the device, but no request fails.
+    Nobody waits for a block: only blocks that are ready may be used. Where the system pins no more memory, the
+    remaining blocks never become ready.
 
     Args:
         num_blocks: Of the pool.
@@ -35,6 +37,9 @@ class PinnedHostPool:
         unpin: Gives such a tensor back.
         part_bytes: See PART_BYTES.
         pause_s: See PAUSE_S.
+
+    Attributes:
+        num_ready: Blocks 0 to num_ready - 1 may be used. Grows while the thread runs.
     """
 
     def __init__(
@@ -47,29 +52,28 @@ class PinnedHostPool:
         part_bytes: int = PART_BYTES,
         pause_s: float = PAUSE_S,
     ) -> None:
+        self.num_ready = 0
+        self._num_blocks = num_blocks
         self._shape = shape
         self._dtype = dtype
         self._block_bytes = shape.numel() * dtype.itemsize
         self._pin = pin
         self._unpin = unpin
         self._pause_s = pause_s
-        self._part = max(1, part_bytes // self._block_bytes)  # blocks of a part
-        self._missing = list(range(-(-num_blocks // self._part)))
-        self._parts: dict[int, Tensor] = {}
+        self._part = max(1, part_bytes // self._block_bytes)  # blocks of a part; the last one may have fewer
         self._pinned: list[Tensor] = []
-        self._condition = threading.Condition()
-        self._wanted: int | None = None
-        self._closed = False
+        self._parts: list[Tensor] = []  # the same, as [blocks of the part, *shape]
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to prepare all parts, the lowest block numbers first."""
-        if self._thread is None and self._missing:
+        """Begin to prepare all blocks, the lowest numbers first."""
+        if self._thread is None and self._num_blocks:
             self._thread = threading.Thread(target=self._prepare, name="pin host pool", daemon=True)
             self._thread.start()
 
     def runs(self, blocks: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """The blocks as few tensors: numbers that follow each other in one part are one of them.
+        """The blocks, all of them ready, as few tensors: consecutive numbers in one part are one of them.
 
         Yields the place in `blocks` of a tensor's first block, and the tensor: [n, *shape].
         """
@@ -79,59 +83,29 @@ class PinnedHostPool:
             end, most = first + 1, min(len(blocks), first + self._part - place)
             while end < most and blocks[end] == blocks[end - 1] + 1:
                 end += 1
-            yield first, self._ready(number)[place : place + end - first]
+            yield first, self._parts[number][place : place + end - first]
             first = end
 
     def close(self) -> None:
-        """Give the memory back; the device has finished all copies."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
+        """Give the memory back, once the part that is being pinned is done; the device has finished all copies."""
+        self._closed.set()
         if self._thread is not None:
             self._thread.join()
         self._parts.clear()
         while self._pinned:
             self._unpin(self._pinned.pop())
 
-    def _ready(self, number: int) -> Tensor:
-        """The part, prepared."""
-        part = self._parts.get(number)
-        if part is not None:
-            return part
-        with self._condition:
-            self._wanted = number
-            self._condition.notify_all()
-            self.start()
-            self._condition.wait_for(lambda: number in self._parts)
-        return self._parts[number]
-
     def _prepare(self) -> None:
-        """The thread: parts in order, but first what is waited for."""
-        while (number := self._next()) is not None:
-            part = self._make()
-            with self._condition:
-                self._parts[number] = part
-                self._condition.notify_all()
-                self._condition.wait_for(lambda: self._closed or self._wanted is not None, self._pause_s)
-
-    def _next(self) -> int | None:
-        """The number of the part to prepare; None when nothing is left to do."""
-        with self._condition:
-            if self._closed or not self._missing:
-                return None
-            number, self._wanted = self._wanted, None
-            if number not in self._missing:
-                number = self._missing[0]
-            self._missing.remove(number)
-            return number
-
-    def _make(self) -> Tensor:
-        """[blocks of a part, *shape]."""
-        size = self._part * self._block_bytes
-        if len(self._pinned) == len(self._parts):  # pinning has not failed so far
+        """The thread."""
+        while self.num_ready < self._num_blocks and not self._closed.is_set():
+            blocks = min(self._part, self._num_blocks - self.num_ready)
             try:
-                self._pinned.append(self._pin(size))
-                return self._pinned[-1].view(self._dtype).view(self._part, *self._shape)
+                memory = self._pin(blocks * self._block_bytes)
             except RuntimeError as error:
-                _log.warning("swap        no more memory could be pinned, so swapping is slower: %s", error)
-        return torch.empty((self._part, *self._shape), dtype=self._dtype)
+                ready, planned = (format_bytes(n * self._block_bytes) for n in (self.num_ready, self._num_blocks))
+                _log.warning("swap        only %s of %s of --swap-space is in use: %s", ready, planned, error)
+                return
+            self._pinned.append(memory)
+            self._parts.append(memory.view(self._dtype).view(blocks, *self._shape))
+            self.num_ready += blocks
+            self._closed.wait(self._pause_s)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -84,6 +85,7 @@ class Worker:
         self._startup: dict[str, float] = {}
         self._runner: ModelRunner
         self._transfer: BlockTransfer | None = None
+        self._reported_host_blocks = 0
 
     def load(self) -> DeviceLimits:
         """The whole start: `read_weights`, `measure`, `allocate`, `capture_graphs`.
@@ -166,9 +168,17 @@ class Worker:
         """Begin one step; on a CPU it is over then."""
         return self._runner.launch(plan)
 
+    def finish(self, step: StepHandle) -> Result:
+        """The step's result; waits for the device. Says how many host blocks are ready, when more are than before."""
+        result = step.result()
+        if self._transfer is None or self._transfer.ready_host_blocks == self._reported_host_blocks:
+            return result
+        self._reported_host_blocks = self._transfer.ready_host_blocks
+        return msgspec.structs.replace(result, ready_host_blocks=self._reported_host_blocks)
+
     def execute(self, plan: Plan) -> Result:
         """Run one step."""
-        return self.launch(plan).result()
+        return self.finish(self.launch(plan))
 
     def close(self) -> None:
         """After the last step: nothing is compiled any more, and the host pool's memory is given back."""

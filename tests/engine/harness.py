@@ -11,6 +11,7 @@ from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
+from quire.executor.executor import Executor
 from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
 from quire.messages import Add, Deltas, End, Fork, Ready, TokenLogprobs
@@ -108,12 +109,13 @@ class Engine:
 
     def __init__(
         self,
-        executor: FakeExecutor | None = None,
+        executor: Executor | None = None,
         groups: Sequence[GroupWindow] = FULL_ATTENTION,
         masker: HashMasker | None = None,
+        drafts: Callable[[SamplingParams], int] | None = drafts_of,
         **settings: object,
     ) -> None:
-        info = ModelRuntimeInfo(groups, drafts=drafts_of)
+        info = ModelRuntimeInfo(groups, drafts=drafts)
         self.client = InProcessClient(config(**settings), executor or FakeExecutor(), runtime_info=info, masker=masker)
         self.outcome = Outcome()
         assert isinstance(self.client.receive(0), Ready)

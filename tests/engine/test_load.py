@@ -47,6 +47,13 @@ def test_each_kv_group_has_its_own_blocks() -> None:
     assert load.unwritten_tokens == 2 * (32 - 20)
 
 
+def test_host_blocks_that_are_not_ready_are_not_free() -> None:
+    engine = Engine(FakeExecutor(num_host_blocks=10, ready_host_blocks=lambda: 4), max_num_seqs=1)
+    engine.client.send(add(1, range(20), 30))
+    (load,) = loads(engine, 1)
+    assert (load.num_host_blocks, load.ready_host_blocks, load.free_host_blocks) == (10, 4, 4)
+
+
 def test_forks_are_deferred_until_their_prompt_is_there() -> None:
     engine = Engine(max_num_seqs=8, max_num_batched_tokens=16)
     prompt = list(range(40))

@@ -7,8 +7,10 @@ import gc
 import hashlib
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +26,15 @@ from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.messages import Plan, Result
+from quire.worker import kv_transfer
+from quire.worker.pinned_host_pool import PinnedHostPool
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
+from tests.engine.harness import Engine, add
 from tests.executor.test_cpu_executor import fail_at, first, next_
 from tests.worker.driver import config_for
+from tests.worker.fake_streams import use_gpu_transfer
+from tests.worker.test_pinned_host_pool import LONG, Pinner
 
 _PR_GET_TIMERSLACK = 30
 
@@ -69,6 +76,50 @@ def run(executor: Executor, plans: list[Plan]) -> list[tuple[int, list[int]]]:
     return [(result.step, result.tokens) for result in results if result is not None]
 
 
+def test_no_step_waits_for_host_memory_that_is_not_pinned_yet(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preempted requests are computed again until it is; then they are swapped."""
+    pinner, plans = Pinner(), list[Plan]()
+    pinner.gate.clear()
+    use_gpu_transfer(monkeypatch, pinner.pin, pinner.unpin)
+    launch = Worker.launch
+    monkeypatch.setattr(Worker, "launch", lambda worker, plan: plans.append(plan) or launch(worker, plan))
+    limits = {"num_gpu_blocks_override": 12, "preemption_mode": "swap", "enable_prefix_caching": False}
+    executor = GpuExecutor(config_for(tiny, swap_space=0.001, **limits), SystemClock())
+    engine = Engine(executor, drafts=None, **limits)
+    began = time.monotonic()
+    outputs = []
+    for ready in (False, True):
+        if ready:
+            pinner.gate.set()
+            while not engine.client.counts()["host_blocks"]:
+                engine.run([add(100 + len(plans), [1], 1)])
+        plans.clear()
+        preemptions = engine.client.counts()["preemptions"]
+        ids = [10 * ready + number for number in range(4)]
+        engine.run([add(number, [7 + number % 10] * 20, 60, ignore_eos=True) for number in ids])
+        outputs.append([engine.outcome.tokens[number] for number in ids])
+        assert engine.client.counts()["preemptions"] > preemptions
+        assert any(plan.swap_out for plan in plans) is ready
+        engine.assert_all_free()
+    assert time.monotonic() - began < LONG / 2
+    assert outputs[0] == outputs[1]
+    engine.client.close()
+    assert pinner.open == 0
+
+
+def test_a_close_while_memory_is_pinned_does_not_hang(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinner = Pinner()
+    use_gpu_transfer(monkeypatch, pinner.pin, pinner.unpin)
+    monkeypatch.setattr(kv_transfer, "PinnedHostPool", partial(PinnedHostPool, part_bytes=1))
+    executor = GpuExecutor(config_for(tiny, swap_space=0.1), SystemClock())
+    assert executor.start().num_host_blocks > 1_000
+    began = time.monotonic()
+    executor.close()
+    assert time.monotonic() - began < LONG / 2
+    assert len(pinner.threads) < 1_000, "the rest is not pinned"
+    assert pinner.open == 0
+
+
 def test_nothing_submitted_nothing_collected(started: GpuExecutor) -> None:
     assert started.collect(0.0) is None
 
@@ -76,12 +127,16 @@ def test_nothing_submitted_nothing_collected(started: GpuExecutor) -> None:
 def test_collect_returns_none_at_its_timeout_and_the_result_later(started: GpuExecutor) -> None:
     looks = iter([False] * 3 + [True] * 2)
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
-    started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
+    started._worker = worker_of(lambda plan: flight)  # type: ignore[assignment]
     started.submit(first())
     assert started.collect(-1.0) is None
     result = started.collect(10)
     assert result is not None
     assert result.tokens == [7]
+
+
+def worker_of(launch: Any) -> SimpleNamespace:
+    return SimpleNamespace(launch=launch, finish=lambda handle: handle.result(), close=lambda: None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="timers have slack on Linux")
@@ -128,7 +183,7 @@ def test_a_step_that_fails_on_the_device_fails_all_later_ones(started: GpuExecut
         looked = (lambda: lost(plan.step)) if fails_when == "looked at" else (lambda: True)
         return SimpleNamespace(done=looked, wait=lambda: lost(plan.step), result=lambda: lost(plan.step))
 
-    started._worker = SimpleNamespace(launch=flight, close=lambda: None)  # type: ignore[assignment]
+    started._worker = worker_of(flight)  # type: ignore[assignment]
     started.submit(first())
     started.submit(next_(2))
     for _ in range(3):
@@ -143,7 +198,7 @@ def test_a_step_that_fails_on_the_device_fails_all_later_ones(started: GpuExecut
 def test_collect_works_again_after_an_interrupted_wait(started: GpuExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([False, True])
     flight = SimpleNamespace(done=lambda: next(looks), wait=lambda: None, result=lambda: Result(1, [1], [7]))
-    started._worker = SimpleNamespace(launch=lambda plan: flight, close=lambda: None)  # type: ignore[assignment]
+    started._worker = worker_of(lambda plan: flight)  # type: ignore[assignment]
     started.submit(first())
     with monkeypatch.context() as patch:
         patch.setattr("quire.executor.gpu_executor.time.sleep", interrupt)

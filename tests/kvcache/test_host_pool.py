@@ -55,6 +55,21 @@ def test_blocks_come_from_few_gaps_where_none_has_them_all() -> None:
     assert number_of_runs(pool.allocate(25)) == 3
 
 
+def test_blocks_that_become_ready_later_join_those_that_are_free() -> None:
+    pool = HostPool()
+    assert (pool.num_blocks, pool.num_free) == (0, 0)
+    pool.grow(10)
+    first = pool.allocate(4)
+    pool.grow(0)
+    pool.grow(10)
+    assert (pool.num_blocks, pool.num_free) == (10, 6), "what is known already changes nothing"
+    pool.grow(30)
+    assert pool.allocate(26) == list(range(4, 30)), "one run"
+    pool.grow(31)
+    pool.free(first)
+    assert pool.allocate(5) == [0, 1, 2, 3, 30]
+
+
 def test_a_block_comes_back_once() -> None:
     pool = HostPool(4)
     blocks = pool.allocate(2)

@@ -94,7 +94,7 @@ def test_load_is_what_the_engine_said_last() -> None:
     stats = Stats()
     load = Load(
         running=3, waiting=5, free_blocks=25, num_blocks=100, preemptions=7, prefix_queries=200, prefix_hits=50,
-        free_host_blocks=9, num_host_blocks=10, deferred=2, unwritten_tokens=60, block_size=16,
+        free_host_blocks=9, num_host_blocks=40, deferred=2, unwritten_tokens=60, block_size=16, ready_host_blocks=10,
     )  # fmt: skip
     stats.record_heartbeat(Heartbeat(0.0, 0.0, load, [0, 2, *[0] * 12], 9))
     values = scrape(stats)

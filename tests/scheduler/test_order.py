@@ -35,8 +35,9 @@ class Stage:
         self, *, blocks: int = 64, seqs: int = 4, tokens: int = 32, policy: Policy = "fcfs", host: int = 0, **more: Any
     ) -> None:
         self.clock = ManualClock()
-        self.executor = FakeExecutor(blocks, 8, num_host_blocks=host, max_in_flight=1)
-        preemption = Preemption(HostPool(host), more.pop("mode", None), more.pop("preemption_cost", None))
+        ready = more.pop("ready_host_blocks", None)
+        self.executor = FakeExecutor(blocks, 8, num_host_blocks=host, max_in_flight=1, ready_host_blocks=ready)
+        preemption = Preemption(HostPool(), more.pop("mode", None), more.pop("preemption_cost", None))
         limits = more.pop("threshold", 0), more.pop("cost", None), more.pop("sizes", ())
         budget = TokenBudget(tokens, *limits, more.pop("performance", "balanced"))
         self.scheduler = Scheduler(BlockPool(blocks, 8), seqs, budget, preemption, self.clock, policy=policy)
@@ -349,6 +350,26 @@ def test_preemption_takes_the_cheaper_way(swap_ms: float, swaps: bool) -> None:
     for _ in stage.steps(until=0):
         pass
     assert stage.scheduler.host.num_free == 20
+
+
+def test_a_request_is_recomputed_until_host_blocks_are_ready_for_it() -> None:
+    ready = 0
+    stage = Stage(seqs=1, policy="priority", host=20, mode="swap", ready_host_blocks=lambda: ready)
+    stage.scheduler.add(add(0, [1] * 20, 30, priority=5))
+    (victim,) = stage.scheduler.requests()
+    for number, (blocks, swaps) in enumerate([(0, False), (1, False), (20, True)], start=1):
+        ready = blocks
+        for _ in range(5):
+            stage.step()
+        stage.scheduler.add(add(number, [2] * 20, 3, arrival=1.0))
+        stage.step()
+        assert victim.preemptions == number
+        assert victim.swapped is swaps
+        for _ in stage.steps(until=number):
+            pass
+    for _ in stage.steps(until=0):
+        pass
+    assert stage.scheduler.host.num_free == stage.scheduler.host.num_blocks == 20
 
 
 def test_prompts_of_one_step_find_what_those_before_them_fill() -> None:

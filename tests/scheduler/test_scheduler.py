@@ -78,13 +78,15 @@ class Lives(RuleBasedStateMachine):
         groups, luck = [GroupWindow(window) for window in windows], random.Random(seed)
         self.reach = None if None in windows else max(filter(None, windows))
         self.pool = BlockPool(num_blocks, block_size)
-        self.host = HostPool(host_blocks)
+        self.host = HostPool()
+        ready = [*sorted(luck.choices(range(host_blocks + 1), k=30)), host_blocks]
         self.capacity = capacity(groups, num_blocks, block_size, tokens, 100)
         self.executor = FakeExecutor(
             num_blocks,
             block_size,
             groups=groups,
             num_host_blocks=host_blocks,
+            ready_host_blocks=lambda: ready.pop(0) if len(ready) > 1 else ready[0],
             max_in_flight=max_in_flight,
             accept=lambda most: luck.randint(most == 1 and luck.random() < 0.8, most),
         )

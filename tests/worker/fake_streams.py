@@ -1,13 +1,19 @@
-"""A GPU's streams for tests on a CPU: whatever is launched is done at once, in the order of launches."""
+"""A GPU's streams for tests on a CPU: whatever is launched is done at once, in the order of launches. And its swapping
+over them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+from quire.worker import kv_transfer, worker
+from quire.worker.kv_transfer import GpuBlockTransfer
 
 
 class FakeStream:
@@ -39,3 +45,11 @@ def use_fake_streams(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.cuda, "Event", FakeEvent)
     patch.setattr(torch.cuda, "current_stream", FakeStream)
     patch.setattr(torch.cuda, "stream", _stream)
+
+
+def use_gpu_transfer(patch: pytest.MonkeyPatch, pin: Callable[[int], Tensor], unpin: Callable[[Tensor], None]) -> None:
+    """Let workers on a CPU swap as they do on a GPU, to memory that `pin` makes."""
+    use_fake_streams(patch)
+    patch.setattr(kv_transfer, "pin_host_memory", pin)
+    patch.setattr(kv_transfer, "unpin_host_memory", unpin)
+    patch.setattr(worker, "block_transfer", lambda kv_cache, blocks: GpuBlockTransfer(kv_cache.flatten(0, 1), blocks))

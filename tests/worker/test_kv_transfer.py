@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -93,9 +94,19 @@ def transfer(blocks: Tensor, request: pytest.FixtureRequest) -> Iterator[GpuBloc
         request.getfixturevalue("host")
     else:
         request.getfixturevalue("monkeypatch").setattr(kv_transfer, "STAGING_BYTES", STAGED * BLOCK_BYTES)
-    transfer = GpuBlockTransfer(blocks, 80)
+    transfer = ready_transfer(blocks)
     yield transfer
     transfer.close()
+
+
+def ready_transfer(blocks: Tensor) -> GpuBlockTransfer:
+    """With 80 host blocks, all of them ready."""
+    transfer, deadline = GpuBlockTransfer(blocks, 80), time.monotonic() + 60
+    transfer.prepare_host_pool()
+    while transfer.ready_host_blocks < 80:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return transfer
 
 
 def apply(transfer: GpuBlockTransfer, plan: Plan) -> None:
@@ -104,7 +115,7 @@ def apply(transfer: GpuBlockTransfer, plan: Plan) -> None:
 
 def test_a_swap_takes_a_copy_for_each_staging_buffer_and_not_for_each_block(host: HostCopies) -> None:
     blocks, pool = torch.zeros((STORAGES, BLOCKS, 2, 3)), HostPool(80)
-    transfer = GpuBlockTransfer(blocks, 80)
+    transfer = ready_transfer(blocks)
     out = list(zip(range(1, 65), pool.allocate(64), strict=True))
     apply(transfer, plan_of(swap_out=out))
     assert host.copies == 64 // STAGED
@@ -114,8 +125,7 @@ def test_a_swap_takes_a_copy_for_each_staging_buffer_and_not_for_each_block(host
 
 
 def test_no_memory_is_pinned_by_the_engines_thread(host: HostCopies) -> None:
-    transfer = GpuBlockTransfer(torch.zeros((STORAGES, BLOCKS, 2, 3)), 80)
-    transfer.prepare_host_pool()
+    transfer = ready_transfer(torch.zeros((STORAGES, BLOCKS, 2, 3)))
     apply(transfer, plan_of(swap_out=[(1, 7)]))
     transfer.close()
     assert host.pinning

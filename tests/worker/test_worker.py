@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import FunctionType
 
@@ -19,6 +20,8 @@ from quire.worker.model_runner import ModelRunner
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.worker.driver import Driver, admitted, config_for
+from tests.worker.fake_streams import use_gpu_transfer
+from tests.worker.test_pinned_host_pool import Pinner
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,35 @@ def test_sizing_from_bytes_and_from_blocks(tiny: Path) -> None:
 
 def test_no_swap_space_is_no_error(tiny: Path) -> None:
     assert Worker(config_for(tiny, swap_space=0), SystemClock()).load().num_host_blocks == 0
+
+
+def empty_plan(step: int) -> Plan:
+    return Plan(step, [], [], [], [], [], [], [], [], [], [])
+
+
+def test_on_a_cpu_all_host_blocks_are_ready_at_once(tiny: Path) -> None:
+    worker = Worker(config_for(tiny, swap_space=0.001), SystemClock())
+    blocks = worker.load().num_host_blocks
+    assert blocks > 0
+    assert [worker.execute(empty_plan(step)).ready_host_blocks for step in (1, 2)] == [blocks, 0], "said once"
+
+
+def test_host_blocks_are_reported_when_they_are_pinned(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinner = Pinner()
+    pinner.gate.clear()
+    use_gpu_transfer(monkeypatch, pinner.pin, pinner.unpin)
+    worker = Worker(config_for(tiny, swap_space=0.001), SystemClock())
+    blocks = worker.load().num_host_blocks
+    assert worker.execute(empty_plan(1)).ready_host_blocks == 0
+    pinner.gate.set()
+    deadline = time.monotonic() + 60
+    step, reported = 2, 0
+    while not reported and time.monotonic() < deadline:
+        reported, step = worker.execute(empty_plan(step)).ready_host_blocks, step + 1
+    assert reported == blocks
+    assert worker.execute(empty_plan(step)).ready_host_blocks == 0, "nothing new"
+    worker.close()
+    assert pinner.open == 0
 
 
 @pytest.mark.parametrize(
