@@ -43,7 +43,7 @@ class Footprint:
         weights: Of the model.
         activations: Of the largest step, with the buffers that steps share.
         kv_cache: Of all blocks, the dummy included.
-        swap_space: On the host. For a CPU, pages are taken as they are written; for a GPU, all of it soon after the start.
+        swap_space: On the host. For a CPU, pages are taken as they are written; for a GPU, all soon after the start.
     """
 
     weights: int
