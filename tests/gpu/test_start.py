@@ -71,9 +71,10 @@ def _forget() -> None:
         for kernel in vars(module).values() if name.startswith("quire.kernels.triton") else ():
             if isinstance(kernel, Kernel):
                 kernel._known.clear()
-                kernel.function.device_caches.clear()
-            elif isinstance(kernel, JITFunction):
-                kernel.device_caches.clear()
+            function = kernel.function if isinstance(kernel, Kernel) else kernel
+            if isinstance(function, JITFunction):
+                function.device_caches.clear()
+                function.hash, function.used_global_vals = None, {}  # its key on disk
 
 
 def _model(case: str, directory: Path) -> Path:

@@ -10,6 +10,7 @@ import pytest
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from quire.kernels.triton.launching.launch import Kernel
 from quire.kernels.triton.launching.triton_private import make_cache_key
 
 # mypy: disable-error-code="no-untyped-def, operator"
@@ -86,3 +87,12 @@ def test_keys_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_key_knows_the_constants_of_what_is_called() -> None:
     make_cache_key(_first)
     assert {name for name, _ in _first.used_global_vals} == {"_ONE", "_TWO"}
+
+
+def test_a_launch_that_compiles_makes_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it puts on disk is found by other processes, and what they put there by later compilations of this one."""
+    keys: list[str | None] = []
+    monkeypatch.setattr(JITFunction, "__getitem__", lambda *_: lambda *_: keys.extend([_inner.hash, _first.hash]))
+    Kernel(_first)[(1,)](1)
+    make_cache_key(_first)
+    assert keys == [_inner.hash, _first.hash]
