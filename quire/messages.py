@@ -322,7 +322,7 @@ class Plan(_Message, frozen=True):
         tokens: Input tokens of `token_rows`, concatenated, without drafts.
         sampled_rows: Rows (ascending) that sample a token from the logits of their last position.
         drafts: For each sampled row the number of its draft tokens; empty: none at all.
-        masked: Sampled rows (ascending) that wait for their Masks before they sample.
+        masked: Sampled rows (ascending) that wait for their TokenBitmasks before they sample.
         swap_out: (device block, host block): contents to keep.
         copies: (from, to): device blocks, copied before a shared one is written.
         swap_in: (host block, device block).
@@ -348,7 +348,7 @@ class Plan(_Message, frozen=True):
     masked: list[int] = []
 
 
-class Masks(_Message, frozen=True):
+class TokenBitmasks(_Message, frozen=True):
     """Which tokens the masked rows of a plan may sample; sent after the plan, when the tokens before are known.
 
     Attributes:

@@ -13,7 +13,7 @@ from quire.config import Config
 from quire.costmodel.hardware import cpu, gpu
 from quire.costmodel.roofline import Roofline
 from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.groups import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
+from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
 from quire.kvcache.host_pool import HostPool
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.logits_processors import load_processors, takes

@@ -16,10 +16,10 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler
 from quire.engine.client_liveness import ClientLiveness
-from quire.engine.masks import Masker, MaskSender
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.step_stats import StepStats
+from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
 from quire.executor.executor import Executor
 from quire.messages import (
     CLIENT_SHIFT,
@@ -61,7 +61,7 @@ class EngineCore:
         executor: Executor,
         port: Port,
         clock: Clock,
-        masker: Masker | None = None,
+        masker: TokenBitmaskSource | None = None,
     ) -> None:
         self.ready = build_ready(config, device_limits, runtime_info)
         is_masked = None if masker is None else masker.wants
@@ -69,7 +69,7 @@ class EngineCore:
         self._num_host_blocks = device_limits.num_host_blocks
         self._masks = None
         if masker is not None:
-            self._masks = MaskSender(masker, self._scheduler, executor, device_limits.vocab_size)
+            self._masks = TokenBitmaskSender(masker, self._scheduler, executor, device_limits.vocab_size)
         self._executor = executor
         self._port = port
         self._clock = clock

@@ -13,8 +13,8 @@ from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.interrupts import InterruptGuard
-from quire.engine.masks import Masker
 from quire.engine.port import Undecodable
+from quire.engine.token_bitmasks import TokenBitmaskSource
 from quire.errors import EngineDeadError
 from quire.executor.executor import Executor
 from quire.messages import FromEngine, ToEngine
@@ -63,7 +63,7 @@ class InProcessClient:
         executor: Executor,
         clock: Clock | None = None,
         runtime_info: ModelRuntimeInfo | None = None,
-        masker: Masker | None = None,
+        masker: TokenBitmaskSource | None = None,
     ) -> None:
         self.number = 0
         self._clock = clock or SystemClock()

@@ -14,7 +14,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.executor import FaultHook, no_faults
-from quire.messages import DeviceLimits, Masks, Plan, Result
+from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class CpuExecutor:
         assert not plan.drafts and not plan.masked, "this worker has neither drafts nor masks"
         self._plans.put(plan)
 
-    def masks(self, masks: Masks) -> None:
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         raise NotImplementedError("this worker applies no masks")
 
     def collect(self, timeout: float | None) -> Result | None:

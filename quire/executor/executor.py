@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.messages import DeviceLimits, Masks, Plan, Result
+from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 
 FaultHook = Callable[[str, int], None]
 """Called with the name of a point (`submit`, `execute`, `collect`) and the step; a test makes it raise or wait."""
@@ -39,7 +39,7 @@ class Executor(Protocol):
         """Hand over the next step without waiting for it."""
         ...
 
-    def masks(self, masks: Masks) -> None:
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """Hand over all masks of a submitted plan, before it is collected."""
         ...
 

@@ -19,12 +19,12 @@ from itertools import chain
 import msgspec
 
 from quire.executor.executor import FaultHook, no_faults
-from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
-from quire.messages import Admitted, DeviceLimits, Masks, Plan, Result, TokenLogprobs
+from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
+from quire.messages import Admitted, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
 
 
 def allowed(token: int, bits: bytes, vocab_size: int) -> int:
-    """The first token from `token` on, around the vocabulary, that a row of Masks allows."""
+    """The first token from `token` on, around the vocabulary, that a row of TokenBitmasks allows."""
     order = chain(range(token, vocab_size), range(token))
     return next(each for each in order if bits[each // 8] >> each % 8 & 1)
 
@@ -88,7 +88,7 @@ class FakeExecutor:
         self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
         self._host: dict[int, list[int | None]] = {}
         self._plans: deque[Plan] = deque()
-        self._masks: dict[int, Masks] = {}  # by step
+        self._masks: dict[int, TokenBitmasks] = {}  # by step
 
     @property
     def max_in_flight(self) -> int:
@@ -102,7 +102,7 @@ class FakeExecutor:
         assert len(self._plans) < self._max_in_flight, "more plans in flight than allowed"
         self._plans.append(plan)
 
-    def masks(self, masks: Masks) -> None:
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         (plan,) = [plan for plan in self._plans if plan.step == masks.step]
         assert masks.step not in self._masks, "masks come twice"
         assert masks.rows == plan.masked, "masks of other rows than those that wait"
@@ -206,7 +206,7 @@ class FakeExecutor:
 
     def _sample(self, plan: Plan) -> Result:
         counts, tokens, logprobs = [], [], []
-        masks = self._masks.pop(plan.step, Masks(plan.step, [], []))
+        masks = self._masks.pop(plan.step, TokenBitmasks(plan.step, [], []))
         assert masks.rows == plan.masked, "a row samples before its mask came"
         bits = dict(zip(masks.rows, masks.bits, strict=True))
         drafts = plan.drafts or [0] * len(plan.sampled_rows)

@@ -26,7 +26,7 @@ from quire.executor.cuda_context import open_context
 from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
-from quire.messages import DeviceLimits, Masks, Plan, Result
+from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import cpu_quota
 
@@ -90,7 +90,7 @@ class GpuExecutor:
         except BaseException as error:
             self._failure = error
 
-    def masks(self, masks: Masks) -> None:
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         raise NotImplementedError("this worker applies no masks")
 
     def collect(self, timeout: float | None) -> Result | None:

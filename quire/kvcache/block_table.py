@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from quire.kvcache.block_pool import DUMMY_BLOCK, BlockKey, BlockPool
-from quire.kvcache.groups import GroupWindow
+from quire.kvcache.group_windows import GroupWindow
 
 
 class TableEntries(NamedTuple):

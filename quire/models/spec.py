@@ -12,9 +12,9 @@ from pathlib import Path
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, Family
+from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_local, read_window
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
-from quire.models.windows import KVGroup, kv_groups, read_local, read_window
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element, by the dtype names of config.json."""
@@ -53,7 +53,7 @@ class ModelSpec:
         eos_ids: End-of-sequence tokens of config.json (generation_config.json may name others).
         rope, local_rope: Of all layers; of those with a window, where theirs differs. None: no such thing.
         local: By layer: whether it is one of those that have the window.
-        window: Of those layers; see KVGroup.
+        window: Of those layers; see KVCacheGroup.
         scales: By layer, what the products of queries and keys are multiplied with.
         attention_cap, logit_cap: Bounds c of attention scores and logits: c · tanh(x / c).
         experts: None: there are none.
@@ -130,7 +130,7 @@ class ModelSpec:
     def _layer_kv_bytes(self, dtype: str) -> int:
         return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
-    def kv_groups(self) -> tuple[KVGroup, ...]:
+    def kv_groups(self) -> tuple[KVCacheGroup, ...]:
         """The layers by block table."""
         return kv_groups([self.window if local else None for local in self.local])
 

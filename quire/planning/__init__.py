@@ -1,1 +1,1 @@
-"""Settings that are chosen automatically (`auto_config.resolve`); how memory is divided (`memory_plan.plan_memory`)."""
+"""Settings chosen automatically (`auto_config.resolve`); the size of the KV cache (`kv_cache_plan.plan_kv_cache`)."""

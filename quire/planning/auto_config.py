@@ -11,13 +11,13 @@ from typing import Literal
 
 from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.errors import ConfigError
-from quire.kvcache.groups import max_cached_tokens
+from quire.kvcache.group_windows import max_cached_tokens
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import check_length, length_reason
+from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
-from quire.planning.memory_plan import MemoryPlan, plan_memory
 from quire.weights import hub
 
 Dtype = Literal["bfloat16", "float32"]
@@ -45,7 +45,7 @@ class ResolvedConfig:
 
     config: Config
     spec: ModelSpec
-    memory: MemoryPlan
+    memory: KVCachePlan
     reasons: tuple[str, ...]
 
 
@@ -80,7 +80,7 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
         served_model_name=model.served_model_name or (name,),
     )
     config = replace(config, model=model, scheduler=scheduler, device=_resolve_cudagraph_size(device))
-    plan = plan_memory(config, spec, machine)
+    plan = plan_kv_cache(config, spec, machine)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
         device_line,
@@ -153,7 +153,7 @@ def _check_not_negative(**settings: float) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 0, and finite; got {value:g}.", param=name)
 
 
-def _with_plan(config: Config, plan: MemoryPlan) -> Config:
+def _with_plan(config: Config, plan: KVCachePlan) -> Config:
     """The settings with what the plan decided."""
     block_bytes = plan.footprint.kv_cache // (plan.num_blocks + 1)
     cache = replace(config.cache, swap_space=plan.num_host_blocks * block_bytes / GIB)
@@ -162,7 +162,7 @@ def _with_plan(config: Config, plan: MemoryPlan) -> Config:
     return replace(config, cache=cache, model=replace(config.model, max_model_len=plan.max_model_len))
 
 
-def _cache_line(config: Config, plan: MemoryPlan, spec: ModelSpec) -> str:
+def _cache_line(config: Config, plan: KVCachePlan, spec: ModelSpec) -> str:
     """How many tokens the KV cache holds, in sequences of full length: layers with a window keep fewer."""
     size, chunk = config.cache.block_size, config.scheduler.max_num_batched_tokens
     assert chunk, "the batch is resolved first"
@@ -171,7 +171,7 @@ def _cache_line(config: Config, plan: MemoryPlan, spec: ModelSpec) -> str:
     return f"kv cache    {about}{plan.num_blocks:,} blocks of {size} = {tokens:,} tokens: {plan.reason}"
 
 
-def _memory_line(config: Config, plan: MemoryPlan, available: int) -> str:
+def _memory_line(config: Config, plan: KVCachePlan, available: int) -> str:
     """How memory is divided."""
     parts, asked = plan.footprint, config.cache.swap_space
     of = f" of {asked:g} GiB asked" if parts.swap_space < int(asked * GIB) else ""

@@ -1,7 +1,7 @@
 """What a model takes of a device's memory while it runs: arithmetic from its spec, without torch.
 
 Weights and the KV cache are exact. Activations are the buffers that layers hold at once in the largest step:
-whoever changes these changes the figures here. `tests/planning/test_memory_plan.py` measures both.
+whoever changes these changes the figures here. `tests/planning/test_kv_cache_plan.py` measures both.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quire.config import CacheConfig, Config
 from quire.errors import ConfigError, MemoryBudgetError
-from quire.kvcache.groups import GroupWindow, blocks_per_sequence
+from quire.kvcache.group_windows import GroupWindow, blocks_per_sequence
 from quire.models.spec import ModelSpec
 
 

@@ -36,7 +36,7 @@ class MemoryBudget(Protocol):
     def default_blocks(self, length: int) -> int:
         """KV blocks that the engine takes of its own accord: fewer than fit where memory is shared with others."""
 
-    def kv_blocks(self, length: int) -> tuple[int, str]:
+    def num_kv_blocks(self, length: int) -> tuple[int, str]:
         """KV blocks where no number was requested and one sequence fits, and the reason."""
 
     def footprint(self, length: int, blocks: int) -> Footprint:
@@ -71,7 +71,7 @@ class CpuBudget:
         rest = self.footprint(length, 0).total
         return self._blocks_in(rest + DEFAULT_CACHE_SHARE * (self._bytes - rest), length)
 
-    def kv_blocks(self, length: int) -> tuple[int, str]:
+    def num_kv_blocks(self, length: int) -> tuple[int, str]:
         """No more than all sequences can use, and always enough for one."""
         of_one, of_all = self._demand.of_one(length), self._demand.of_all(length)
         blocks = min(of_all, max(self.default_blocks(length), of_one))
@@ -136,7 +136,7 @@ class GpuBudget:
         """All that fit."""
         return self.max_blocks(length)
 
-    def kv_blocks(self, length: int) -> tuple[int, str]:
+    def num_kv_blocks(self, length: int) -> tuple[int, str]:
         """All that fit."""
         return self.max_blocks(length), f"what {self._share:.0%} of the GPU leaves, measured at the start"
 

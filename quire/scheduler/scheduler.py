@@ -18,7 +18,7 @@ from quire.config.scheduler import Policy
 from quire.kvcache.block_hashes import BlockHashes
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.block_table import BlockTable
-from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
+from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.messages import Add, EndReason, Plan, Result
 from quire.sampling import SamplingParams
@@ -158,7 +158,7 @@ class Scheduler:
         lengths, index = self._lengths, self._running.indices
         return int(np.maximum(lengths.allocated[index] - lengths.computed[index], 0).sum()) * len(self._groups)
 
-    def masks_due(self) -> tuple[int, list[int], list[Request]]:
+    def bitmasks_due(self) -> tuple[int, list[int], list[Request]]:
         """The oldest plan in flight, its rows that wait for masks and their requests: all their tokens are
         known, but some of the requests may be over. No rows: none are due."""
         if not self._steps_in_flight:

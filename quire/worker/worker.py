@@ -27,7 +27,7 @@ from quire.logits_processors import load_processors
 from quire.messages import DeviceLimits, Plan, Result
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
-from quire.planning.memory_plan import MeasuredMemory, plan_memory
+from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShapes
 from quire.worker.kv_tensors import allocate_kv_cache, block_transfer, kv_view
@@ -98,7 +98,7 @@ class Worker:
         with self._precompiler or nullcontext():
             loaded = self.read_weights()
             measured = self.measure(loaded)
-            plan = plan_memory(self._config, loaded.spec, measured)
+            plan = plan_kv_cache(self._config, loaded.spec, measured)
             self.allocate(loaded, plan.num_blocks, plan.num_host_blocks)
             self.capture_graphs(loaded)
             self._finish_compilation()

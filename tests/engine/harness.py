@@ -13,7 +13,7 @@ from quire.engine.inprocess import InProcessClient
 from quire.errors import GenerationError
 from quire.executor.executor import Executor
 from quire.executor.fake import FakeExecutor, allowed, hash_token
-from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
+from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from quire.messages import Add, Deltas, End, Fork, Ready, TokenLogprobs
 from quire.sampling import SamplingParams
 from quire.scheduler.request import Request

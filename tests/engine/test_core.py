@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.executor.fake import FakeExecutor
-from quire.kvcache.groups import GroupWindow
+from quire.kvcache.group_windows import GroupWindow
 from quire.messages import Abort, Control, Done
 from tests.engine.harness import Engine, add, alone
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quire.executor.fake import FakeExecutor
-from quire.kvcache.groups import GroupWindow
+from quire.kvcache.group_windows import GroupWindow
 from quire.messages import Abort
 from quire.sampling import RepetitionDetectionParams
 from tests.engine.harness import Engine, add, alone

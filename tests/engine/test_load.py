@@ -7,7 +7,7 @@ import pytest
 from benchmarks.kv_waste import measure
 from quire.engine.step_stats import StepStats
 from quire.executor.fake import FakeExecutor
-from quire.kvcache.groups import FULL_ATTENTION, GroupWindow
+from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from quire.messages import STEP_TOKEN_BOUNDS, ClientHeartbeat, Deltas, Heartbeat, Load
 from tests.engine.harness import Engine, add
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire import LLM, SamplingParams
-from quire.kvcache.groups import GroupWindow
+from quire.kvcache.group_windows import GroupWindow
 from quire.models.spec import read_spec
 from quire.outputs import RequestOutput
 from quire.worker.cuda_graphs import CudaGraphs

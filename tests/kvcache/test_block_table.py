@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from quire.kvcache.block_hashes import BlockHashes
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.block_table import BlockTable
-from quire.kvcache.groups import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
+from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, max_cached_tokens
 
 SIZE = 4
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
+from quire.models.kv_cache_groups import KVCacheGroup
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope_spec import Llama3Scaling, RopeSpec
 from quire.models.spec import read_spec
-from quire.models.windows import KVGroup
 from tests.checkpoints import LLAMA3_ROPE, make_llama
 
 MINIMAL: dict[str, Any] = {
@@ -53,7 +53,7 @@ def test_every_field(tmp_path: Path) -> None:
     assert (spec.heads, spec.kv_heads, spec.head_dim, spec.max_model_len) == (4, 2, 24, 512)
     assert (spec.qkv_bias, spec.out_bias, spec.mlp_bias, spec.tie_embeddings) == (True, True, False, True)
     assert (spec.bos_id, spec.eos_ids) == (0, (2, 5))
-    assert spec.kv_groups() == (KVGroup((0, 1, 2)),)
+    assert spec.kv_groups() == (KVCacheGroup((0, 1, 2)),)
 
 
 @pytest.mark.parametrize(

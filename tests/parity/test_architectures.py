@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.kvcache.groups import GroupWindow
+from quire.kvcache.group_windows import GroupWindow
 from quire.models.spec import read_spec
 from tests.checkpoints import VOCAB_SIZE, make_tiny
 from tests.parity.cases import CASES

@@ -1,4 +1,4 @@
-"""What a step is said to hold is what it holds. tests/planning/test_memory_plan.py measures the report as a whole."""
+"""What a step is said to hold is what it holds. tests/planning/test_kv_cache_plan.py measures the report as a whole."""
 
 from __future__ import annotations
 

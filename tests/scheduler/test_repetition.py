@@ -11,7 +11,7 @@ import pytest
 from quire.kvcache.block_hashes import BlockHashes
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.block_table import BlockTable
-from quire.kvcache.groups import FULL_ATTENTION
+from quire.kvcache.group_windows import FULL_ATTENTION
 from quire.sampling import RepetitionDetectionParams
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.output_processing import NewTokens, check_stops

@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.clock import SystemClock
-from quire.engine.masks import MaskSender
+from quire.engine.token_bitmasks import TokenBitmaskSender
 from quire.executor.fake import FakeExecutor, allowed, hash_token
 from quire.kvcache.block_pool import BlockPool
-from quire.kvcache.groups import GroupWindow, capacity
+from quire.kvcache.group_windows import GroupWindow, capacity
 from quire.kvcache.host_pool import HostPool
 from quire.messages import Add
 from quire.scheduler.admission import Admission
@@ -104,7 +104,7 @@ class Lives(RuleBasedStateMachine):
             masked=self.masker.wants,
         )
         self.look_again_at_what_does_not_fit(self.scheduler._admission)
-        self.masks = MaskSender(self.masker, self.scheduler, self.executor, 512)
+        self.masks = TokenBitmaskSender(self.masker, self.scheduler, self.executor, 512)
         self.budget, self.seqs = tokens, seqs
 
     def look_again_at_what_does_not_fit(self, admission: Admission) -> None:

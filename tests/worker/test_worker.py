@@ -14,7 +14,7 @@ from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
 from quire.messages import Plan
 from quire.models.spec import read_spec
-from quire.planning.memory_plan import MeasuredMemory
+from quire.planning.kv_cache_plan import MeasuredMemory
 from quire.worker import worker
 from quire.worker.model_runner import ModelRunner
 from quire.worker.worker import Worker

@@ -14,7 +14,7 @@ _KINDS = {"full_attention": False, "sliding_attention": True}
 
 
 @dataclass(frozen=True)
-class KVGroup:
+class KVCacheGroup:
     """Layers that share one block table."""
 
     layers: tuple[int, ...]
@@ -23,7 +23,7 @@ class KVGroup:
 
 
 def read_window(fields: ConfigFile) -> int | None:
-    """The window of layers that have one; see KVGroup."""
+    """The window of layers that have one; see KVCacheGroup."""
     asked = fields.get("sliding_window") is not None and fields.flag("use_sliding_window", True)
     return fields.count("sliding_window") if asked else None
 
@@ -49,7 +49,7 @@ def read_local(fields: ConfigFile, family: Family, layers: int) -> tuple[bool, .
     return kinds
 
 
-def kv_groups(windows: Sequence[int | None]) -> tuple[KVGroup, ...]:
+def kv_groups(windows: Sequence[int | None]) -> tuple[KVCacheGroup, ...]:
     """Layers of equal windows together, split so that groups have equally many layers: then one pool of blocks serves
     all groups. Groups are as large as the rarest kind; the last one of a kind may be smaller, and wastes the rest.
     """
@@ -58,7 +58,7 @@ def kv_groups(windows: Sequence[int | None]) -> tuple[KVGroup, ...]:
         kinds.setdefault(window, []).append(layer)
     size = max(min(map(len, kinds.values())), -(-len(windows) // MOST_GROUPS))
     return tuple(
-        KVGroup(tuple(layers[first : first + size]), window)
+        KVCacheGroup(tuple(layers[first : first + size]), window)
         for window, layers in kinds.items()
         for first in range(0, len(layers), size)
     )

@@ -19,8 +19,8 @@ from quire.layers.layer import TensorOptions, weight_specs_of
 from quire.models.model import build_model
 from quire.planning.auto_config import resolve
 from quire.planning.byte_sizes import GIB
+from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
 from quire.planning.machine import Gpu, Machine
-from quire.planning.memory_plan import MeasuredMemory, plan_memory
 from quire.worker.kv_tensors import allocate_kv_cache
 from tests.checkpoints import edit_config, make_llama
 
@@ -102,7 +102,7 @@ def test_a_worker_that_finds_the_estimated_bytes_makes_the_same_plan(
     make_llama(tmp_path, tokenizer=False)
     resolved = resolve(Config().with_values(model=str(tmp_path), **settings), machine)
     left = resolved.memory.footprint.kv_cache if machine.gpu else None
-    measured = plan_memory(resolved.config, resolved.spec, MeasuredMemory(left))
+    measured = plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(left))
     expected = resolved.memory
     assert measured.footprint == expected.footprint
     assert (measured.num_blocks, measured.num_host_blocks) == (expected.num_blocks, expected.num_host_blocks)
@@ -113,9 +113,9 @@ def test_the_kv_cache_gets_what_the_worker_measured(tmp_path: Path) -> None:
     make_llama(tmp_path, tokenizer=False)
     resolved = resolve(Config().with_values(model=str(tmp_path)), GPU)
     block = resolved.spec.kv_block_bytes(resolved.config.model.dtype, 16)
-    plan = plan_memory(resolved.config, resolved.spec, MeasuredMemory(8 * block - 1))
+    plan = plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(8 * block - 1))
     assert plan.num_blocks == 6  # of seven whole ones, one is the dummy
     assert not plan.is_estimate
     for left in (2 * block - 1, 0, -block):
         with pytest.raises(MemoryBudgetError, match=r"leave 0\.00 GiB of the GPU for the KV cache: raise --gpu-mem"):
-            plan_memory(resolved.config, resolved.spec, MeasuredMemory(left))
+            plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(left))

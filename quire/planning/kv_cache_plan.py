@@ -1,8 +1,8 @@
 """How memory is divided: how many KV blocks there are, how long a sequence may be, how much may be swapped.
 
-`plan_memory` is the only place that decides this. The start calls it with a `Machine` before anything is loaded, when a
-GPU's plan is an estimate. A worker calls it again with a `MeasuredMemory` once its model is loaded and its largest step
-has run.
+`plan_kv_cache` is the only place that decides this. The start calls it with a `Machine` before anything is loaded, when
+a GPU's plan is an estimate. A worker calls it again with a `MeasuredMemory` once its model is loaded and its largest
+step has run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MeasuredMemory:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class KVCachePlan:
     """How memory is divided.
 
     Attributes:
@@ -54,7 +54,7 @@ class MemoryPlan:
     is_estimate: bool = False
 
 
-def plan_memory(config: Config, spec: ModelSpec, memory: Machine | MeasuredMemory) -> MemoryPlan:
+def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMemory) -> KVCachePlan:
     """Divide the memory of the device that the settings name.
 
     The KV cache gets what was requested, or else what weights and activations leave of the engine's share. A length of
@@ -80,13 +80,13 @@ def plan_memory(config: Config, spec: ModelSpec, memory: Machine | MeasuredMemor
         budget = GpuBudget(config, spec, demand, gpu, memory.memory_bytes)
     requested = requested_blocks(config.cache, demand.block_bytes)
     length = _max_model_len(config, spec, demand, budget, requested)
-    num_blocks, reason = (requested, "as asked") if requested else budget.kv_blocks(length)
+    num_blocks, reason = (requested, "as asked") if requested else budget.num_kv_blocks(length)
     footprint = budget.footprint(length, num_blocks)
     swap_bytes = min(int(config.cache.swap_space * GIB), budget.swap_limit(footprint))
     num_host_blocks = max(0, min(swap_bytes // demand.block_bytes, demand.of_all(length)))
     footprint = replace(footprint, swap_space=num_host_blocks * demand.block_bytes)
     is_estimate = gpu is not None and requested is None
-    return MemoryPlan(length, num_blocks, num_host_blocks, footprint, reason, is_estimate)
+    return KVCachePlan(length, num_blocks, num_host_blocks, footprint, reason, is_estimate)
 
 
 def _max_model_len(
@@ -123,7 +123,7 @@ def _max_model_len(
     return length
 
 
-def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> MemoryPlan:
+def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> KVCachePlan:
     """The plan of resolved settings, whose KV cache gets all that is left where no number of blocks is given.
 
     A cache that turns out too small for the longest sequence is no error: longer requests are refused one by one.
@@ -148,4 +148,4 @@ def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> M
     footprint = Footprint(
         spec.weight_bytes(dtype), activations, (num_blocks + 1) * block_bytes, num_host_blocks * block_bytes
     )
-    return MemoryPlan(limits.length, num_blocks, num_host_blocks, footprint, reason)
+    return KVCachePlan(limits.length, num_blocks, num_host_blocks, footprint, reason)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.errors import CheckpointError
+from quire.models.kv_cache_groups import MOST_GROUPS, KVCacheGroup, kv_groups
 from quire.models.spec import read_spec
-from quire.models.windows import MOST_GROUPS, KVGroup, kv_groups
 from tests.models.test_spec import MINIMAL
 
 SIX = {"num_hidden_layers": 6, "head_dim": 8}
@@ -69,9 +69,9 @@ def test_layers_of_one_kind_where_the_file_says_otherwise_are_refused(tmp_path: 
 
 
 def test_groups_have_equally_many_layers() -> None:
-    assert kv_groups([None] * 3) == (KVGroup((0, 1, 2)),)
-    assert kv_groups([7] * 3) == (KVGroup((0, 1, 2), 7),)
-    assert kv_groups([7, None] * 2) == (KVGroup((0, 2), 7), KVGroup((1, 3)))
+    assert kv_groups([None] * 3) == (KVCacheGroup((0, 1, 2)),)
+    assert kv_groups([7] * 3) == (KVCacheGroup((0, 1, 2), 7),)
+    assert kv_groups([7, None] * 2) == (KVCacheGroup((0, 2), 7), KVCacheGroup((1, 3)))
     five_to_one = kv_groups(([7] * 5 + [None]) * 2)
     assert [(len(group.layers), group.window) for group in five_to_one] == [(2, 7)] * 5 + [(2, None)]
     assert sorted(layer for group in five_to_one for layer in group.layers) == list(range(12))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quire.executor.fake import FakeExecutor
-from quire.messages import Abort, Masks, Plan
+from quire.messages import Abort, Plan, TokenBitmasks
 from tests.engine.harness import Engine, HashMasker, add, alone
 
 MASKED = {"extra_args": {"masked": True}}
@@ -26,9 +26,9 @@ class Recorder(FakeExecutor):
         self.plans.append(plan)
         super().submit(plan)
 
-    def masks(self, masks: Masks) -> None:
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         self.calls.append(("masks", masks.step))
-        super().masks(masks)
+        super().submit_bitmasks(masks)
 
     def collect(self, timeout: float | None):  # type: ignore[no-untyped-def]
         result = super().collect(timeout)
@@ -100,6 +100,6 @@ def test_the_fake_executor_requires_masks() -> None:
         executor.collect(None)
     executor.submit(plan)
     with pytest.raises(AssertionError, match="other rows"):
-        executor.masks(Masks(1, [1], [bytes(64)]))
+        executor.submit_bitmasks(TokenBitmasks(1, [1], [bytes(64)]))
     with pytest.raises(AssertionError, match="another vocabulary"):
-        executor.masks(Masks(1, [0], [bytes(4)]))
+        executor.submit_bitmasks(TokenBitmasks(1, [0], [bytes(4)]))

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from quire.errors import GenerationError
 from quire.executor.executor import Executor
-from quire.messages import Add, Masks
+from quire.messages import Add, TokenBitmasks
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 
 
-class Masker(Protocol):
+class TokenBitmaskSource(Protocol):
     """The seam to what says which tokens may come next: a grammar, say."""
 
     def wants(self, message: Add) -> bool:
@@ -24,8 +24,8 @@ class Masker(Protocol):
         ...
 
     def bits(self, requests: Sequence[Request]) -> Sequence[bytes | GenerationError]:
-        """For each request the mask of the token after `request.tokens` (see `Masks.bits`), or the error that ends
-        it."""
+        """For each request the bitmask of the token after `request.tokens` (see `TokenBitmasks.bits`), or the error
+        that ends it."""
         ...
 
     def forget(self, request_id: int) -> None:
@@ -33,7 +33,7 @@ class Masker(Protocol):
         ...
 
 
-class MaskSender:
+class TokenBitmaskSender:
     """Sends the masks of the oldest step in flight to the executor.
 
     Args:
@@ -43,7 +43,7 @@ class MaskSender:
         vocab_size: Tokens in a mask.
     """
 
-    def __init__(self, masker: Masker, scheduler: Scheduler, executor: Executor, vocab_size: int) -> None:
+    def __init__(self, masker: TokenBitmaskSource, scheduler: Scheduler, executor: Executor, vocab_size: int) -> None:
         self._masker = masker
         self._scheduler = scheduler
         self._executor = executor
@@ -52,7 +52,7 @@ class MaskSender:
 
     def send(self) -> list[Request]:
         """Send the masks that are due, once. Returns the requests that got none: they have ended with an error."""
-        step, rows, requests = self._scheduler.masks_due()
+        step, rows, requests = self._scheduler.bitmasks_due()
         if not rows or step == self._sent:
             return []
         self._sent = step
@@ -65,7 +65,9 @@ class MaskSender:
             else:
                 bits[request.id] = mask
         # An ended request's row is still in the step and waits; its token is dropped.
-        self._executor.masks(Masks(step, rows, [bits.get(request.id, self._open) for request in requests]))
+        self._executor.submit_bitmasks(
+            TokenBitmasks(step, rows, [bits.get(request.id, self._open) for request in requests])
+        )
         return failed
 
     def forget(self, request_id: int) -> None:
