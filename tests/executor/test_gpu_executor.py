@@ -108,7 +108,7 @@ def test_no_step_waits_for_host_memory_that_is_not_pinned_yet(tiny: Path, monkey
 
 
 def test_a_close_while_memory_is_pinned_does_not_hang(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinner = Pinner()
+    pinner = Pinner(most=10**6)
     use_gpu_transfer(monkeypatch, pinner.pin, pinner.unpin)
     monkeypatch.setattr(kv_transfer, "PinnedHostPool", partial(PinnedHostPool, part_bytes=1))
     executor = GpuExecutor(config_for(tiny, swap_space=0.1), SystemClock())
