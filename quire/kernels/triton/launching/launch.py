@@ -118,7 +118,7 @@ class Kernel:
         options: dict[str, object],
     ) -> None:
         """Launch by Triton, and remember what it compiled."""
-        if triton_private.can_compile_ahead():
+        if triton_private.can_compile_ahead() and not triton_private.has_cache_key(self.function):
             triton_private.make_cache_key(self.function)  # or it may be on disk under a key that no other process makes
         compiled = triton_private.compiled_launch(self.function[grid](*arguments, **_given_options(options)))
         if compiled is not None and _ELSE not in key:

@@ -275,6 +275,11 @@ def make_cache_key(function: Any, met: set[Callable[..., Any]] | None = None) ->
     function.cache_key  # noqa: B018
 
 
+def has_cache_key(function: JITFunction[Any]) -> bool:
+    """Whether its key on disk is made, or another thread is about to."""
+    return getattr(function, "hash", None) is not None
+
+
 def load_launchers_apart() -> None:
     """From now on each module that Triton loads is an object of its own.
 
