@@ -175,8 +175,9 @@ class Admission:
 
         As long as no more of it is cached, it needs at least as many free blocks and as much time as before. It may
         need more: blocks of its prefix are evicted, or freed by their last holder (which adds them to `num_free`). The
-        next lookup will find that. It cannot need less, as no other request that shares its prefix was admitted: that
-        would have replaced what is remembered here.
+        next lookup will find that. It does not need less, as no other request that shares its prefix was admitted: that
+        would have replaced what is remembered here. Only with windows it may, where a shorter prefix is held by others
+        and the longer one was evicted: then it waits until as many blocks are free as it needed before.
         """
         failed = self._last_failed
         if failed is None or failed.request is not request or failed.parent is not request.parent:
