@@ -27,13 +27,13 @@ class ClientLiveness:
         """Clients that are alive."""
         return list(self._heard)
 
-    def heard(self, client: int) -> bool:
+    def mark_alive(self, client: int) -> bool:
         """Note a heartbeat of `client`; returns whether the client is new, or back."""
         new = client not in self._heard
         self._heard[client] = self._clock.now()
         return new
 
-    def orphans(self, request_ids: Iterable[int]) -> list[int]:
+    def requests_of_lost_clients(self, request_ids: Iterable[int]) -> list[int]:
         """Requests of clients that have died since; those clients are forgotten. Checks at most once a second."""
         now = self._clock.now()
         if now < self._next_check:

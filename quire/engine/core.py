@@ -36,7 +36,7 @@ from quire.messages import (
 )
 from quire.scheduler.request import Request
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 """Longest time between two heartbeats of a live engine."""
 
 
@@ -82,7 +82,7 @@ class EngineCore:
 
     def turn(self, wait: float | None) -> None:
         """One turn of the loop. An idle engine waits up to `wait` seconds for a message (None: for ever), a busy one up
-        to `wait` for the oldest step, but no longer than BEAT_S; neither spins."""
+        to `wait` for the oldest step, but no longer than HEARTBEAT_S; neither spins."""
         for message in self._port.drain(0.0 if self._scheduler.has_work else wait):
             self._receive(message)
         while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
@@ -91,13 +91,13 @@ class EngineCore:
         self._scheduler.cache_blocks()
         self._send_masks()
         if self._scheduler.steps_in_flight:
-            self._process_oldest_result(BEAT_S if wait is None else min(wait, BEAT_S))
+            self._process_oldest_result(HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S))
             self._send_masks()  # the device may be waiting for them already
-        for request_id in self._clients.orphans(request.id for request in self._scheduler.requests()):
+        for request_id in self._clients.requests_of_lost_clients(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
         self._finish_drains()
         self._outbox.flush(self._load)
-        self._beat()
+        self._send_heartbeats()
 
     # --- messages in ------------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class EngineCore:
             case Control():
                 self._control(message)
             case ClientHeartbeat(client):
-                if self._clients.heard(client):
+                if self._clients.mark_alive(client):
                     self._port.send(client, self.ready)
             case Undecodable(reason, sequences, control):
                 for sequence in sequences:
@@ -198,13 +198,13 @@ class EngineCore:
                 self._port.send(control.id >> CLIENT_SHIFT, Done(control.id))
             self._drains.clear()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         """Send a heartbeat once a second, and when the last request has ended."""
         now = self._clock.now()
         busy = self._scheduler.has_work
         if not busy:
             self._steps.last_progress = now
-        if now - self._last_beat >= BEAT_S or (self._was_busy and not busy):
+        if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
             self._last_beat = now
             steps = self._steps
             beat = Heartbeat(now, steps.last_progress, self._load(), list(steps.token_counts), steps.token_sum)

@@ -10,7 +10,7 @@ from types import FrameType
 
 from quire.clock import SystemClock
 from quire.engine.build import build_model_runtime_info
-from quire.engine.core import BEAT_S, EngineCore
+from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.engine.transport import ZmqPort
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
@@ -37,7 +37,7 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
         gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
         report(StatusReport("ready", startup=device_limits.startup))
         while not stopping:
-            core.turn(wait=BEAT_S)
+            core.turn(wait=HEARTBEAT_S)
     except BaseException as error:
         port.announce_death(one_line_error(error))
         raise

@@ -73,7 +73,7 @@ class ZmqPort:
             try:
                 messages.append(self._decoder.decode(raw))
             except msgspec.MsgspecError as error:
-                messages += _salvaged(raw, error)
+                messages += _undecodable_messages(raw, error)
 
     def send(self, client: int, message: FromEngine) -> None:
         socket = self._clients.get(client)
@@ -93,7 +93,7 @@ class ZmqPort:
         self._context.term()
 
 
-def _salvaged(raw: bytes, error: Exception) -> list[Undecodable]:
+def _undecodable_messages(raw: bytes, error: Exception) -> list[Undecodable]:
     """Whoever waits for an answer to a message that does not decode; empty if that cannot be read either."""
     try:
         fields = msgspec.msgpack.decode(raw)

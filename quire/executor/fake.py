@@ -212,14 +212,14 @@ class FakeExecutor:
         drafts = plan.drafts or [0] * len(plan.sampled_rows)
         for row, num_drafts in zip(plan.sampled_rows, drafts, strict=True):
             slot = self._slots[plan.slots[row]]
-            gained = self._gain(slot, 1 + num_drafts, bits.get(row))
+            gained = self._sample_with_drafts(slot, 1 + num_drafts, bits.get(row))
             counts.append(len(gained))
             tokens += gained
             logprobs += [self._report(slot, token) for token in gained]
         asked = any(entry is not None for entry in logprobs)
         return Result(plan.step, counts, tokens, logprobs if asked else [], device_ms=self._step_s * 1e3)
 
-    def _gain(self, slot: _Slot, most: int, bits: bytes | None) -> list[int]:
+    def _sample_with_drafts(self, slot: _Slot, most: int, bits: bytes | None) -> list[int]:
         """The tokens a row gains: accepted drafts and one more. Rejected drafts are written too, with wrong ids."""
         count, end = most if self._accept is None else self._accept(most), slot.length + most - 1
         gained: list[int] = []

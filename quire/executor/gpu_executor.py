@@ -64,8 +64,8 @@ class GpuExecutor:
     def start(self) -> DeviceLimits:
         began = self._clock.now()
         environment.number_gpus_by_pci_bus()
-        with _without_collections():
-            precompiler = _begin(self._config) if self._config.device.device == "cuda" else None
+        with _gc_paused():
+            precompiler = _start_precompiler(self._config) if self._config.device.device == "cuda" else None
             try:
                 from quire.worker.worker import Worker  # torch: only a process that computes pays for it
             except BaseException:
@@ -120,9 +120,9 @@ class GpuExecutor:
             if worker is not None:
                 worker.close()
                 del worker
-                self._give_back()
+                self._release_memory()
 
-    def _give_back(self) -> None:
+    def _release_memory(self) -> None:
         """The device's memory."""
         from quire.worker.startup.gpu_memory import release
 
@@ -150,10 +150,10 @@ def _shorten_timer_slack() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # nanosecond
 
 
-def _begin(config: Config) -> Precompiler | None:
+def _start_precompiler(config: Config) -> Precompiler | None:
     """Start what takes long and needs no torch in threads and other processes, while torch is imported."""
     cores = max(1, min(len(os.sched_getaffinity(0)), cpu_quota()))
-    marker = marker_path(environment.kernel_cache(), _settings_of_kernels(config))
+    marker = marker_path(environment.kernel_cache(), _kernel_settings_key(config))
     processes = None if is_written(marker) else start_compiler_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     try:
@@ -170,7 +170,7 @@ def _begin(config: Config) -> Precompiler | None:
     return Precompiler(cores, processes=processes, done=partial(write, marker))
 
 
-def _settings_of_kernels(config: Config) -> bytes:
+def _kernel_settings_key(config: Config) -> bytes:
     """What decides which kernels a start compiles."""
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
@@ -178,7 +178,7 @@ def _settings_of_kernels(config: Config) -> bytes:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def _gc_paused() -> Iterator[None]:
     """No garbage collection while objects are made that all stay: it takes a tenth of the time of imports. Then one,
     which moves them to the oldest generation; collections of the younger ones would take 50 ms each during the first
     requests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client_liveness import SILENT_AFTER_S
-from quire.engine.core import BEAT_S, EngineCore
+from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.executor.fake import FakeExecutor
 from quire.messages import CLIENT_SHIFT, ClientHeartbeat, Deltas, FromEngine, Heartbeat, Ready, ToEngine
 from tests.engine.harness import add, config
@@ -88,7 +88,7 @@ def test_a_stuck_executor_shows_in_the_heartbeat() -> None:
     port.inbox = [ClientHeartbeat(1), add(1 << CLIENT_SHIFT, [1], 5)]
     began = clock.time
     for _ in range(5):
-        core.turn(BEAT_S)
+        core.turn(HEARTBEAT_S)
     last = port.to(1, Heartbeat)[-1]
     assert isinstance(last, Heartbeat)
     assert last.last_progress == began

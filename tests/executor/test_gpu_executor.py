@@ -250,7 +250,7 @@ def test_no_compiler_process_is_left_where_triton_is_missing(monkeypatch: pytest
     )
     monkeypatch.setitem(sys.modules, "quire.kernels.triton.launching.precompiler", None)
     with pytest.raises(ImportError):
-        gpu_executor._begin(Config())
+        gpu_executor._start_precompiler(Config())
     assert closed == [1]
 
 
@@ -266,7 +266,7 @@ def test_kernels_are_not_compiled_ahead_where_triton_lacks_what_that_needs(
         gpu_executor, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
     )
     monkeypatch.setattr(triton_private, "can_compile_ahead", lambda: False)
-    assert gpu_executor._begin(Config()) is None
+    assert gpu_executor._start_precompiler(Config()) is None
     assert closed == [1]
 
 
@@ -299,20 +299,22 @@ def test_compiler_processes_start_unless_an_equal_start_has_left_all_kernels_on_
         gpu_executor, "marker_path", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest()
     )
     one, other = Config(), Config().with_values(max_num_seqs=7)
-    gpu_executor._begin(one)
+    gpu_executor._start_precompiler(one)
     made[0]["done"]()
-    gpu_executor._begin(one)
-    gpu_executor._begin(other)
+    gpu_executor._start_precompiler(one)
+    gpu_executor._start_precompiler(other)
     assert [given["processes"] for given in made] == ["processes", None, "processes"]
     assert {given["cores"] for given in made} == {1}, "as many as a container may use"
     renamed = Config().with_values(served_model_name=("another",), hf_token="secret")
-    assert gpu_executor._settings_of_kernels(renamed) == gpu_executor._settings_of_kernels(one)
+    assert gpu_executor._kernel_settings_key(renamed) == gpu_executor._kernel_settings_key(one)
 
 
 def test_compiler_processes_end_if_the_start_is_interrupted_early(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    monkeypatch.setattr(gpu_executor, "_begin", lambda config: SimpleNamespace(close=lambda: closed.append(1)))
+    monkeypatch.setattr(
+        gpu_executor, "_start_precompiler", lambda config: SimpleNamespace(close=lambda: closed.append(1))
+    )
     monkeypatch.setitem(sys.modules, "quire.worker.worker", None)  # its import raises
     with pytest.raises(ImportError):
         GpuExecutor(Config().with_values(device="cuda"), SystemClock()).start()

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from sweep import compile_all, few_enough, graph_seconds
 from torch import Tensor
 
-from quire.kernels.triton.experts.experts import ExpertConfigs, multiply
+from quire.kernels.triton.experts.experts import ExpertConfigs, experts_with_configs
 from quire.kernels.triton.experts.routing import group, route
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
@@ -153,7 +153,7 @@ def compile_one(job: tuple[Mixture, ExpertConfigs]) -> None:
     mixture, configs = job
     small = Mixture(mixture.chosen, mixture.chosen, mixture.hidden, mixture.width)
     *inputs, out = arguments(small, 2, *random_weights(small), 0)
-    multiply(*inputs, out, configs, overlap=True)
+    experts_with_configs(*inputs, out, configs, overlap=True)
 
 
 # --- measurement ----------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def time_one(sets: list[tuple[Tensor, ...]], configs: ExpertConfigs, expected: T
     *inputs, out = sets[0]
     out.fill_(float("nan"))
     try:
-        multiply(*inputs, out, configs, overlap=True)
+        experts_with_configs(*inputs, out, configs, overlap=True)
     except Exception as error:
         print(f"left out: {configs}: {error}".splitlines()[0])
         return INFINITE
@@ -212,7 +212,7 @@ def time_one(sets: list[tuple[Tensor, ...]], configs: ExpertConfigs, expected: T
 
 
 def calls(sets: list[tuple[Tensor, ...]], configs: ExpertConfigs, overlap: bool) -> list[Callable[[], None]]:
-    return [lambda own=own: multiply(*own, configs, overlap=overlap) for own in sets]
+    return [lambda own=own: experts_with_configs(*own, configs, overlap=overlap) for own in sets]
 
 
 def exact(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:

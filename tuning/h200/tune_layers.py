@@ -184,17 +184,17 @@ def tune(model: str, layers: Layers, broken: set[LinearConfig]) -> None:
 @contextmanager
 def _cut_as(configs: Mapping[Weight, LinearConfig]) -> Iterator[None]:
     """Products of these weights do not have the table's configs."""
-    usual = products.choice
+    usual = products.tuned_config
 
     def choice(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
         weight = Weight(outputs, columns, gate)
         return configs[weight] if weight in configs else usual(outputs, columns, rows, gate)
 
-    products.choice = choice  # type: ignore[assignment]
+    products.tuned_config = choice  # type: ignore[assignment]
     try:
         yield
     finally:
-        products.choice = usual
+        products.tuned_config = usual
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from torch import Tensor
 from quire.kernels.dispatch import kernel
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.linear import LinearConfig, multiply
+from quire.kernels.triton.linear.linear import LinearConfig, linear_with_config
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BYTES_PER_S = 4.25e12
@@ -169,7 +169,7 @@ def compile_one(job: tuple[GemvConfig | GemmConfig, Weight]) -> None:
     """By running it."""
     config, weight = job
     x, w, y = arguments(weight, 1, 1)
-    multiply(x, w[0], None, y, config, gate=weight.gate, overlap=True)
+    linear_with_config(x, w[0], None, y, config, gate=weight.gate, overlap=True)
 
 
 # --- measurement ----------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def measure(weight: Weight, broken: set[GemvConfig | GemmConfig]) -> Iterator[tu
             if (known and config not in finalists) or least(config) in broken:
                 continue
             y.fill_(float("nan"))
-            multiply(own, weights[0], None, y, config, gate=weight.gate, overlap=True)
+            linear_with_config(own, weights[0], None, y, config, gate=weight.gate, overlap=True)
             if not error(y, expected) < accepted:
                 print(f"WRONG: {weight} {rows} {config}: {error(y, expected):.1e}, accepted {accepted:.1e}")
                 continue
@@ -218,7 +218,7 @@ def time_one(x: Tensor, weights: list[Tensor], y: Tensor, op: Callable[..., None
 
 
 def with_cut(config: GemvConfig | GemmConfig, gate: bool, overlap: bool) -> Callable[[Tensor, Tensor, Tensor], None]:
-    return lambda x, w, y: multiply(x, w, None, y, config, gate=gate, overlap=overlap)
+    return lambda x, w, y: linear_with_config(x, w, None, y, config, gate=gate, overlap=overlap)
 
 
 def cublas(gate: bool) -> Callable[[Tensor, Tensor, Tensor], None]:

@@ -63,11 +63,11 @@ def serves_large_batch(q: Tensor, keys: Tensor, rows: int) -> bool:
         and q.shape[1] // kv_heads <= _M.value
         and q.dtype in _DTYPES
         and is_sm_90(q.device)
-        and can_read(block_size, d)
+        and supports_blocks(block_size, d)
     )
 
 
-def can_read(block_size: int, d: int) -> bool:
+def supports_blocks(block_size: int, d: int) -> bool:
     """Whether tiles are made of a few whole blocks, or lie within one."""
     tile = _TILE // d
     if block_size % tile == 0:
@@ -148,21 +148,21 @@ def _decode_attention_large_batch(
     lane = gl.arange(0, TILE, gl.SliceLayout(0, mma))
     unit = gl.program_id(0)
     wait_for_inputs(OVERLAP)
-    line = _line(lines, unit, KV_HEADS, COLUMNS, TILE)
-    ahead = _begin(lines, unit, line, tables, shape, COLUMNS)
+    line = _load_split(lines, unit, KV_HEADS, COLUMNS, TILE)
+    ahead = _first_read(lines, unit, line, tables, shape, COLUMNS)
     for number in gl.static_range(_STAGES - 1):
-        ahead = _read(ahead, lines, tables, caches, number, shape, COLUMNS)
-    x = _queries(q, unit, line, HEADS, KV_HEADS, GROUP, D, left)
+        ahead = _prefetch_tile(ahead, lines, tables, caches, number, shape, COLUMNS)
+    x = _load_queries(q, unit, line, HEADS, KV_HEADS, GROUP, D, left)
     stage, into = 0, _STAGES - 1
     token, _, begin, end, seen_from, first, count = line
     while count > 0:
         kv_head = unit % KV_HEADS
-        following = _line(lines, unit + gl.num_programs(0), KV_HEADS, COLUMNS, TILE)
+        following = _load_split(lines, unit + gl.num_programs(0), KV_HEADS, COLUMNS, TILE)
         highest = gl.full([_M], float("-inf"), gl.float32, gl.SliceLayout(1, mma))
         weights = gl.zeros([_M, TILE], gl.float32, mma)  # summed over lanes at the end only
         total = gl.zeros([_M, D], gl.float32, mma)
         for at in range(begin, end, TILE):
-            ahead = _read(ahead, lines, tables, caches, into, shape, COLUMNS)
+            ahead = _prefetch_tile(ahead, lines, tables, caches, into, shape, COLUMNS)
             async_copy.wait_group(_STAGES - 1)
             barrier()  # what a thread asked for, others multiply
             score = mma_v2(x, k.index(stage).permute((1, 0)).load(right), gl.zeros([_M, TILE], gl.float32, mma))
@@ -181,7 +181,7 @@ def _decode_attention_large_batch(
             weights = weights * shrink[:, None] + weight
             highest = new_highest
             stage, into = _next(stage), _next(into)
-        x = _queries(q, unit + gl.num_programs(0), following, HEADS, KV_HEADS, GROUP, D, left)
+        x = _load_queries(q, unit + gl.num_programs(0), following, HEADS, KV_HEADS, GROUP, D, left)
         sum_of_weights = gl.sum(weights, 1)
         head = kv_head * GROUP + own
         if count == 1:
@@ -210,7 +210,7 @@ def _next(stage):
 
 
 @gluon.jit
-def _line(lines, unit, KV_HEADS: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr):
+def _load_split(lines, unit, KV_HEADS: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr):
     """A unit's split: token, slot, first position, end, the first position that is seen, the row's first split and its
     number of splits. That is 0 where there is none; what else stands in such a line may be anything. A window may begin
     behind the split's first tiles: a tile of which nothing is seen has no highest score.
@@ -229,7 +229,7 @@ def _line(lines, unit, KV_HEADS: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.c
 
 
 @gluon.jit
-def _queries(
+def _load_queries(
     q, unit, line, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, left: gl.constexpr
 ):
     """[_M, D] of the unit's token and KV head."""
@@ -241,20 +241,20 @@ def _queries(
 
 
 @gluon.jit
-def _begin(lines, unit, line, tables, shape: gl.constexpr, COLUMNS: gl.constexpr):
+def _first_read(lines, unit, line, tables, shape: gl.constexpr, COLUMNS: gl.constexpr):
     """What is read first: a unit, where in its split, the ids of the tile's blocks, the split, and the one after it."""
     KV_HEADS: gl.constexpr = shape[0]
     TILE: gl.constexpr = shape[3]
     block_table, block_table_stride = tables
     _, _, programs = lines
     _, slot, begin, end, _, _, _ = line
-    following = _line(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
+    following = _load_split(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
     blocks = block_table + slot.to(gl.int64) * block_table_stride
-    return unit, begin, _ids(blocks, begin, end, shape), blocks, line, following
+    return unit, begin, _block_ids(blocks, begin, end, shape), blocks, line, following
 
 
 @gluon.jit
-def _read(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.constexpr):
+def _prefetch_tile(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.constexpr):
     """Ask for a tile, if there is one more; what is read after it."""
     KV_HEADS: gl.constexpr = shape[0]
     TILE: gl.constexpr = shape[3]
@@ -263,21 +263,21 @@ def _read(ahead, lines, tables, caches, into, shape: gl.constexpr, COLUMNS: gl.c
     unit, at, ids, blocks, line, following = ahead
     _, slot, _, end, seen_from, _, count = line
     if count > 0:
-        _copy(caches, ids, at, seen_from, end, unit % KV_HEADS, into, shape)
+        _copy_tile_async(caches, ids, at, seen_from, end, unit % KV_HEADS, into, shape)
         at += TILE
         if at >= end:
             unit += programs
             line = following
             _, slot, at, end, _, _, _ = line
             blocks = block_table + slot.to(gl.int64) * block_table_stride
-            following = _line(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
-        ids = _ids(blocks, at, end, shape)
+            following = _load_split(lines, unit + programs, KV_HEADS, COLUMNS, TILE)
+        ids = _block_ids(blocks, at, end, shape)
     async_copy.commit_group()
     return unit, at, ids, blocks, line, following
 
 
 @gluon.jit
-def _ids(blocks, at, end, shape: gl.constexpr):
+def _block_ids(blocks, at, end, shape: gl.constexpr):
     """Of the tile's blocks, four; where the split ends sooner, the last one's again."""
     BLOCK_SIZE: gl.constexpr = shape[2]
     NUMBER: gl.constexpr = shape[3] // BLOCK_SIZE
@@ -293,7 +293,7 @@ def _ids(blocks, at, end, shape: gl.constexpr):
 
 
 @gluon.jit
-def _copy(caches, ids, at, seen_from, end, kv_head, into, shape: gl.constexpr):
+def _copy_tile_async(caches, ids, at, seen_from, end, kv_head, into, shape: gl.constexpr):
     """Ask for a tile of keys and values, 16 bytes a thread at a time. What is not seen is not read: it becomes 0."""
     keys, values, k, v = caches
     KV_HEADS: gl.constexpr = shape[0]

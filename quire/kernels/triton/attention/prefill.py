@@ -206,18 +206,18 @@ def attention_over_keys(
         read = tl.minimum(other, end - 1)  # for what nobody sees, something that is seen, so that it is a number
         if WINDOWED:
             read = tl.maximum(read, seen_from)
-        k, v = _tile_of_keys(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
+        k, v = _load_kv_tile(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
         score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
         seen = other[None, :] <= position[:, None]
         if WINDOWED:
             seen &= other[None, :] > position[:, None] - window
         score = tl.where(seen, score, float("-inf"))
-        highest, weights, total = _add_tile(score, v, highest, weights, total, MAY_SEE_NOTHING)
+        highest, weights, total = _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)
     return highest, weights, total
 
 
 @triton.jit
-def _tile_of_keys(
+def _load_kv_tile(
     keys,
     values,
     blocks,
@@ -241,7 +241,7 @@ def _tile_of_keys(
 
 
 @triton.jit
-def _add_tile(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
+def _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING: tl.constexpr):
     """One more tile of scores and values in the running softmax."""
     new_highest = tl.maximum(highest, tl.max(score, 1))
     basis = new_highest

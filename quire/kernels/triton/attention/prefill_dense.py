@@ -144,9 +144,9 @@ def _prefill_attention_dense(
     tiles = (tile_tokens, tile_queries, tile_contexts, tile_bases, items)
     gl.warp_specialize(
         [
-            (_compute, (memory, barriers, tiles, out, before, after, 0, CAPPED, HEADS, D, N, STAGES)),
-            (_compute, (memory, barriers, tiles, out, before, after, 1, CAPPED, HEADS, D, N, STAGES)),
-            (_copy, (memory, barriers, tiles, q_tiles, k_tiles, v_tiles, HEADS, GROUP, D, N, STAGES)),
+            (_consumer_warps, (memory, barriers, tiles, out, before, after, 0, CAPPED, HEADS, D, N, STAGES)),
+            (_consumer_warps, (memory, barriers, tiles, out, before, after, 1, CAPPED, HEADS, D, N, STAGES)),
+            (_producer_warp, (memory, barriers, tiles, q_tiles, k_tiles, v_tiles, HEADS, GROUP, D, N, STAGES)),
         ],
         [4, 1],
         [240, 24],
@@ -154,7 +154,7 @@ def _prefill_attention_dense(
 
 
 @gluon.jit
-def _look_up(tiles, item, HEADS: gl.constexpr, N: gl.constexpr):
+def _load_work_item(tiles, item, HEADS: gl.constexpr, N: gl.constexpr):
     """A work item: the tile's first token, its tokens, positions before them, their base; and its tiles of keys."""
     tile_tokens, tile_queries, tile_contexts, tile_bases, items = tiles
     tile = gl.minimum(item, items - 1) // HEADS
@@ -171,7 +171,7 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _copy(
+def _producer_warp(
     memory,
     barriers,
     tiles,
@@ -190,11 +190,11 @@ def _copy(
     items = tiles[4]
     stage, phase, turn = 0, 1, 1
     item = gl.program_id(0)
-    work = _look_up(tiles, item, HEADS, N)
+    work = _load_work_item(tiles, item, HEADS, N)
     while item < items:
         token, base, number = work[0], work[3], work[4]
         head, item = item % HEADS, item + gl.num_programs(0)
-        work = _look_up(tiles, item, HEADS, N)
+        work = _load_work_item(tiles, item, HEADS, N)
         kv_column = head // GROUP * D
         mbarrier.wait(q_free, turn)
         turn ^= 1
@@ -215,7 +215,7 @@ def _copy(
 
 
 @gluon.jit
-def _scores(s, before, after, CAPPED: gl.constexpr):
+def _scaled_scores(s, before, after, CAPPED: gl.constexpr):
     """As `scaled_scores`, but for the factor where there is no bound: it is applied with the exponential."""
     if CAPPED:
         s = after - 2.0 * after / (gl.exp2(s * before) + 1.0)
@@ -223,7 +223,7 @@ def _scores(s, before, after, CAPPED: gl.constexpr):
 
 
 @gluon.jit
-def _weigh(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
+def _online_softmax(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
     """Scores to weights; the highest score and the sum of weights so far, and by what earlier weights shrink."""
     new_highest = gl.maximum(highest, gl.max(s, 1))
     basis = new_highest * factor
@@ -235,7 +235,7 @@ def _weigh(s, highest, total, factor, MAY_SEE_NOTHING: gl.constexpr):
 
 
 @gluon.jit
-def _hide(s, key, position, layout: gl.constexpr, N: gl.constexpr):
+def _causal_mask(s, key, position, layout: gl.constexpr, N: gl.constexpr):
     """-inf for keys behind their query."""
     keys = key + gl.arange(0, N, gl.SliceLayout(0, layout))
     seen = gl.expand_dims(keys, 0) <= gl.expand_dims(position, 1)
@@ -243,7 +243,7 @@ def _hide(s, key, position, layout: gl.constexpr, N: gl.constexpr):
 
 
 @gluon.jit
-def _compute(
+def _consumer_warps(
     memory,
     barriers,
     tiles,
@@ -279,11 +279,11 @@ def _compute(
     k_stage, k_phase, v_stage, v_phase, turn = 0, 0, 0, 0, 0
     nothing = gl.zeros([_ROWS, N], gl.float32, s_layout)
     item = gl.program_id(0)
-    work = _look_up(tiles, item, HEADS, N)
+    work = _load_work_item(tiles, item, HEADS, N)
     while item < items:
         token, queries, passed, number = work[0], work[1], work[2], work[4]
         head, item = item % HEADS, item + gl.num_programs(0)
-        work = _look_up(tiles, item, HEADS, N)
+        work = _load_work_item(tiles, item, HEADS, N)
         position = passed + NUMBER * _ROWS + gl.arange(0, _ROWS, s_rows)
         hidden = number - (passed + 1) // N  # tiles that not all queries see: at least one
         mbarrier.wait(q_ready, turn)
@@ -294,10 +294,10 @@ def _compute(
         mbarrier.arrive(k_free.index(k_stage))
         k_stage, k_phase = _next(k_stage, k_phase, STAGES)
         key = (number - 1) * N
-        s = _hide(_scores(s, before, after, CAPPED), key, position, s_layout, N)
+        s = _causal_mask(_scaled_scores(s, before, after, CAPPED), key, position, s_layout, N)
         highest = gl.full([_ROWS], float("-inf"), gl.float32, s_rows)
         total = gl.zeros([_ROWS], gl.float32, s_rows)
-        weights, highest, total, shrink = _weigh(s, highest, total, factor, True)
+        weights, highest, total, shrink = _online_softmax(s, highest, total, factor, True)
         o = gl.zeros([_ROWS, D], gl.float32, o_layout)
         mbarrier.wait(k_ready.index(k_stage), k_phase, pred=key > 0)
         for _ in range(1, gl.minimum(hidden, number)):
@@ -309,8 +309,8 @@ def _compute(
             s = warpgroup_mma_wait(1, (s_token,))
             mbarrier.arrive(k_free.index(k_stage))
             k_stage, k_phase = _next(k_stage, k_phase, STAGES)
-            s = _hide(_scores(s, before, after, CAPPED), key, position, s_layout, N)
-            weights, highest, total, shrink = _weigh(s, highest, total, factor, True)
+            s = _causal_mask(_scaled_scores(s, before, after, CAPPED), key, position, s_layout, N)
+            weights, highest, total, shrink = _online_softmax(s, highest, total, factor, True)
             mbarrier.wait(k_ready.index(k_stage), k_phase, pred=key > 0)
             o, total = warpgroup_mma_wait(0, (o_token, total))
             mbarrier.arrive(v_free.index(v_stage))
@@ -325,8 +325,8 @@ def _compute(
             s = warpgroup_mma_wait(1, (s_token,))
             mbarrier.arrive(k_free.index(k_stage))
             k_stage, k_phase = _next(k_stage, k_phase, STAGES)
-            s = _scores(s, before, after, CAPPED)
-            weights, highest, total, shrink = _weigh(s, highest, total, factor, False)
+            s = _scaled_scores(s, before, after, CAPPED)
+            weights, highest, total, shrink = _online_softmax(s, highest, total, factor, False)
             mbarrier.wait(k_ready.index(k_stage), k_phase, pred=key > 0)
             o, total = warpgroup_mma_wait(0, (o_token, total))
             mbarrier.arrive(v_free.index(v_stage))

@@ -154,7 +154,7 @@ def _prefill_attention_split_kv(
         return
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     first, slot = tl.load(first_tokens + row), tl.load(slots + row)
-    seen_from, base, end, each, splits = _shares(
+    seen_from, base, end, each, splits = _kv_splits_of_tile(
         start, offset, count, splits, window, WINDOWED, QUERIES, N, MIN_SPLIT_TILES
     )
     if number >= splits:
@@ -228,7 +228,7 @@ def _merge_splits(
         return
     start, count = tl.load(starts + row).to(tl.int32), tl.load(counts + row).to(tl.int32)
     first = tl.load(first_tokens + row)
-    _, _, _, _, splits = _shares(start, offset, count, dealt, window, WINDOWED, QUERIES, N, MIN_SPLIT_TILES)
+    _, _, _, _, splits = _kv_splits_of_tile(start, offset, count, dealt, window, WINDOWED, QUERIES, N, MIN_SPLIT_TILES)
     queries = tl.where(splits > 1, tl.minimum(count - offset, QUERIES), 0)
     left = (item - number) * QUERIES * HEADS + kv_head * GROUP  # of the tile's first split
     there = (first + offset) * HEADS + kv_head * GROUP
@@ -268,7 +268,7 @@ def _merge_splits(
 
 
 @triton.jit
-def _shares(
+def _kv_splits_of_tile(
     start,
     offset,
     count,

@@ -42,11 +42,11 @@ def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: 
         return
     half = x.dtype != torch.float32
     mixture = (len(down), numbers.shape[1], down.shape[1], down.shape[2])
-    configs = choice(mixture, len(x), program_memory(x.device)) if half else IN_FP32
-    multiply(x, gate_up, down, numbers, weights, out, configs, overlap=OVERLAP and can_overlap(x.device))
+    configs = tuned_config(mixture, len(x), program_memory(x.device)) if half else IN_FP32
+    experts_with_configs(x, gate_up, down, numbers, weights, out, configs, overlap=OVERLAP and can_overlap(x.device))
 
 
-def multiply(
+def experts_with_configs(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
@@ -65,7 +65,7 @@ def multiply(
 
 
 @functools.cache
-def choice(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> ExpertConfigs:
+def tuned_config(mixture: tuple[int, int, int, int], tokens: int, memory: int) -> ExpertConfigs:
     """The configs for a mixture (experts, chosen, hidden, width) and this many tokens; of tiles that are larger than a
     program's shared memory, the next smaller ones."""
 

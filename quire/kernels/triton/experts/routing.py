@@ -135,8 +135,8 @@ def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOC
     end = before
     for begin in tl.range(0, whole, BLOCK, num_stages=3):
         pair = begin + tl.arange(0, BLOCK)
-        end = _put(order, end, pair, tl.load(numbers + pair) == expert)
-    end = _put(order, end, rest, last_numbers == expert)
+        end = _write_pairs(order, end, pair, tl.load(numbers + pair) == expert)
+    end = _write_pairs(order, end, rest, last_numbers == expert)
     first = before // TILE + expert
     last = end // TILE + expert + 1
     for some in range(first, last, 32):
@@ -148,7 +148,7 @@ def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOC
 
 
 @triton.jit
-def _put(order, end, pair, own):
+def _write_pairs(order, end, pair, own):
     """Write those of the pairs that are one's own to order, from `end` on; where they end."""
     counts = tl.cumsum(own.to(tl.int32), 0)
     tl.store(order + end + counts - 1, pair, own)

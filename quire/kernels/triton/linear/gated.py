@@ -132,9 +132,9 @@ def _gated_gemm_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: 
     work = (steps, down, across)
     gl.warp_specialize(
         [
-            (_compute, (memory, work, y_tiles, 0)),
-            (_compute, (memory, work, y_tiles, 1)),
-            (_copy, (memory, work, x_tiles, w_tiles, OVERLAP)),
+            (_consumer_warps, (memory, work, y_tiles, 0)),
+            (_consumer_warps, (memory, work, y_tiles, 1)),
+            (_producer_warp, (memory, work, x_tiles, w_tiles, OVERLAP)),
         ],
         [4, 1],
         [_MOST, 24],
@@ -142,23 +142,23 @@ def _gated_gemm_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: 
 
 
 @gluon.jit
-def _copy(memory, work, x_tiles, w_tiles, OVERLAP: gl.constexpr):
+def _producer_warp(memory, work, x_tiles, w_tiles, OVERLAP: gl.constexpr):
     """One warp: asks for what the groups will need, as soon as they leave room for it; for W even before x is there."""
     steps, down, across = work
     a, _, _, ready, free = memory
     ahead = 0
     if OVERLAP:
         ahead = gl.minimum(_STAGES, steps)
-        _, n = _place(gl.program_id(0), work)
+        _, n = _tile_coordinates(gl.program_id(0), work)
         for stage in gl.static_range(_STAGES):
-            _ask_for_w(w_tiles, n, stage, stage, memory, stage < ahead)
+            _load_w_async(w_tiles, n, stage, stage, memory, stage < ahead)
     wait_for_inputs(OVERLAP)
     stage, phase = 0, 1
     for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
-        m, n = _place(tile, work)
+        m, n = _tile_coordinates(tile, work)
         for step in range(steps):
             mbarrier.wait(free.index(stage), phase)
-            _ask_for_w(w_tiles, n, step, stage, memory, ahead <= 0)
+            _load_w_async(w_tiles, n, step, stage, memory, ahead <= 0)
             for group in gl.static_range(_GROUPS):
                 at = [(m * _GROUPS + group) * _ROWS, step * _COLUMNS]
                 ask_for_tile(x_tiles, at, ready.index(stage), a.index(stage * _GROUPS + group))
@@ -167,7 +167,7 @@ def _copy(memory, work, x_tiles, w_tiles, OVERLAP: gl.constexpr):
 
 
 @gluon.jit
-def _ask_for_w(w_tiles, n, step, stage, memory, pred):
+def _load_w_async(w_tiles, n, step, stage, memory, pred):
     """And say how much is asked for at this step."""
     _, b, _, ready, _ = memory
     mbarrier.expect(ready.index(stage), (_GROUPS * _ROWS + _BLOCK) * _COLUMNS * 2, pred=pred)
@@ -176,14 +176,14 @@ def _ask_for_w(w_tiles, n, step, stage, memory, pred):
 
 
 @gluon.jit
-def _compute(memory, work, y_tiles, NUMBER: gl.constexpr):
+def _consumer_warps(memory, work, y_tiles, NUMBER: gl.constexpr):
     """Four warps: 64 rows of each tile. One step's products run while the next one is waited for."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, 16])
     steps, down, across = work
     a, b, c, ready, free = memory
     stage, phase = 0, 0
     for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
-        m, n = _place(tile, work)
+        m, n = _tile_coordinates(tile, work)
         nothing = gl.zeros([_ROWS, _BLOCK], gl.float32, layout)
         mbarrier.wait(ready.index(stage), phase)
         under_way = warpgroup_mma(
@@ -221,7 +221,7 @@ def _gated(values):
 
 
 @gluon.jit
-def _place(tile, work):
+def _tile_coordinates(tile, work):
     """Which tile of rows and which of outputs: down a band of rows first, then across."""
     _, down, across = work
     band = tile // (_BAND * across)

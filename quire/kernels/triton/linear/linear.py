@@ -44,7 +44,7 @@ def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     if config is None:
         return F.linear(x, packed, bias)
     y = x.new_empty((x.shape[0], packed.shape[0]))
-    multiply(x, packed, bias, y, config, gate=False, overlap=OVERLAP and can_overlap(x.device))
+    linear_with_config(x, packed, bias, y, config, gate=False, overlap=OVERLAP and can_overlap(x.device))
     return y
 
 
@@ -60,7 +60,7 @@ def linear_silu_and_mul(x: Tensor, packed: Tensor, bias: Tensor | None, out: Ten
     ):
         gated_gemm(x, packed, out, overlap)
     elif (config := _config_for(x, packed, gate=True)) is not None:
-        multiply(x, packed, bias, out, config, gate=True, overlap=overlap)
+        linear_with_config(x, packed, bias, out, config, gate=True, overlap=overlap)
     else:
         silu_and_mul(linear(x, packed, bias), out)
 
@@ -70,7 +70,7 @@ def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
     return rows >= MANY_ROWS and outputs >= LARGE_WEIGHT[0] and columns >= LARGE_WEIGHT[1]
 
 
-def multiply(
+def linear_with_config(
     x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, *, gate: bool, overlap: bool
 ) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, with this config.
@@ -93,11 +93,11 @@ def _config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
     rows = x.shape[0]
     if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None
-    return choice(*w.shape, rows, gate)
+    return tuned_config(*w.shape, rows, gate)
 
 
 @functools.cache
-def choice(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
+def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
     """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
     if columns % 16:
         return None  # rows of the weight do not begin at 16-byte addresses

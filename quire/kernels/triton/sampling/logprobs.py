@@ -1,9 +1,9 @@
 """Log probabilities of tokens without a softmax of the whole matrix: one read of the rows that ask.
 
-1. `_survey`: the highest key of each group of a row (see keys.py), the weight of each chunk, and how many of its logits
-   are higher than the token's.
-2. `_report`, one program a row: the sums, and the k likeliest one after the other: the group with the highest key has
-   the next, and that group alone is looked at again to learn what it has behind it. A microsecond a token, all rows at
+1. `_scan_groups`: the highest key of each group of a row (see logit_keys.py), the weight of each chunk, and how many of
+   its logits are higher than the token's.
+2. `_report_logprobs`, one program a row: the sums, and the k likeliest one after the other. The group with the highest
+   key has the next one; that group alone is read again to learn its second highest. A microsecond a token, all rows at
    once, whatever the vocabulary; so a large k is left to torch.
 """
 
@@ -59,10 +59,10 @@ def score_with_tiling(
             "VOCAB": vocab, "BITS": key_bits(logits.dtype), "WIDTH": ints.shape[1], "GROUP": shape.group,
             "GROUPS": shape.groups, "CHUNKS": shape.chunks, "OVERLAP": overlap, "launch_pdl": overlap, "num_warps": 4,
         }  # fmt: skip
-        _survey[(n, shape.chunks)](
+        _scan_groups[(n, shape.chunks)](
             logits, logits.stride(0), reads, tokens, ints, masses, CHUNK=shape.chunk, NORMALISE=normalise, **config
         )
-        _report[(n,)](
+        _report_logprobs[(n,)](
             logits, logits.stride(0), reads, tokens, ints, masses, few, own, ranks, ids, values, best, log_sum,
             GROUPS_2=next_power_of_2(shape.groups), CHUNKS_2=next_power_of_2(shape.chunks),
             NORMALISE=normalise, **config,
@@ -75,7 +75,7 @@ def score_with_tiling(
 
 @fast_launch
 @triton.jit(do_not_specialize_on_alignment=_LOOSE)
-def _survey(
+def _scan_groups(
     logits, stride, reads, tokens, ints, masses,
     VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, NORMALISE: tl.constexpr, OVERLAP: tl.constexpr,
@@ -105,7 +105,7 @@ def _survey(
 
 @fast_launch
 @triton.jit(do_not_specialize=["k"], do_not_specialize_on_alignment=_LOOSE)
-def _report(
+def _report_logprobs(
     logits, stride, reads, tokens, ints, masses, k, own, ranks, ids, values, bests, log_sums,
     VOCAB: tl.constexpr, BITS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     CHUNKS: tl.constexpr, GROUPS_2: tl.constexpr, CHUNKS_2: tl.constexpr, NORMALISE: tl.constexpr,

@@ -13,9 +13,9 @@ from quire.kernels.reference import paged_attention as reference
 from quire.kernels.triton.attention import decode_large_batch, decode_split_kv
 from quire.kernels.triton.attention.decode_large_batch import (
     MANY_ROWS,
-    can_read,
     decode_attention_large_batch,
     serves_large_batch,
+    supports_blocks,
 )
 from quire.kernels.triton.attention.decode_split_kv import (
     MIN_SPLIT_TILES,
@@ -138,7 +138,7 @@ def test_sizes_of_heads_and_groups(heads: tuple[int, int, int], cap: float | Non
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("d", "block_size"),
-    [(d, size) for d in (64, 128, 256) for size in (8, 16, 32, 64, 96) if can_read(size, d)],
+    [(d, size) for d in (64, 128, 256) for size in (8, 16, 32, 64, 96) if supports_blocks(size, d)],
 )
 def test_block_sizes_and_windows(d: int, block_size: int) -> None:
     """A window may begin anywhere in a piece, and be shorter than a tile."""
@@ -228,7 +228,9 @@ def test_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     ("d", "sizes"), [(64, [16, 32, 64, 128]), (128, [8, 16, 32, 64, 96, 128]), (256, [8, 16, 32, 48])]
 )
 def test_tiles_are_whole_blocks_or_lie_within_one(d: int, sizes: list[int]) -> None:
-    assert [size for size in (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if can_read(size, d)][: len(sizes)] == sizes
+    assert [size for size in (1, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128) if supports_blocks(size, d)][
+        : len(sizes)
+    ] == sizes
 
 
 @pytest.mark.parametrize("d", [64, 128, 256])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.experts import route as reference_route
-from quire.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, choice, multiply
+from quire.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, experts_with_configs, tuned_config
 from quire.kernels.triton.experts.routing import group, route
 from quire.kernels.triton.experts.tuned_expert_configs import CONFIGS
 from quire.kernels.triton.linear.gemm import GemmConfig
@@ -120,7 +120,7 @@ def test_products(tokens: int, configs: ExpertConfigs, dtype: torch.dtype, devic
         pytest.skip("for few tokens; the interpreter is slow")
     arguments = mixture(tokens, 5, 3, 80, 48, dtype, device)
     out = torch.full_like(arguments[0], float("nan"))
-    multiply(*arguments, out, configs, overlap=False)
+    experts_with_configs(*arguments, out, configs, overlap=False)
     close(out, exact(*arguments))
 
 
@@ -129,7 +129,7 @@ def test_large_tiles_that_are_full_half_full_and_nearly_empty(device: str) -> No
     numbers = torch.tensor([[0, 1]] * 65 + [[0, 2]] * 64, dtype=torch.int32, device=device)
     out = torch.full_like(x, float("nan"))
     config = GemmConfig(128, 64, 32, 1, 4, 3, False)
-    multiply(x, gate_up, down, numbers, weights, out, (config, config), overlap=False)
+    experts_with_configs(x, gate_up, down, numbers, weights, out, (config, config), overlap=False)
     close(out, exact(x, gate_up, down, numbers, weights))
 
 
@@ -148,10 +148,10 @@ def test_a_mixture_is_served_like_the_nearest_measured_one() -> None:
         assert [most for most, _ in configs] == sorted(most for most, _ in configs)
         assert configs[-1][0] == float("inf")
         for most, config in configs[:-1]:
-            assert choice(measured, int(most), HOPPER) == config
-            assert choice(measured, int(most) + 1, HOPPER) != config
+            assert tuned_config(measured, int(most), HOPPER) == config
+            assert tuned_config(measured, int(most) + 1, HOPPER) != config
     first = experts, chosen, hidden, width = next(iter(CONFIGS))
-    assert choice((experts // 2, chosen, hidden, width), 80, HOPPER) == choice(first, 160, HOPPER)
+    assert tuned_config((experts // 2, chosen, hidden, width), 80, HOPPER) == tuned_config(first, 160, HOPPER)
 
 
 def test_on_a_card_with_less_shared_memory_tiles_are_the_next_smaller_ones() -> None:
@@ -160,8 +160,8 @@ def test_on_a_card_with_less_shared_memory_tiles_are_the_next_smaller_ones() -> 
     for measured, configs in CONFIGS.items():
         for most, config in configs:
             tokens = int(min(most, 100_000))
-            assert choice(measured, tokens, medium) == choice(measured, tokens, HOPPER) == config
-            chosen = choice(measured, tokens, small)
+            assert tuned_config(measured, tokens, medium) == tuned_config(measured, tokens, HOPPER) == config
+            chosen = tuned_config(measured, tokens, small)
             is_large = any(isinstance(one, GemmConfig) and one.block_m * one.block_n > 128 * 128 for one in config)
             assert (chosen != config) == is_large
             assert chosen in [config for _, config in configs]
@@ -185,7 +185,7 @@ def test_every_choice_on_a_card(
     results = []
     for _ in range(3):
         out = torch.full_like(arguments[0], float("nan"))
-        multiply(*arguments, out, configs, overlap=overlap)
+        experts_with_configs(*arguments, out, configs, overlap=overlap)
         results.append(out)
     close(results[0], exact(*arguments))
     assert all(torch.equal(result, results[0]) for result in results)

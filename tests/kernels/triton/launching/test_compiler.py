@@ -24,7 +24,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_nothing_is_left_to_compile_here(found: dict[str, Any]) -> None:
     names = [name for name, *_ in found["start"]]
-    assert sorted(names) == ["_embed", "_prefill_attention_dense", "_report", "_survey"]
+    assert sorted(names) == ["_embed", "_prefill_attention_dense", "_report_logprobs", "_scan_groups"]
     assert found["start"] == [[name, True, "compile now"] for name in names]
 
 

@@ -13,7 +13,7 @@ from quire.kernels.dispatch import kernel
 from quire.kernels.reference.linear import linear as reference
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
-from quire.kernels.triton.linear.linear import LinearConfig, choice, linear_silu_and_mul, multiply
+from quire.kernels.triton.linear.linear import LinearConfig, linear_silu_and_mul, linear_with_config, tuned_config
 from quire.kernels.triton.linear.tuned_linear_configs import GATED, PLAIN, UP_TO
 
 FEW_ROWS = (
@@ -63,7 +63,7 @@ def test_one_row(config: GemvConfig, gate: bool, biased: bool, dtype: torch.dtyp
     for outputs, columns in ((6, 48), (26, 144)):
         x, w, bias = random(1, outputs, columns, dtype, device)
         y = poisoned(1, outputs // 2 if gate else outputs, x)
-        multiply(x, w, bias if biased else None, y, config, gate=gate, overlap=False)
+        linear_with_config(x, w, bias if biased else None, y, config, gate=gate, overlap=False)
         close(y, exact(x, w, bias if biased else None, gate))
 
 
@@ -75,7 +75,7 @@ def test_few_rows(rows: int, config: GemmConfig, gate: bool, biased: bool, dtype
     x, w, bias = random(rows, 70, 144, dtype, device)
     y = poisoned(rows, 35 if gate else 70, x)
     for _ in range(2):  # the second call finds the counters of the first one's splits as they were
-        multiply(x, w, bias if biased else None, y.fill_(float("nan")), config, gate=gate, overlap=False)
+        linear_with_config(x, w, bias if biased else None, y.fill_(float("nan")), config, gate=gate, overlap=False)
         close(y, exact(x, w, bias if biased else None, gate))
 
 
@@ -85,14 +85,14 @@ def test_rows_of_x_may_lie_apart(config: GemvConfig | GemmConfig, device: str) -
     x, w, _ = random(rows, 40, 96, torch.float32, device)
     apart = torch.full((rows, 200), float("nan"), device=device)
     apart[:, 80:176] = x
-    multiply(apart[:, 80:176], w, None, y := poisoned(rows, 40, x), config, gate=False, overlap=False)
+    linear_with_config(apart[:, 80:176], w, None, y := poisoned(rows, 40, x), config, gate=False, overlap=False)
     close(y, exact(x, w, None, False))
 
 
 def test_more_splits_than_steps(device: str) -> None:
     x, w, _ = random(3, 16, 64, torch.float32, device)
     config = GemmConfig(16, 16, 32, 5, 4, 3, False)
-    multiply(x, w, None, y := poisoned(3, 16, x), config, gate=False, overlap=False)
+    linear_with_config(x, w, None, y := poisoned(3, 16, x), config, gate=False, overlap=False)
     close(y, exact(x, w, None, False))
 
 
@@ -102,11 +102,11 @@ def test_a_shape_is_served_like_the_nearest_measured_one() -> None:
             assert len(configs) == len(UP_TO)
             for config, most, above in zip(configs, UP_TO, (0, *UP_TO), strict=False):
                 for rows in (above + 1, most):
-                    assert choice(*shape, rows, gate) == config
+                    assert tuned_config(*shape, rows, gate) == config
                 if isinstance(config, GemvConfig):
                     assert most == 1
-    assert choice(6144 + 16, 4096 - 16, 3, False) == choice(6144, 4096, 3, False)
-    assert choice(6144, 4088, 1, False) is None
+    assert tuned_config(6144 + 16, 4096 - 16, 3, False) == tuned_config(6144, 4096, 3, False)
+    assert tuned_config(6144, 4088, 1, False) is None
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
@@ -138,7 +138,7 @@ def test_every_choice_on_a_card(
     results = []
     for _ in range(3):
         y = poisoned(rows, shape[0] // 2 if gate else shape[0], x)
-        multiply(x, w, bias, y, config, gate=gate, overlap=overlap)
+        linear_with_config(x, w, bias, y, config, gate=gate, overlap=overlap)
         results.append(y)
     close(results[0], exact(x, w, bias, gate))
     assert all(torch.equal(result, results[0]) for result in results)
