@@ -20,6 +20,8 @@ from quire.messages import Add, Dead, FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 
+_DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message; the last two are none of its own."""
 _FORKS = 1 + Add.__struct_fields__.index("forks")
 """Index of `Add.forks` in an encoded Add, after the type's name."""
 
@@ -72,7 +74,7 @@ class ZmqPort:
                 return messages
             try:
                 messages.append(self._decoder.decode(raw))
-            except msgspec.MsgspecError as error:
+            except _DECODING_ERRORS as error:
                 messages += _undecodable_messages(raw, error)
 
     def send(self, client: int, message: FromEngine) -> None:
@@ -97,7 +99,7 @@ def _undecodable_messages(raw: bytes, error: Exception) -> list[Undecodable]:
     """Whoever waits for an answer to a message that does not decode; empty if that cannot be read either."""
     try:
         fields = msgspec.msgpack.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
+    except _DECODING_ERRORS:
         fields = None
     match fields:
         case ["Add", int(first), *_] if first >= 0:
@@ -142,7 +144,7 @@ class ZmqClient:
             return None
         try:
             return self._decoder.decode(self._inbox.recv())
-        except msgspec.MsgspecError as error:
+        except _DECODING_ERRORS as error:
             logger.error("a message from the engine cannot be decoded: %s", error)
             return Lost(str(error))
 
