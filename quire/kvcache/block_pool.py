@@ -99,7 +99,7 @@ class BlockPool:
         """A block with these contents, held or free."""
         return self._block_of.get(key)
 
-    def get_cached_run(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
+    def get_cached_prefix(self, group: int, hashes: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
         """Cached blocks for one hash after another, up to the first that is not cached: all hashes that were read, and
         the blocks of all but that one."""
         get, read, blocks = self._block_of.get, [], []
@@ -111,7 +111,7 @@ class BlockPool:
             blocks.append(block)
         return read, blocks
 
-    def num_unheld(self, blocks: Iterable[int]) -> int:
+    def num_free_of(self, blocks: Iterable[int]) -> int:
         """How many of these blocks are free."""
         ref_counts = self._ref_counts
         return sum(ref_counts[block] == 0 for block in blocks)

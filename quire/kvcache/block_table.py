@@ -184,7 +184,7 @@ class BlockTable:
         if full is None:
             read = list(islice(hashes, length // size))
         else:  # no hit goes beyond the first block that is missing in a group without a window
-            read, of_full = pool.get_cached_run(full, islice(hashes, length // size))
+            read, of_full = pool.get_cached_prefix(full, islice(hashes, length // size))
         candidates = read if full is None else read[: len(of_full)]
         found: list[Sequence[int | None]] = [
             of_full if group == full else [pool.get_cached_block((group, block_hash)) for block_hash in candidates]

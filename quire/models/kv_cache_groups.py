@@ -28,7 +28,7 @@ def read_window(fields: ConfigFile) -> int | None:
     return fields.count("sliding_window") if asked else None
 
 
-def read_local(fields: ConfigFile, family: Family, layers: int) -> tuple[bool, ...]:
+def read_windowed_layers(fields: ConfigFile, family: Family, layers: int) -> tuple[bool, ...]:
     """Whether each layer is one of those with the window.
 
     Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, Family
-from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_local, read_window
+from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 
@@ -173,7 +173,7 @@ def read_spec(directory: Path | str) -> ModelSpec:
         eos_ids=fields.token_ids("eos_token_id"),
         rope=rope,
         local_rope=read_local_rope(fields, family, head_dim),
-        local=read_local(fields, family, layers),
+        local=read_windowed_layers(fields, family, layers),
         window=read_window(fields),
         scales=_scales(fields, layers, head_dim),
         attention_cap=fields.optional_number("attn_logit_softcapping"),

@@ -83,7 +83,7 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
     num_blocks, reason = (requested, "as asked") if requested else budget.num_kv_blocks(length)
     footprint = budget.footprint(length, num_blocks)
     swap_bytes = min(int(config.cache.swap_space * GIB), budget.swap_limit(footprint))
-    num_host_blocks = max(0, min(swap_bytes // demand.block_bytes, demand.of_all(length)))
+    num_host_blocks = max(0, min(swap_bytes // demand.block_bytes, demand.blocks_for_all_sequences(length)))
     footprint = replace(footprint, swap_space=num_host_blocks * demand.block_bytes)
     is_estimate = gpu is not None and requested is None
     return KVCachePlan(length, num_blocks, num_host_blocks, footprint, reason, is_estimate)
@@ -99,20 +99,18 @@ def _max_model_len(
     """
 
     def fits(length: int) -> bool:
-        return demand.of_one(length) <= (requested or budget.max_blocks(length))
+        return demand.blocks_for_one_sequence(length) <= (requested or budget.max_blocks(length))
 
     def fits_by_default(length: int) -> bool:
-        return demand.of_one(length) <= (requested or budget.default_blocks(length))
+        return demand.blocks_for_one_sequence(length) <= (requested or budget.default_blocks(length))
 
     length = length_limit(config, spec)
     if is_auto(config):
         length = max(2, largest_fitting(fits_by_default, length))
     if config.cache.num_gpu_blocks_override is None and not fits(length):  # an exact number is never doubted
         longest = largest_fitting(fits, length)
-        needs = (
-            f"One sequence of {length:,} tokens needs {format_bytes(demand.of_one(length) * demand.block_bytes)} of "
-            "KV cache"
-        )
+        needed_bytes = demand.blocks_for_one_sequence(length) * demand.block_bytes
+        needs = f"One sequence of {length:,} tokens needs {format_bytes(needed_bytes)} of KV cache"
         auto = f"--max-model-len auto (here {longest:,} tokens)" if longest > 1 else ""
         if requested:
             raise MemoryBudgetError(

@@ -36,13 +36,13 @@ class KVDemand:
         block_size = config.cache.block_size
         return cls(group_windows(spec), rows, chunk, block_size, spec.kv_block_bytes(config.model.dtype, block_size))
 
-    def of_one(self, length: int) -> int:
+    def blocks_for_one_sequence(self, length: int) -> int:
         """Blocks of a sequence of `length` tokens."""
         return blocks_per_sequence(self.groups, length, self.chunk, self.block_size)
 
-    def of_all(self, length: int) -> int:
+    def blocks_for_all_sequences(self, length: int) -> int:
         """Blocks of as many sequences of `length` tokens as may run at once."""
-        return self.rows * self.of_one(length)
+        return self.rows * self.blocks_for_one_sequence(length)
 
 
 def group_windows(spec: ModelSpec) -> tuple[GroupWindow, ...]:

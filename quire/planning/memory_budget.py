@@ -73,7 +73,7 @@ class CpuBudget:
 
     def num_kv_blocks(self, length: int) -> tuple[int, str]:
         """No more than all sequences can use, and always enough for one."""
-        of_one, of_all = self._demand.of_one(length), self._demand.of_all(length)
+        of_one, of_all = self._demand.blocks_for_one_sequence(length), self._demand.blocks_for_all_sequences(length)
         blocks = min(of_all, max(self.default_blocks(length), of_one))
         share = f"{self._share:.0%} of the memory available, less weights and activations"
         if blocks == of_all:

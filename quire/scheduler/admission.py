@@ -152,7 +152,7 @@ class Admission:
         match = request.table.match_prefix(request.block_hashes.iter_hashes(request.tokens, most), most)
         shared = match.held_blocks
         # Shared blocks that are free now are not allocated, but not free any more either.
-        blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_unheld(shared)
+        blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_free_of(shared)
         if not self._fits(request, blocks, len(request.tokens) - match.num_tokens, reserved, match.missing):
             return False
         request.table.share_prefix(match)

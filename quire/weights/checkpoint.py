@@ -34,7 +34,7 @@ class WeightSpec:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor as the files declare it; `dtype` in safetensors' words (F32, BF16, …)."""
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Stored:
 class Checkpoint(Protocol):
     """Named tensors."""
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         """What there is, from the files' headers alone."""
         ...
 
@@ -67,7 +67,7 @@ class WithoutPrefix:
         self._inner = inner
         self._prefix = prefix
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         """The inner contents, with the prefix."""
         return {self._outer_name(name): stored for name, stored in self._inner.contents().items()}
 
@@ -101,9 +101,9 @@ class StackedExperts:
         """Whether a checkpoint with these names has any."""
         return any(cls._STACKED.match(name) for name in names)
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         """The inner contents, with every expert on its own."""
-        contents: dict[str, Stored] = {}
+        contents: dict[str, StoredTensor] = {}
         for name, stored in self._inner.contents().items():
             stacked = self._STACKED.match(name)
             if stacked is None or len(stored.shape) != 3:
@@ -114,7 +114,7 @@ class StackedExperts:
             for number in range(count):
                 for part in parts:
                     single = f"{stacked[1]}{number}.{part}_proj.weight"
-                    contents[single] = Stored((rows // len(parts), columns), stored.dtype)
+                    contents[single] = StoredTensor((rows // len(parts), columns), stored.dtype)
         return contents
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
@@ -134,7 +134,7 @@ class StackedExperts:
         self._inner.close()
 
 
-def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
+def with_standard_names(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint under the names that models use, whichever of the published customs its files follow."""
     names = checkpoint.contents()
     for bare, prefix in _BARE.items():
@@ -143,7 +143,7 @@ def with_known_names(checkpoint: Checkpoint) -> Checkpoint:
     return StackedExperts(checkpoint) if StackedExperts.has_stacked_experts(names) else checkpoint
 
 
-def check(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architecture: str) -> None:
+def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architecture: str) -> None:
     """Compare what a model needs with what the files declare.
 
     Raises:

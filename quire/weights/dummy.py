@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from quire.weights.checkpoint import Stored, WeightSpec
+from quire.weights.checkpoint import StoredTensor, WeightSpec
 
 SPREAD = 1e-3
 
@@ -17,10 +17,10 @@ class DummyCheckpoint:
     """Has exactly what is needed. The same seed and name give the same values, whatever else is read and when."""
 
     def __init__(self, specs: Iterable[WeightSpec], seed: int) -> None:
-        self._contents = {spec.name: Stored(spec.shape, "F32") for spec in specs}
+        self._contents = {spec.name: StoredTensor(spec.shape, "F32") for spec in specs}
         self._seed = seed
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         """Every need, as declared."""
         return dict(self._contents)
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from quire.clock import Clock
-from quire.weights.checkpoint import Checkpoint, Stored
+from quire.weights.checkpoint import Checkpoint, StoredTensor
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -76,7 +76,7 @@ class CountedReads:
         self._inner = inner
         self._progress = progress
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         """Of the inner checkpoint."""
         return self._inner.contents()
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.weights.checkpoint import Stored
+from quire.weights.checkpoint import StoredTensor
 from quire.weights.cuda_copy_stream import CudaCopyStream
 from quire.weights.gpu_loader import FileTensor, GpuTensorLoader
 
@@ -39,14 +39,14 @@ class SafetensorsCheckpoint:
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, Any] = {}
-        self._contents: dict[str, Stored] = {}
+        self._contents: dict[str, StoredTensor] = {}
         self._paths = find_files(directory)
         self._gpu_reader: _GpuReader | None = None
         self._lock = threading.Lock()
         for path in self._paths:
             self._open(path)
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         """Every tensor of every file."""
         return dict(self._contents)
 
@@ -83,7 +83,7 @@ class SafetensorsCheckpoint:
             if name in self._contents:
                 raise CheckpointError(f"{path}: '{name}' stands in another file as well: remove the file too many.")
             tensor = file.get_slice(name)  # type: ignore[no-untyped-call]
-            self._contents[name] = Stored(tuple(tensor.get_shape()), str(tensor.get_dtype()))
+            self._contents[name] = StoredTensor(tuple(tensor.get_shape()), str(tensor.get_dtype()))
             self._files[name] = file
 
 

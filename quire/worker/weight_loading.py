@@ -13,7 +13,7 @@ from quire.errors import MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import load_all_weights, weight_specs_of
 from quire.models.spec import ModelSpec
-from quire.weights.checkpoint import Checkpoint, WeightSpec, check, with_known_names
+from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights, with_standard_names
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
@@ -32,7 +32,7 @@ def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: 
     dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
     size = spec.weight_bytes(dtype)
     checkpoint = _open(config, specs)
-    check(checkpoint, specs, spec.architecture)
+    check_weights(checkpoint, specs, spec.architecture)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
     try:
         load_all_weights(factory.layers, checkpoint, torch.get_num_threads(), progress)
@@ -53,4 +53,4 @@ def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: 
 def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:
     if config.load.load_format == "dummy":
         return DummyCheckpoint(specs, config.model.seed)
-    return with_known_names(SafetensorsCheckpoint(Path(config.model.model)))
+    return with_standard_names(SafetensorsCheckpoint(Path(config.model.model)))

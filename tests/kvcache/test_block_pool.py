@@ -57,9 +57,9 @@ def test_a_run_ends_at_the_first_contents_that_no_block_has() -> None:
     for i in (0, 1, 3):
         pool.cache_block(blocks[i], (1, hashes[i]))
     read = iter(hashes)
-    assert pool.get_cached_run(1, read) == (hashes[:3], blocks[:2])
+    assert pool.get_cached_prefix(1, read) == (hashes[:3], blocks[:2])
     assert next(read) == hashes[3], "read farther than the first that is missing"
-    assert pool.get_cached_run(0, hashes) == (hashes[:1], [])
+    assert pool.get_cached_prefix(0, hashes) == (hashes[:1], [])
 
 
 def test_the_first_block_with_some_contents_stays_the_one_that_is_found() -> None:

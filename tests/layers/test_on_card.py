@@ -11,7 +11,7 @@ from torch import Tensor
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import TensorOptions
 from quire.layers.moe import ExpertNames, Routing
-from quire.weights.checkpoint import Stored
+from quire.weights.checkpoint import StoredTensor
 
 HIDDEN, WIDTH = 256, 384
 Apply = Callable[[Tensor], Tensor]
@@ -20,7 +20,7 @@ Apply = Callable[[Tensor], Tensor]
 class Drawn:
     """A checkpoint drawn on the processor, so that every device reads the same numbers."""
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         return {}
 
     def read(self, name: str, out: Tensor, start: object = None) -> None:

@@ -16,13 +16,13 @@ from tests.scheduler.test_order import LinearCost, Stage
 def lookups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets an entry for each lookup in the prefix cache."""
     done: list[int] = []
-    original = BlockPool.get_cached_run
+    original = BlockPool.get_cached_prefix
 
     def counted(pool: BlockPool, group: int, hashes: Any) -> Any:
         done.append(group)
         return original(pool, group, hashes)
 
-    monkeypatch.setattr(BlockPool, "get_cached_run", counted)
+    monkeypatch.setattr(BlockPool, "get_cached_prefix", counted)
     return done
 
 

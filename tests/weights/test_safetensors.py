@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.weights.checkpoint import Stored, WeightSpec, check, with_known_names
+from quire.weights.checkpoint import StoredTensor, WeightSpec, check_weights, with_standard_names
 from quire.weights.safetensors import INDEX, SINGLE, SafetensorsCheckpoint
 
 A, B = torch.arange(12.0).view(3, 4), torch.arange(5.0) - 2
@@ -54,7 +54,7 @@ def test_shards_of_an_index(tmp_path: Path) -> None:
     write_shards(tmp_path, {"x-1.safetensors": {"a": A}, "x-2.safetensors": {"b": B}})
     save_file({"stray": A}, tmp_path / "stray.safetensors")
     checkpoint = SafetensorsCheckpoint(tmp_path)
-    assert checkpoint.contents() == {"a": Stored((3, 4), "F32"), "b": Stored((5,), "F32")}
+    assert checkpoint.contents() == {"a": StoredTensor((3, 4), "F32"), "b": StoredTensor((5,), "F32")}
     assert torch.equal(read(checkpoint, "b", (5,)), B)
     checkpoint.close()
 
@@ -160,7 +160,7 @@ def test_all_differences_are_listed_at_once(tmp_path: Path) -> None:
     save_file({"a": A, "b": B, "c": torch.zeros(2, dtype=torch.int8), "extra": B.clone()}, tmp_path / SINGLE)
     specs = [WeightSpec("a", (4, 3)), WeightSpec("b", (5,)), WeightSpec("c", (2,)), WeightSpec("d", (7, 1))]
     with pytest.raises(CheckpointError) as caught:
-        check(SafetensorsCheckpoint(tmp_path), specs, "SomeModel")
+        check_weights(SafetensorsCheckpoint(tmp_path), specs, "SomeModel")
     message = caught.value.message
     assert "4 differences" in message
     assert "a: expected [4, 3], found [3, 4]" in message
@@ -174,7 +174,7 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
     save_file({"a": A}, tmp_path / SINGLE)
     specs = [WeightSpec("a", (3, 4)), *(WeightSpec(f"n{i}", (1,)) for i in range(30))]
     with pytest.raises(CheckpointError, match="30 differences") as caught:
-        check(SafetensorsCheckpoint(tmp_path), specs, "SomeModel")
+        check_weights(SafetensorsCheckpoint(tmp_path), specs, "SomeModel")
     assert "… and 22 more" in caught.value.message
     assert len(caught.value.message.splitlines()) == 11
 
@@ -182,13 +182,13 @@ def test_long_lists_are_cut(tmp_path: Path) -> None:
 def test_leftovers_of_old_checkpoints_are_passed_over(tmp_path: Path) -> None:
     names = ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight", "a"]
     save_file({name: B.clone() for name in names}, tmp_path / SINGLE)
-    check(SafetensorsCheckpoint(tmp_path), [WeightSpec("a", (5,))], "SomeModel")
+    check_weights(SafetensorsCheckpoint(tmp_path), [WeightSpec("a", (5,))], "SomeModel")
 
 
 def test_names_without_their_prefix(tmp_path: Path) -> None:
     tensors = {"embed_tokens.weight": A, "norm.weight": B, "lm_head.weight": A + 1}
     save_file(tensors, tmp_path / SINGLE)
-    checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
+    checkpoint = with_standard_names(SafetensorsCheckpoint(tmp_path))
     assert set(checkpoint.contents()) == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
     assert torch.equal(read(checkpoint, "model.norm.weight", (5,)), B)
     assert torch.equal(read(checkpoint, "lm_head.weight", (1, 4), start=(2, 0)), A[2:] + 1)
@@ -199,8 +199,8 @@ def test_a_bare_gpt2_has_its_prefix_and_its_masks_are_passed_over(tmp_path: Path
     weight = torch.randn(3, 2)
     tensors = {"wte.weight": weight, "h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.ones(())}
     save_file(tensors, tmp_path / SINGLE)
-    checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
-    check(checkpoint, [WeightSpec("transformer.wte.weight", (3, 2))], "GPT2LMHeadModel")
+    checkpoint = with_standard_names(SafetensorsCheckpoint(tmp_path))
+    check_weights(checkpoint, [WeightSpec("transformer.wte.weight", (3, 2))], "GPT2LMHeadModel")
     checkpoint.read("transformer.wte.weight", out := torch.empty(3, 2))
     assert torch.equal(out, weight)
 
@@ -209,10 +209,10 @@ def test_stacked_experts_are_seen_one_by_one(tmp_path: Path) -> None:
     gate_up, down, other = torch.randn(3, 8, 5), torch.randn(3, 5, 4), torch.randn(3, 5)
     names = ("m.experts.gate_up_proj", "m.experts.down_proj", "m.gate.weight")
     save_file(dict(zip(names, (gate_up, down, other), strict=True)), tmp_path / SINGLE)
-    checkpoint = with_known_names(SafetensorsCheckpoint(tmp_path))
+    checkpoint = with_standard_names(SafetensorsCheckpoint(tmp_path))
     shapes = {"gate": (4, 5), "up": (4, 5), "down": (5, 4)}
     specs = [WeightSpec(f"m.experts.{i}.{part}_proj.weight", shape) for i in range(3) for part, shape in shapes.items()]
-    check(checkpoint, [*specs, WeightSpec("m.gate.weight", (3, 5))], "Qwen3MoeForCausalLM")
+    check_weights(checkpoint, [*specs, WeightSpec("m.gate.weight", (3, 5))], "Qwen3MoeForCausalLM")
     for i in range(3):
         parts = {"gate": gate_up[i, :4], "up": gate_up[i, 4:], "down": down[i]}
         for part, expected in parts.items():

@@ -29,7 +29,7 @@ from sweep import compile_all, few_enough, graph_seconds
 from torch import Tensor
 
 from quire.kernels.triton.experts.experts import ExpertConfigs, experts_with_configs
-from quire.kernels.triton.experts.routing import group, route
+from quire.kernels.triton.experts.routing import group_by_expert, route
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
 
@@ -233,7 +233,7 @@ def line(mixture: Mixture, tokens: int, sets: list[tuple[Tensor, ...]], seconds:
     best = sorted(seconds, key=seconds.__getitem__)[:3]
     logits = torch.randn(tokens, mixture.experts, dtype=torch.bfloat16, device="cuda")
     routing = graph_seconds([lambda: route(logits, mixture.chosen, True)], 3e-6)
-    grouping = graph_seconds([lambda own=own: group(own[3], mixture.experts, 16) for own in sets], 3e-6)
+    grouping = graph_seconds([lambda own=own: group_by_expert(own[3], mixture.experts, 16) for own in sets], 3e-6)
     return (
         f"{astuple(mixture)} {tokens:4} tokens, {touched:.1f} experts: {seconds[best[0]] * 1e6:8.1f} µs, "
         f"limit {limit * 1e6:8.1f} ({limit / seconds[best[0]]:.0%}), {moved / seconds[best[0]] / 1e12:.2f} TB/s, "

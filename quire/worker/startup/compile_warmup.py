@@ -18,7 +18,7 @@ from quire.layers.layer import TensorOptions
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.planning.step_limits import StepLimits
-from quire.weights.checkpoint import Stored
+from quire.weights.checkpoint import StoredTensor
 from quire.worker.model_runner import ModelRunner
 from quire.worker.sampling.sampler import Deferred
 
@@ -63,7 +63,7 @@ def layers_of_every_kind(spec: ModelSpec) -> int:
 class _Uninitialised:
     """A checkpoint that writes nothing."""
 
-    def contents(self) -> dict[str, Stored]:
+    def contents(self) -> dict[str, StoredTensor]:
         """Not needed to read."""
         return {}
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.experts.routing import group
+from quire.kernels.triton.experts.routing import group_by_expert
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
 from quire.kernels.triton.linear.gemm import GemmConfig
@@ -92,7 +92,7 @@ def gemm_by_expert(
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
     first, second = configs
     assert first.block_m == second.block_m and first.splits == second.splits == 1
-    order, tiles = group(numbers, len(down), first.block_m)
+    order, tiles = group_by_expert(numbers, len(down), first.block_m)
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
     _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap)

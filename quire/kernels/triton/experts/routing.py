@@ -47,7 +47,7 @@ def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tenso
     return weights, numbers
 
 
-def group(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
+def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, Tensor]:
     """Pairs by expert, and the tiles they make.
 
     Args:

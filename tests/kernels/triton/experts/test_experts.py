@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.experts import route as reference_route
 from quire.kernels.triton.experts.experts import IN_FP32, ExpertConfigs, experts_with_configs, tuned_config
-from quire.kernels.triton.experts.routing import group, route
+from quire.kernels.triton.experts.routing import group_by_expert, route
 from quire.kernels.triton.experts.tuned_expert_configs import CONFIGS
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
@@ -87,7 +87,7 @@ def test_a_broken_row_of_logits_still_names_experts_and_says_it_is_broken(bad: f
 def test_every_pair_stands_once_with_its_expert(tokens: int, experts: int, chosen: int, tile: int, device: str) -> None:
     numbers = torch.rand(tokens, experts).topk(chosen).indices.to(device, torch.int32)
     numbers[: tokens // 2, 0] = experts - 1
-    order, tiles = group(numbers, experts, tile)
+    order, tiles = group_by_expert(numbers, experts, tile)
     flat = numbers.flatten().tolist()
     assert order.tolist() == sorted(range(len(flat)), key=lambda pair: flat[pair])
     reached = 0
@@ -104,7 +104,7 @@ def test_every_pair_stands_once_with_its_expert(tokens: int, experts: int, chose
 @pytest.mark.parametrize("tokens", [64, 65, 511, 513, 8192])
 def test_many_pairs_are_grouped(tokens: int) -> None:
     numbers = torch.rand(tokens, 128, device="cuda").topk(8).indices.int()
-    order, tiles = group(numbers, 128, 64)
+    order, tiles = group_by_expert(numbers, 128, 64)
     assert torch.equal(order.long(), numbers.flatten().argsort(stable=True))
     expert, begin, end = tiles.long()
     assert (end - begin).sum() == tokens * 8
