@@ -75,6 +75,29 @@ def test_paged_attention(case: Case, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("cap", [None, 30.0])
+@pytest.mark.parametrize("heads", [1, 8])
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_a_nan_in_sight_is_not_hidden(
+    dtype: torch.dtype, cap: float | None, heads: int, where: str, instructions: str
+) -> None:
+    """One head goes over keys where they lie, eight gather them."""
+    if instructions == "none":
+        pytest.skip("torch's attention may write 0 where all scores are NaN")
+    d = 64
+    q = normal(1, heads, d, seed=0).to(dtype)
+    keys, values = normal(2, 16, 1, d, seed=1).to(dtype), normal(2, 16, 1, d, seed=2).to(dtype)
+    if where == "query":
+        q[0, :, 3] = float("nan")
+    else:
+        {"key": keys, "value": values}[where][1, 5, 0] = float("nan")
+    rows = (torch.tensor([[1, 0]]), torch.tensor([0]), torch.tensor([9]), torch.tensor([1]), None)
+    out = torch.zeros_like(q)
+    paged_attention(q, keys, values, *rows, out, d**-0.5, cap)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize(("d", "rotated"), [(64, 64), (80, 32), (40, 40), (128, 0), (256, 256)])
 @pytest.mark.parametrize("tokens", [1, 37])

@@ -42,3 +42,15 @@ def test_silu_and_mul(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     silu_and_mul(x, found)
     activation.silu_and_mul(x.float(), expected)
     torch.testing.assert_close(found.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_silu_of_what_is_not_usual(dtype: torch.dtype) -> None:
+    """NaN stays, and what is far below 0 becomes 0."""
+    inf, nan = float("inf"), float("nan")
+    gate = torch.tensor([[nan, inf, -inf, -3e38, -1e36, -100.0, -88.5, -0.0, 0.0, 88.5, 3e38] * 3], dtype=dtype)
+    x = torch.cat([gate, torch.ones_like(gate)], 1)
+    found, expected = torch.empty_like(gate), torch.empty_like(gate)
+    silu_and_mul(x, found)
+    activation.silu_and_mul(x, expected)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=1e-30, equal_nan=True)

@@ -65,8 +65,8 @@ inline vf nearest(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_I
 inline vf power_of_two(vf whole) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23));
 }
-// x where a ≥ b, else 0
-inline vf keep_ge(vf x, vf a, vf b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), x); }
+// x, but 0 where a < b
+inline vf zero_below(vf x, vf a, vf b) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ), x); }
 
 inline __mmask16 first(int n) { return n >= W ? __mmask16(0xffff) : __mmask16((1u << n) - 1); }
 inline vf load(const float* p) { return _mm512_loadu_ps(p); }
@@ -131,7 +131,7 @@ inline vf nearest(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | 
 inline vf power_of_two(vf whole) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127)), 23));
 }
-inline vf keep_ge(vf x, vf a, vf b) { return _mm256_and_ps(x, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
+inline vf zero_below(vf x, vf a, vf b) { return _mm256_and_ps(x, _mm256_cmp_ps(a, b, _CMP_NLT_UQ)); }
 
 inline vf load(const float* p) { return _mm256_loadu_ps(p); }
 inline vf load(const float* p, int n) {
@@ -183,9 +183,10 @@ inline vf high(vi pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _m
 
 #endif
 
-// e to the x, within 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); 0 below -87.
+// e to the x, within 2 units in the last place (Cody & Waite's reduction, a polynomial of degree 6); 0 below -87, infinite
+// above 88.4. NaN stays NaN: of a NaN and a number, larger and smaller return what comes second.
 inline vf exponential(vf x) {
-    vf bounded = smaller(larger(x, all(-87.0f)), all(88.0f));
+    vf bounded = smaller(all(89.0f), larger(all(-87.0f), x));
     vf whole = nearest(mul(bounded, all(1.44269504088896f)));
     vf r = fma(whole, all(-0.693359375f), bounded);
     r = fma(whole, all(2.12194440e-4f), r);
@@ -196,7 +197,7 @@ inline vf exponential(vf x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     p = add(fma(mul(r, r), p, r), all(1.0f));
-    return keep_ge(mul(p, power_of_two(whole)), x, all(-87.0f));
+    return zero_below(mul(p, power_of_two(whole)), x, all(-87.0f));
 }
 
 inline vf silu(vf x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
