@@ -2,6 +2,7 @@
 
 #include <immintrin.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 namespace quire {
@@ -66,7 +68,11 @@ struct Pool {
     }
 
     void start() {
-        for (; started < wanted.load(); ++started) std::thread(&Pool::serve, this, started).detach();
+        try {
+            for (; started < wanted.load(); ++started) std::thread(&Pool::serve, this, started).detach();
+        } catch (const std::system_error&) {
+            wanted.store(started);  // the system gives no more: those that are there do the work
+        }
     }
 
     void run(int64_t n, Work w, void* c) {
@@ -91,10 +97,18 @@ struct Pool {
     }
 };
 
-Pool& pool() {
-    static Pool* one = new Pool;  // never freed: its threads run until the process ends
-    return *one;
+Pool* current = new Pool;  // never freed: its threads run until the process ends
+
+// A fork has none of the threads, and a job of its parent may have been under way.
+void start_afresh() {
+    int wanted = current->wanted.load();
+    current = new Pool;
+    current->wanted.store(wanted);
 }
+
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, start_afresh);
+
+Pool& pool() { return *current; }
 
 struct Scratch {
     void* memory = nullptr;
