@@ -77,8 +77,8 @@ def this_processor() -> Processor:
     return Processor(told.get("model name", platform.machine()), frozenset(features.split()))
 
 
-def best_instruction_set(processor: Processor, at_most: str | None) -> str:
-    """The best that the processor has and the user allows.
+def usable_instruction_sets(processor: Processor, at_most: str | None) -> list[str]:
+    """Those that the processor has and the user allows, the best first.
 
     Args:
         at_most: One of INSTRUCTION_SETS; those above it are not used. None: any.
@@ -87,9 +87,9 @@ def best_instruction_set(processor: Processor, at_most: str | None) -> str:
         BuildError: There is none.
     """
     names = list(INSTRUCTION_SETS)
-    for name in names[names.index(at_most) if at_most else 0 :]:
-        if INSTRUCTION_SETS[name][0] <= processor.features:
-            return name
+    allowed = names[names.index(at_most) if at_most else 0 :]
+    if usable := [name for name in allowed if INSTRUCTION_SETS[name][0] <= processor.features]:
+        return usable
     raise BuildError("the kernels need a processor with AVX2")
 
 
@@ -100,8 +100,12 @@ def find_compiler(candidates: Sequence[str]) -> tuple[list[str], str]:
         BuildError: None is.
     """
     for candidate in candidates:
-        name, *options = shlex.split(candidate)
-        if path := shutil.which(name):
+        try:
+            words = shlex.split(candidate)
+        except ValueError:  # a quote is not closed
+            words = []
+        if words and (path := shutil.which(words[0])):
+            options = words[1:]
             return [path, *options], (_run([path, *options, "--version"]) or "?").splitlines()[0]
     raise BuildError(f"there is no C++ compiler ({', '.join(candidates)})")
 
@@ -128,6 +132,8 @@ def build(compilers: Sequence[str], cache: Path, processor: Processor, instructi
         with (cache / f"{target.stem}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one compiles, the others wait for it
             if not _is_whole(target):
+                for left in cache.glob(f"{target.stem}-*"):  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
                 _compile(compiler, version, flags, target)
     except OSError as error:
         raise BuildError(f"{cache} cannot be written: {error.strerror or error}") from None
@@ -137,7 +143,10 @@ def build(compilers: Sequence[str], cache: Path, processor: Processor, instructi
 def _compile(compiler: list[str], version: str, flags: Sequence[str], target: Path) -> None:
     _log.info("Compiling the CPU kernels with %s, once; they are kept in %s", version, target.parent)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=target.parent) as directory, ThreadPoolExecutor() as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix=f"{target.stem}-", dir=target.parent) as directory,
+        ThreadPoolExecutor() as pool,
+    ):
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [Path(directory) / f"{source.stem}.o" for source in sources]
         commands = [[*compiler, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)]
@@ -175,7 +184,7 @@ def _run(command: Sequence[str]) -> str:
         BuildError: It fails.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} does not run: {error}") from None
     if done.returncode != 0:

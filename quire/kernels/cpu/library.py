@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.config import environment
-from quire.kernels.cpu.build import FLAGS, BuildError, best_instruction_set, build, this_processor
+from quire.config.environment import NativeKernels
+from quire.kernels.cpu.build import FLAGS, BuildError, Processor, build, this_processor, usable_instruction_sets
 
 _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -73,16 +74,29 @@ def library() -> Library | None:
     if wanted.instructions == "none":
         return None
     try:
-        processor = this_processor()
-        instructions = best_instruction_set(processor, wanted.instructions)
-        path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
-        try:
-            return Library(path, torch.get_num_threads())
-        except OSError:  # the file is broken
-            path.unlink(missing_ok=True)
-            return Library(
-                build(wanted.compilers, wanted.cache, processor, instructions, FLAGS), torch.get_num_threads()
-            )
+        return _load_best(wanted)
     except (BuildError, OSError) as error:
         _log.warning("CPU kernels are not used, torch computes more slowly: %s.", error)
         return None
+
+
+def _load_best(wanted: NativeKernels) -> Library:
+    """Of the best instruction set that the compiler knows: an old one does not know those of a new processor."""
+    processor = this_processor()
+    *better, last = usable_instruction_sets(processor, wanted.instructions)
+    for instructions in better:
+        try:
+            return _load(wanted, processor, instructions)
+        except BuildError as error:
+            _log.info("There are no CPU kernels for %s: %s", instructions, error)
+    return _load(wanted, processor, last)
+
+
+def _load(wanted: NativeKernels, processor: Processor, instructions: str) -> Library:
+    path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
+    try:
+        return Library(path, torch.get_num_threads())
+    except OSError:  # the file is broken
+        path.unlink(missing_ok=True)
+    path = build(wanted.compilers, wanted.cache, processor, instructions, FLAGS)
+    return Library(path, torch.get_num_threads())

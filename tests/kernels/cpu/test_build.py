@@ -21,9 +21,9 @@ from quire.kernels.cpu.build import (
     INSTRUCTION_SETS,
     BuildError,
     Processor,
-    best_instruction_set,
     build,
     this_processor,
+    usable_instruction_sets,
 )
 from quire.kernels.cpu.library import library
 from quire.kernels.cpu.linear import linear, pack_linear
@@ -54,25 +54,27 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_best_instruction_set_within_what_is_allowed() -> None:
+def test_instruction_sets_within_what_is_allowed() -> None:
     zen4 = Processor("", INSTRUCTION_SETS["avx512_bf16"][0] | {"avx2"})
     haswell = Processor("", frozenset({"avx2", "fma"}))
-    assert best_instruction_set(zen4, None) == "avx512_bf16"
-    assert best_instruction_set(zen4, "avx512") == "avx512"
-    assert best_instruction_set(haswell, None) == best_instruction_set(haswell, "avx512") == "avx2"
+    assert usable_instruction_sets(zen4, None) == ["avx512_bf16", "avx512", "avx2"]
+    assert usable_instruction_sets(zen4, "avx512") == ["avx512", "avx2"]
+    assert usable_instruction_sets(haswell, None) == usable_instruction_sets(haswell, "avx512") == ["avx2"]
     with pytest.raises(BuildError, match="AVX2"):
-        best_instruction_set(Processor("aarch64", frozenset()), None)
+        usable_instruction_sets(Processor("aarch64", frozenset()), None)
 
 
-@pytest.mark.parametrize("fault", ["missing", "failing", "silent"])
+@pytest.mark.parametrize("fault", ["missing", "failing", "silent", "latin1", "blank", "unbalanced"])
 def test_without_a_library_torch_computes_and_one_line_says_why(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = {
         "failing": '[ "$1" = --version ] && exit 0; echo "a.cpp:1: error: no such thing" >&2; exit 1',
         "silent": "",
+        "latin1": r'[ "$1" = --version ] && exit 0; printf "a.cpp:1: error: \\344\n" >&2; exit 1',
     }
-    command = str(tmp_path / "nowhere") if fault == "missing" else script(tmp_path / "cxx", texts[fault])
+    unreadable = {"missing": str(tmp_path / "nowhere"), "blank": " ", "unbalanced": "g++ 'a"}
+    command = unreadable.get(fault) or script(tmp_path / "cxx", texts[fault])
     monkeypatch.setenv("CXX", command)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with caplog.at_level(logging.WARNING):
@@ -80,9 +82,8 @@ def test_without_a_library_torch_computes_and_one_line_says_why(
         torch.testing.assert_close(linear(x, pack_linear(weight.clone()), None), x @ weight.T)
         pack_linear(weight)
     assert len(caplog.messages) == 1
-    assert {"missing": "no C++ compiler", "failing": "no such thing", "silent": "wrote no library"}[
-        fault
-    ] in caplog.text
+    told = {"failing": "no such thing", "silent": "wrote no library", "latin1": "error"}
+    assert told.get(fault, "no C++ compiler") in caplog.text
     assert "\n" not in caplog.messages[0]
 
 
@@ -123,6 +124,35 @@ def test_other_flags_are_another_library(tmp_path: Path, compiler: str) -> None:
             pytest.skip("not an x86")
         names.append(build([compiler], tmp_path, processor, "avx2", (*FLAGS, *flags)))
     assert names[0] != names[1]
+
+
+def test_an_old_compiler_gets_an_older_instruction_set(
+    tmp_path: Path, compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if usable_instruction_sets(this_processor(), None) == ["avx2"]:
+        pytest.skip("this processor has nothing newer")
+    refuse = 'for a; do case $a in -mavx512*) echo "error: unrecognized $a" >&2; exit 1; esac; done'
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec {compiler} -O0 "$@"'))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library() is not None
+    assert not caplog.messages
+    (path,) = (tmp_path / "quire" / "kernels").glob("*.so")
+    assert "avx2" in path.name
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, compiler: str) -> None:
+    def compiled() -> Path:
+        return build([compiler], tmp_path, this_processor(), "avx2", (*FLAGS, "-O0"))
+
+    if not this_processor().features:
+        pytest.skip("not an x86")
+    path = compiled()
+    path.unlink()
+    left = tmp_path / f"{path.stem}-1234"
+    left.mkdir()
+    (left / "linear.o").write_text("half")
+    assert compiled() == path
+    assert not left.exists()
 
 
 @pytest.mark.timeout(600)
