@@ -16,7 +16,7 @@ from quire.layers.layer import TensorOptions, load_all_weights, weight_specs_of
 from quire.layers.positions import Positions
 from quire.models.model import build_model
 from quire.models.spec import read_spec
-from quire.weights.checkpoint import check
+from quire.weights.checkpoint import check_weights
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.worker.kv_tensors import allocate_kv_cache, kv_view
@@ -30,7 +30,7 @@ def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     factory = LayerFactory(TensorOptions(CPU, dtype))
     model = build_model(spec, factory)
     checkpoint = SafetensorsCheckpoint(directory)
-    check(checkpoint, weight_specs_of(factory.layers), spec.architecture)
+    check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)
     load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
     blocks, groups = -(-length // 16), len(spec.kv_groups())
     backend = CpuAttention(kv_view(allocate_kv_cache(spec, blocks * groups, 16, dtype, CPU), spec))
