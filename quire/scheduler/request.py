@@ -50,8 +50,9 @@ class Request:
     ) -> None:
         """
         Args:
-            parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
-        queue_key: Its place among all requests; the lowest goes first.
+            add: What was asked.
+            table, block_hashes: Its blocks, and the hashes by which they are found.
+            queue_key: Its place among all requests; the lowest goes first.
             lengths: Where its lengths are kept.
         """
         self.add = add

@@ -58,7 +58,7 @@ def row_counts(most: int) -> list[int]:
 
 
 def gemms_of(
-    layers: Iterable[Layer], vocab_size: int, width: int, largest: StepLimits, recorded: Sequence[GraphShape]
+    layers: Iterable[Layer], vocab_size: int, width: int, largest: StepLimits, captured: Sequence[GraphShape]
 ) -> list[Gemm]:
     """The products of a model's steps, each shape once.
 
@@ -66,10 +66,10 @@ def gemms_of(
         layers: A model's. All tokens of a step go through them, but only sampled positions go through the head.
         vocab_size, width: Of the head.
         largest: Most tokens and rows of a step.
-        recorded: Steps of CUDA graphs, whose every product must have run before capture.
+        captured: Steps of CUDA graphs, whose every product must have run before capture.
     """
-    tokens = _descending([*row_counts(largest.tokens), *(shape.tokens for shape in recorded)])
-    reads = _descending([*row_counts(largest.rows), *(shape.sampled for shape in recorded)])
+    tokens = _descending([*row_counts(largest.tokens), *(shape.tokens for shape in captured)])
+    reads = _descending([*row_counts(largest.rows), *(shape.sampled for shape in captured)])
     linears = [layer for layer in layers if isinstance(layer, Linear) and layer.outputs != vocab_size]
     shapes = dict.fromkeys((layer.outputs, layer.columns, layer.has_bias) for layer in linears)
     return [*(Gemm(*shape, tokens) for shape in shapes), Gemm(vocab_size, width, False, reads)]
