@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import queue
+import weakref
 from collections import deque
 
 from quire.clock import Clock, SystemClock
@@ -72,7 +73,8 @@ class InProcessClient:
         self._core = EngineCore(
             config, device_limits, runtime_info or ModelRuntimeInfo(), executor, self._port, self._clock, masker
         )
-        self._executor = executor
+        # A worker's thread that outlives the interpreter ends the process by SIGABRT.
+        self._close = weakref.finalize(self, executor.close)
         self._failure = ""  # of a turn
         self.interrupts = InterruptGuard()
         self._port.outbox.append(self._core.ready)
@@ -105,4 +107,4 @@ class InProcessClient:
                 raise
 
     def close(self) -> None:
-        self._executor.close()
+        self._close()  # once; else when this object is collected, or the process exits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +198,10 @@ def test_a_shared_beginning_is_computed_once_unless_the_salt_differs(llm: LLM) -
     assert hit.outputs == other.outputs
     with pytest.raises(RequestError, match="'multi_modal_data' is not supported"):
         llm.generate([{"prompt": "a", "multi_modal_data": {}}], params)
+
+
+def test_a_program_that_closes_nothing_ends_well() -> None:
+    """With the built-in model, which has work for several threads."""
+    program = "import quire; quire.LLM().generate('Two plus two is', use_tqdm=False); print('done')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
