@@ -9,7 +9,7 @@ from quire.kernels.reference import activation as reference
 
 
 def silu_and_mul(x: Tensor, out: Tensor) -> None:
-    """See the reference."""
+    """Arguments as in reference/activation.py."""
     kernels = library()
     if kernels is None or not kernels.serves(x, out) or not (x.is_contiguous() and out.is_contiguous()):
         reference.silu_and_mul(x, out)

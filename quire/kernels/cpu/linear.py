@@ -68,7 +68,7 @@ def linear(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Ten
 
 
 def linear_silu_and_mul(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None, out: Tensor) -> None:
-    """See the reference."""
+    """Arguments as in reference/linear.py."""
     if isinstance(packed, PackedWeight) and packed.rows % (2 * PANEL) == 0:
         _multiply("linear_silu_and_mul", x, packed, bias, out)
     else:

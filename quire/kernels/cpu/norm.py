@@ -10,7 +10,7 @@ from quire.kernels.reference import norm as reference
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
-    """See the reference."""
+    """Arguments as in reference/norm.py."""
     kernels = library()
     whole = x.is_contiguous() and out.is_contiguous() and (delta is None or delta.is_contiguous())
     if kernels is None or not whole or not kernels.serves(x, out, delta) or not serves_weight(weight, x):

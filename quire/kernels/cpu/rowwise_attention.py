@@ -21,7 +21,7 @@ def qk_norm_rope_and_cache(
     slot_mapping: Tensor,
     q: Tensor,
 ) -> None:
-    """See the reference."""
+    """Arguments as in reference/rowwise_attention.py."""
     kernels = library()
     whole = all(t is None or t.is_contiguous() for t in (qkv, cos, sin, keys, values, slot_mapping, q))
     served = kernels is not None and whole and kernels.serves(qkv, cos, sin, keys, values, q)
@@ -63,7 +63,7 @@ def paged_attention(
     scale: float,
     cap: float | None = None,
 ) -> None:
-    """See the reference."""
+    """Arguments as in reference/rowwise_attention.py."""
     kernels = library()
     heads, d = q.shape[1:]
     kv_heads = keys.shape[2]
