@@ -10,7 +10,7 @@ change them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -57,28 +57,6 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def step(self) -> SamplingParams:
         """What each beam asks of the engine in each step."""
         return SamplingParams(temperature=0.0, max_tokens=1, logprobs=2 * self.beam_width, detokenize=False)
-
-
-def search(
-    prompts: Sequence[Sequence[int]],
-    params: BeamSearchParams,
-    eos_ids: Collection[int],
-    ask: Callable[[list[list[int]]], Sequence[TokenLogprobs]],
-) -> list[list[BeamSearchSequence]]:
-    """The best sequences of each prompt; all prompts go forward together.
-
-    Args:
-        prompts: Token ids.
-        params: Of all of them.
-        eos_ids: Tokens that end a sequence.
-        ask: Sequences to their likeliest next tokens, as `params.step()` asks for them.
-    """
-    searches = [BeamSearch(prompt, params, eos_ids) for prompt in prompts]
-    while going := [each for each in searches if not each.done]:
-        answers = iter(ask([query for each in going for query in each.queries]))
-        for each in going:
-            each.extend(list(islice(answers, len(each.queries))))
-    return [each.result() for each in searches]
 
 
 @dataclass
@@ -157,3 +135,42 @@ class BeamSearch:
         hope = max(self._score(beam.logprob, length) for beam in self._live for length in lengths)
         worst = self._complete[-1]
         return self._score(worst.logprob, len(worst.tokens)) >= hope
+
+
+class BatchedBeamSearch:
+    """The searches of several prompts, which go forward together; used like a BeamSearch.
+
+    Args:
+        prompts: Token ids.
+        params: Of all of them.
+        eos_ids: Tokens that end a sequence.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]], params: BeamSearchParams, eos_ids: Collection[int]) -> None:
+        self._searches = [BeamSearch(prompt, params, eos_ids) for prompt in prompts]
+        self._open = [search for search in self._searches if not search.done]
+
+    @property
+    def done(self) -> bool:
+        """Whether no step can change any result."""
+        return not self._open
+
+    @property
+    def queries(self) -> list[list[int]]:
+        """The sequences whose likeliest next tokens come next, of all searches that are not done."""
+        return [query for search in self._open for query in search.queries]
+
+    def extend(self, answers: Sequence[TokenLogprobs]) -> None:
+        """Go one step on.
+
+        Args:
+            answers: The 2 × width likeliest next tokens of each query.
+        """
+        remaining = iter(answers)
+        for search in self._open:
+            search.extend(list(islice(remaining, len(search.queries))))
+        self._open = [search for search in self._open if not search.done]
+
+    def results(self) -> list[list[BeamSearchSequence]]:
+        """The best sequences of each prompt, best first; their text is left open."""
+        return [search.result() for search in self._searches]

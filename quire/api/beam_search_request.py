@@ -6,12 +6,11 @@ Owns the loop. Blocks of what the steps before computed are found in the prefix 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import islice
 from typing import Any
 
 from quire.api.engine_session import MAX_SEQUENCES, EngineSession
 from quire.api.request_choices import RequestChoices
-from quire.beam_search import BeamSearch, BeamSearchParams
+from quire.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.errors import RequestError
 from quire.messages import TokenLogprobs
 from quire.outputs import BeamSearchSequence
@@ -39,14 +38,11 @@ async def run_beam_search(
     """
     if len(prompts) * params.beam_width > MAX_SEQUENCES:
         raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
-    searches = [BeamSearch(prompt, params, eos_ids) for prompt in prompts]
+    search = BatchedBeamSearch(prompts, params, eos_ids)
     with session.keep_open():
-        while open_searches := [search for search in searches if not search.done]:
-            queries = [query for search in open_searches for query in search.queries]
-            answers = iter(await _next_tokens(session, queries, params.step(), options))
-            for search in open_searches:
-                search.extend(list(islice(answers, len(search.queries))))
-    return [search.result() for search in searches]
+        while not search.done:
+            search.extend(await _next_tokens(session, search.queries, params.step(), options))
+    return search.results()
 
 
 async def _next_tokens(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quire.beam_search import BeamSearchParams, search
+from quire.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.clock import SystemClock
 from quire.config import BUILTIN_MODEL, Config, environment
 from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
@@ -162,8 +162,10 @@ class LLM:
         tokenizer, step = self._text.tokenizer, params.step()
         at_once = concurrency_limit or max(1, len(parsed))
         for start in range(0, len(parsed), at_once):
-            several = parsed[start : start + at_once]
-            for sequences in search(several, params, self._text.eos_ids, lambda beams: self._next_tokens(beams, step)):
+            search = BatchedBeamSearch(parsed[start : start + at_once], params, self._text.eos_ids)
+            while not search.done:
+                search.extend(self._next_tokens(search.queries, step))
+            for sequences in search.results():
                 texts = [None if tokenizer is None else tokenizer.decode(s.tokens) for s in sequences]
                 found.append(BeamSearchOutput([replace(s, text=t) for s, t in zip(sequences, texts, strict=True)]))
         return found
