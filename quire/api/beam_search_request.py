@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from quire.api.engine_session import MAX_SEQUENCES, EngineSession
+from quire.api.engine_session import EngineSession, check_num_sequences
 from quire.api.request_choices import RequestChoices
 from quire.beam_search import BatchedBeamSearch, BeamSearchParams
-from quire.errors import RequestError
 from quire.messages import TokenLogprobs
 from quire.outputs import BeamSearchSequence
 from quire.sampling import SamplingParams
@@ -36,8 +35,7 @@ async def run_beam_search(
         RequestError: There are too many beams.
         QuireError: The engine could not go on.
     """
-    if len(prompts) * params.beam_width > MAX_SEQUENCES:
-        raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
+    check_num_sequences(len(prompts), params.beam_width)
     search = BatchedBeamSearch(prompts, params, eos_ids)
     with session.keep_open():
         while not search.done:

@@ -53,6 +53,16 @@ _REFUSALS: dict[State, str] = {
 }
 
 
+def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
+    """Refuse a request of too many sequences, naming the field `param`.
+
+    Raises:
+        RequestError: There are more than MAX_SEQUENCES.
+    """
+    if num_prompts * n > MAX_SEQUENCES:
+        raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param=param)
+
+
 class EngineSession:
     """One engine, shared by all requests of this process. Everything but the receiving runs in the event loop.
 
@@ -172,8 +182,7 @@ class EngineSession:
         """
         let_in = continuing and self.state == "draining" and not self._closing
         submission = self._submission if let_in and self._submission is not None else self.submission
-        if len(prompts) * params.n > MAX_SEQUENCES:
-            raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="n")
+        check_num_sequences(len(prompts), params.n)
         options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
         collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.disconnect import cancel_on_disconnect
-from quire.api.engine_session import MAX_SEQUENCES
+from quire.api.engine_session import check_num_sequences
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_ids import use_request_id
 from quire.api.schemas.completion import CompletionRequest
@@ -40,8 +40,7 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
     params = _sampling(serving, fields)
     options = fields.options(serving.text.tokenizer)
     prompts = fields.prompts()
-    if len(prompts) * params.n > MAX_SEQUENCES:
-        raise RequestError(f"A request may ask for at most {MAX_SEQUENCES} sequences (prompts × n).", param="prompt")
+    check_num_sequences(len(prompts), params.n, param="prompt")
     limit = longest if params.truncate_prompt_tokens is None else None
     special = fields.add_special_tokens is not False
     tokens = [
