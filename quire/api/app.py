@@ -36,7 +36,7 @@ from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.generate import GenerateRequest
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving
-from quire.api.sse_response import DirectSendMiddleware
+from quire.api.stream_response import DirectSendMiddleware
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.metrics.http_counts import HttpCounts

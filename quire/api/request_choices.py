@@ -21,6 +21,7 @@ class RequestChoices:
         show_output: Whether the output is wanted; else only the prompts count.
 
     Attributes:
+        adds: The sequences, by index.
         states: By index.
         prompt_tokens: Of all prompts together, each counted once.
     """
@@ -36,9 +37,15 @@ class RequestChoices:
         self._session = session
         self._show_output = show_output
         self._collector = collector
+        self.adds = collector.adds
         self.states = [ChoiceState(add, tokenizer) for add in collector.adds]
         self._num_open = len(self.states)
         self.prompt_tokens = sum(add.prompt_len for add in collector.adds[:: collector.adds[0].sampling.n])
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """The token ids of each prompt, as the engine got them."""
+        return self._collector.prompts
 
     @property
     def completion_tokens(self) -> int:

@@ -13,15 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.beam_search_request import beam_choice, run_beam_search
+from quire.api.chat_service import ChatService
 from quire.api.engine_session import EngineSession
-from quire.api.output_collector import OutputCollector
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_choices import RequestChoices
 from quire.api.schemas.request_fields import RequestFields
 from quire.api.schemas.sampling import SamplingFields
 from quire.api.serializers import Serializer
-from quire.api.sse_response import SseResponse
-from quire.api.sse_writer import SseWriter
+from quire.api.sse_chunks import SseChunks
+from quire.api.stream_response import StreamResponse
+from quire.api.stream_writer import StreamFormat, StreamWriter
 from quire.beam_search import BeamSearchParams
 from quire.config import Config
 from quire.errors import RequestError, UnknownModelError
@@ -49,6 +50,11 @@ class Serving:
     slow_reader_s: float
 
     @property
+    def chat(self) -> ChatService:
+        """Conversations."""
+        return ChatService(self.session, self.text, self.renderer)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the model; the first is the one it is called by."""
         return self.config.model.served_model_name or (self.config.model.model,)
@@ -71,26 +77,25 @@ class Serving:
         self,
         request: Request,
         fields: RequestFields,
-        collector: OutputCollector,
+        choices: RequestChoices,
         serializer: Serializer,
-        *,
-        show_output: bool = True,
     ) -> Response:
-        """The response to a request whose sequences are running, streamed or whole; without `show_output` only their
-        prompts count."""
-        choices = RequestChoices(self.session, collector, self.text.tokenizer, show_output=show_output)
+        """OpenAI's response with choices that are running, streamed or whole."""
         request_id = request.state.request_id
         stream = bool(fields.stream)
         head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
-        self._log(request_id, request.url.path, collector.adds, stream=stream)
+        self.log_request(request_id, request.url.path, choices.adds, stream=stream)
         if stream:
-            writer = SseWriter(head, serializer, choices, fields.streams_usage, request_id)
-            return SseResponse(writer, choices.close, self.slow_reader_s)
+            return self.stream(SseChunks(head, serializer, choices, fields.streams_usage), choices, request_id)
         try:
             outputs = await choices.collect()
         finally:
             choices.close()
         return json_response({**head, **await serializer.body(outputs), "usage": choices.usage()})
+
+    def stream(self, format: StreamFormat, choices: RequestChoices, request_id: str) -> StreamResponse:
+        """The response that streams choices in any format; they are closed at its end."""
+        return StreamResponse(StreamWriter(format, choices, request_id), self.slow_reader_s)
 
     async def respond_with_beams(
         self,
@@ -115,7 +120,7 @@ class Serving:
         request_id, tokenizer = request.state.request_id, self.text.tokenizer
         serializer = make_serializer(prompts)
         head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=False)
-        self._log(request_id, request.url.path, adds, stream=False)
+        self.log_request(request_id, request.url.path, adds, stream=False)
         found = await run_beam_search(self.session, prompts, beams, self.text.eos_ids, options)
         choices = [
             beam_choice(sequence, prompt, tokenizer, skip_special_tokens=fields.skip_special_tokens is not False)
@@ -142,7 +147,8 @@ class Serving:
                 param="n",
             )
 
-    def _log(self, request_id: str, path: str, adds: Sequence[Add], *, stream: bool) -> None:
+    def log_request(self, request_id: str, path: str, adds: Sequence[Add], *, stream: bool) -> None:
+        """A line for each request, with --enable-log-requests."""
         if self.config.server.enable_log_requests:
             sampling = msgspec.json.encode(adds[0].sampling).decode()
             lengths = [add.prompt_len for add in adds[:: adds[0].sampling.n]]

@@ -14,7 +14,6 @@ from quire.api.request_ids import use_request_id
 from quire.api.schemas.chat import ChatRequest
 from quire.api.serializers import ChatSerializer
 from quire.api.serving import Serving
-from quire.sampling import SamplingParams
 
 
 def add_chat(app: FastAPI, serving: Serving) -> None:
@@ -31,52 +30,31 @@ async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Re
     use_request_id(request, fields.request_id)
     serving.model_name(fields.model)
     fields.check_stream_options()
-    longest = serving.session.submission.longest
-    with fields.named_as_sent():
-        params, options = _sampling(serving, fields), fields.options(serving.text.tokenizer)
-    text = await serving.renderer.render(
-        fields.messages,
-        add_generation_prompt=fields.add_generation_prompt,
-        continue_final_message=fields.continue_final_message,
-        variables=fields.chat_template_kwargs,
-    )
-    limit = longest if params.truncate_prompt_tokens is None else None
-    tokens = await serving.renderer.encode(text, bool(fields.add_special_tokens), limit)
-    if fields.longest is None:
-        params = serving.text.defaults.limit_chat(params, longest - len(tokens))
-    with fields.named_as_sent():
-        if fields.use_beam_search:
+    prompt = await serving.chat.prepare(fields)
+    num_reported = prompt.params.num_reported
+    if fields.use_beam_search:
+        with fields.named_as_sent():
             return await serving.respond_with_beams(
                 request,
                 fields,
-                [tokens],
-                params,
-                options,
-                lambda prompts: _serializer(serving, fields, params, prompts),
+                [prompt.tokens],
+                prompt.params,
+                prompt.options,
+                lambda prompts: _serializer(serving, fields, num_reported, prompts),
             )
-        collector = serving.session.add_request([tokens], params, **options)
-    serializer = _serializer(serving, fields, params, collector.prompts)
-    return await serving.respond(request, fields, collector, serializer)
+    choices = serving.chat.run(fields, prompt)
+    return await serving.respond(request, fields, choices, _serializer(serving, fields, num_reported, choices.prompts))
 
 
 def _serializer(
-    serving: Serving, fields: ChatRequest, params: SamplingParams, prompts: Sequence[Sequence[int]]
+    serving: Serving, fields: ChatRequest, num_logprobs: int | None, prompts: Sequence[Sequence[int]]
 ) -> ChatSerializer:
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
     return ChatSerializer(
         fields.token_names(tokenizer),
-        params.num_reported,
+        num_logprobs,
         role,
         fields.prompt_fields(prompts, tokenizer),
         echo=fields.echoed(role),
         token_ids=bool(fields.return_token_ids),
-    )
-
-
-def _sampling(serving: Serving, fields: ChatRequest) -> SamplingParams:
-    return fields.sampling(
-        serving.text.defaults,
-        text=serving.text.tokenizer is not None,
-        max_tokens=fields.longest,
-        logprobs=fields.num_logprobs,
     )

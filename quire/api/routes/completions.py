@@ -12,6 +12,7 @@ from starlette.responses import Response
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.engine_session import check_num_sequences
 from quire.api.request_body import openapi_body, read_body
+from quire.api.request_choices import RequestChoices
 from quire.api.request_ids import use_request_id
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.serializers import CompletionSerializer
@@ -52,8 +53,8 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
             request, fields, tokens, params, options, lambda prompts: _serializer(serving, fields, params, prompts)
         )
     collector = serving.session.add_request(tokens, params, **options)
-    serializer = _serializer(serving, fields, params, collector.prompts)
-    return await serving.respond(request, fields, collector, serializer, show_output=not fields.only_echo)
+    choices = RequestChoices(serving.session, collector, serving.text.tokenizer, show_output=not fields.only_echo)
+    return await serving.respond(request, fields, choices, _serializer(serving, fields, params, choices.prompts))
 
 
 def _serializer(

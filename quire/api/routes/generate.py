@@ -9,6 +9,7 @@ from starlette.responses import Response
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.prompt_fields import PromptFields
 from quire.api.request_body import openapi_body, read_body
+from quire.api.request_choices import RequestChoices
 from quire.api.request_ids import use_request_id
 from quire.api.schemas.generate import GenerateRequest
 from quire.api.serializers import GenerateSerializer
@@ -40,5 +41,6 @@ async def _answer(serving: Serving, request: Request, fields: GenerateRequest) -
             [fields.token_ids], params, **fields.queue_options(), bad_words=bad_words
         )
     tokenizer = serving.text.tokenizer
-    prompt = PromptFields(collector.prompts, params.n, tokenizer, show_logprobs=params.prompt_logprobs is not None)
-    return await serving.respond(request, fields, collector, GenerateSerializer(params.num_reported, prompt))
+    choices = RequestChoices(serving.session, collector, tokenizer)
+    prompt = PromptFields(choices.prompts, params.n, tokenizer, show_logprobs=params.prompt_logprobs is not None)
+    return await serving.respond(request, fields, choices, GenerateSerializer(params.num_reported, prompt))

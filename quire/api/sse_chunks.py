@@ -1,4 +1,4 @@
-"""A request's choices as server-sent events.
+"""A request's choices as OpenAI's server-sent events.
 
 Owns the order of chunks: a first one, text, one end for each choice, usage when it is asked for, `[DONE]` once, also
 after an error. Knows nothing about sockets.
@@ -6,20 +6,15 @@ after an error. Knows nothing about sockets.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from quire.api.error_responses import error_body, internal_error_body
 from quire.api.request_choices import RequestChoices
 from quire.api.serializers import Serializer
-from quire.errors import QuireError
-from quire.text.deltas import ChoiceDelta, SequenceDelta
+from quire.text.deltas import ChoiceDelta
 
-logger = logging.getLogger(__name__)
-
+EVENT_STREAM = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 _ANY_TEXT = "\0"
 _encode = msgspec.json.Encoder().encode
@@ -30,19 +25,17 @@ def event(body: dict[str, Any]) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"
 
 
-class SseWriter:
-    """Writes one request's stream.
+class SseChunks:
+    """StreamFormat of OpenAI's chunks.
 
     Args:
         head: Fields that begin every chunk: id, created, model, object.
         serializer: Writes choices.
-        choices: What is written.
+        choices: For token counts.
         usage: Whether token counts stand in a chunk of their own at the end, and whether in all chunks.
-        request_id: For the log.
-
-    Attributes:
-        finished: Whether the last event was written.
     """
+
+    media_type = EVENT_STREAM
 
     def __init__(
         self,
@@ -50,54 +43,15 @@ class SseWriter:
         serializer: Serializer,
         choices: RequestChoices,
         usage: tuple[bool, bool],
-        request_id: str,
     ) -> None:
-        self.finished = False
         self._head = head
         self._serializer = serializer
         self._choices = choices
         self._last_usage, self._every_usage = usage
         self._text_only = serializer.text_only and not self._every_usage
-        self._request_id = request_id
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, of those that have begun
 
-    async def next_events(self, write_now: Callable[[bytes], bool]) -> bytes:
-        """Wait for events; returns those that `write_now` has not taken, together.
-
-        Args:
-            write_now: Called with events as soon as there are any; returns whether it can take more.
-        """
-
-        def on_delta(index: int, delta: SequenceDelta) -> bool:
-            data = self._events(index, delta)
-            return (not data or write_now(data)) and not self.finished
-
-        try:
-            return b"".join([self._events(index, delta) for index, delta in await self._choices.read(on_delta)])
-        except QuireError as error:
-            return self._failed(error_body(error))
-        except Exception:
-            logger.exception("Request %s failed while it was streamed.", self._request_id)
-            return self._failed(internal_error_body(self._request_id))
-
-    def _failed(self, body: dict[str, Any]) -> bytes:
-        self.finished = True
-        return event(body) + DONE
-
-    def _events(self, index: int, delta: SequenceDelta) -> bytes:
-        """What a choice gained; after the end of the last choice also the end of the stream."""
-        gained = self._choices.process(index, delta)
-        if gained is None:
-            return b""
-        data = self._chunks(index, gained)
-        if self._choices.finished:
-            self.finished = True
-            if self._last_usage:
-                data += event({**self._head, "choices": [], "usage": self._choices.usage()})
-            data += DONE
-        return data
-
-    def _chunks(self, index: int, gained: ChoiceDelta) -> bytes:
+    def delta(self, index: int, gained: ChoiceDelta) -> bytes:
         data = b""
         if index not in self._around_text:
             self._around_text[index] = self._split_at_text(index) if self._text_only else (b"", b"")
@@ -112,6 +66,14 @@ class SseWriter:
         if gained.finish_reason is not None:
             data += self._chunk(index, {"choices": [self._serializer.last_chunk(index, gained)]})
         return data
+
+    def end(self) -> bytes:
+        if not self._last_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": self._choices.usage()}) + DONE
+
+    def error(self, body: dict[str, Any]) -> bytes:
+        return event(body) + DONE
 
     def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
         """A choice's chunk before and after its text. From one chunk to the next only the text differs."""

@@ -1,6 +1,6 @@
-"""Server-sent events to a client that may disconnect at any time or read too slowly.
+"""A stream to a client that may disconnect at any time or read too slowly.
 
-Owns the connection: however it ends, the request is closed. Events are written by the callback that receives the
+Owns the connection: however it ends, the request is closed. Output is written by the callback that receives the
 engine's message, in the same turn of the event loop. The response's own task runs only at the start, while the
 client's socket is full, and at the end. So a token costs no task switch and no timer.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.disconnect import run_until_disconnect
 from quire.api.eager_start import start_eagerly
-from quire.api.sse_writer import SseWriter
+from quire.api.stream_writer import StreamWriter
 
 logger = logging.getLogger(__name__)
 
@@ -26,22 +26,19 @@ DIRECT_SEND = "direct_send"
 """Key in the scope's state: the server's own `send`, see DirectSendMiddleware."""
 
 
-class SseResponse(Response):
-    """Server-sent events, until they end, the client disconnects, or it stops reading."""
+class StreamResponse(Response):
+    """What a writer makes, until it ends, the client disconnects, or it stops reading."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, writer: SseWriter, close: Callable[[], None], slow_reader_s: float) -> None:
+    def __init__(self, writer: StreamWriter, slow_reader_s: float) -> None:
         """
         Args:
-            writer: Makes the events.
-            close: Called at the end in any case.
+            writer: Makes the output; closed at the end in any case.
             slow_reader_s: How long a write may wait for the client.
         """
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=writer.media_type)
         del self.headers["content-length"]
         self._writer = writer
-        self._close = close
         self._slow_reader_s = slow_reader_s
         self._pending_write: Awaitable[None] | None = None  # begun, but waits for the client
 
@@ -52,13 +49,13 @@ class SseResponse(Response):
         except TimeoutError:
             logger.warning("Request %s was ended: its client does not read.", scope["state"]["request_id"])
         finally:
-            self._close()
+            self._writer.close()
 
     async def _stream(self, send: Send, direct_send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         write_now = partial(self._write_now, direct_send)
         while not self._writer.finished:
-            data = await self._writer.next_events(write_now)
+            data = await self._writer.next(write_now)
             async with asyncio.timeout(self._slow_reader_s):
                 if self._pending_write is not None:
                     await self._pending_write
