@@ -1,0 +1,121 @@
+"""What an output parser says about a model's text, and the seam through which it is asked.
+
+Owns the events and the Protocol. Knows nothing about formats, HTTP, engines or tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """More of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """A tool call begins; its arguments follow.
+
+    Attributes:
+        index: Which call of this choice: 0, 1, 2 …
+        name: The function's name, whole.
+        id: What the format itself calls this call; None where it has no ids, and the caller makes one.
+    """
+
+    index: int
+    name: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a call's arguments.
+
+    Attributes:
+        index: Of the call, which has started.
+        arguments: JSON text; all of a call's deltas together are its arguments. They are one JSON object unless the
+            model's text was cut off or broken within them.
+    """
+
+    index: int
+    arguments: str
+
+
+OutputEvent: TypeAlias = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        name: As the model writes it.
+        parameters: JSON schema of its arguments.
+        strict: Whether the arguments must match the schema.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+class OutputParser(Protocol):
+    """Takes one choice's text apart while it arrives.
+
+    Events that are merged (`merge_events`) are the same however the text was cut. No text is ever lost, and none makes
+    a parser raise: what is no well-formed call is content.
+    """
+
+    def feed(self, text: str) -> list[OutputEvent]:
+        """The events that more text completes. Only text that may still become a tag is held back."""
+        ...
+
+    def finish(self) -> list[OutputEvent]:
+        """The events that remain when the text has ended or was cut off. No text may follow."""
+        ...
+
+
+def merge_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:
+    """The same events, with deltas that follow each other joined."""
+    merged: list[OutputEvent] = []
+    run: list[OutputEvent] = []
+    for event in events:
+        if run and not _continues(run[-1], event):
+            merged.append(_joined(run))
+            run = []
+        run.append(event)
+    if run:
+        merged.append(_joined(run))
+    return merged
+
+
+def _continues(event: OutputEvent, later: OutputEvent) -> bool:
+    if isinstance(event, ToolCallDelta) and isinstance(later, ToolCallDelta):
+        return event.index == later.index
+    return type(event) is type(later) and not isinstance(event, ToolCallStart)
+
+
+def _joined(run: list[OutputEvent]) -> OutputEvent:
+    match run[0]:
+        case ContentDelta():
+            return ContentDelta("".join(event.text for event in run if isinstance(event, ContentDelta)))
+        case ReasoningDelta():
+            return ReasoningDelta("".join(event.text for event in run if isinstance(event, ReasoningDelta)))
+        case ToolCallDelta(index):
+            return ToolCallDelta(
+                index, "".join(event.arguments for event in run if isinstance(event, ToolCallDelta))
+            )  # fmt: skip
+        case start:
+            return start
