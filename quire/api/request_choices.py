@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.api.choice_parsing import ChoiceParser, OutputParsing
 from quire.api.engine_session import EngineSession
 from quire.api.output_collector import OnDelta, OutputCollector
 from quire.text.choice_state import ChoiceState
@@ -18,6 +19,7 @@ class RequestChoices:
         session: To the engine.
         collector: What the engine sends about the request's sequences.
         tokenizer: None for work on token ids only.
+        parsing: How text becomes content, reasoning and tool calls; None for content alone.
         show_output: Whether the output is wanted; else only the prompts count.
 
     Attributes:
@@ -32,13 +34,16 @@ class RequestChoices:
         collector: OutputCollector,
         tokenizer: Tokenizer | None,
         *,
+        parsing: OutputParsing | None = None,
         show_output: bool = True,
     ) -> None:
         self._session = session
         self._show_output = show_output
         self._collector = collector
         self.adds = collector.adds
-        self.states = [ChoiceState(add, tokenizer) for add in collector.adds]
+        shown = parsing.shown_tokens if parsing else frozenset[int]()
+        self.states = [ChoiceState(add, tokenizer, shown) for add in collector.adds]
+        self._parsers = [ChoiceParser(parsing) for _ in collector.adds] if parsing else None
         self._num_open = len(self.states)
         self.prompt_tokens = sum(add.prompt_len for add in collector.adds[:: collector.adds[0].sampling.n])
 
@@ -74,9 +79,13 @@ class RequestChoices:
         if not self._show_output:
             gained = ChoiceDelta(prompt_logprobs=gained.prompt_logprobs, finish_reason=gained.finish_reason)
         self._session.count_delivered(self._collector, index, len(gained.tokens))
+        if self._parsers is not None:
+            self._parsers[index].parse(gained)
+            state.finished = gained.finish_reason is not None
         if gained.finish_reason is not None:
             self._num_open -= 1
-            self._session.finish_sequence(self._collector, index, gained.finish_reason)
+            reason = "stop" if gained.finish_reason == "tool_calls" else gained.finish_reason
+            self._session.finish_sequence(self._collector, index, reason)
         return gained
 
     async def collect(self) -> list[ChoiceDelta]:

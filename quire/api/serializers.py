@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from quire.api.chat_logprobs import chat_logprobs, encode_chat_logprobs, entries_per_row
 from quire.api.prompt_fields import PromptFields
 from quire.api.sliced_json import encode_in_slices
 from quire.api.token_names import TokenNames, finite
@@ -30,8 +31,8 @@ class Serializer(Protocol):
         """Fields of the chunk that comes before a choice's output, if there is one: `choices` and others."""
         ...
 
-    def chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        """The choice of a chunk with text or tokens."""
+    def chunks(self, index: int, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """The choice of each chunk that says what was gained; none for nothing."""
         ...
 
     def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
@@ -79,15 +80,23 @@ class CompletionSerializer:
             return None
         text = self._prompt.text(index) if self._echo else ""
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
-        return {"choices": [choice | self._prompt.token_ids_field(index) | _token_ids([], self._token_ids)]}
+        return {"choices": [choice | self._prompt.token_ids_field(index) | token_ids_field([], self._token_ids)]}
 
-    def chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
+    def chunks(self, index: int, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        if not _says_something(delta, self.text_only):
+            return []
         logprobs = self._columns(index, delta.tokens, delta.logprobs) if self._logprobs else None
         choice = {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": None}
-        return choice | _token_ids(delta.tokens, self._token_ids)
+        return [choice | token_ids_field(delta.tokens, self._token_ids)]
 
     def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        return {"index": index, "text": "", "logprobs": None, **_finish(delta), **_token_ids([], self._token_ids)}
+        return {
+            "index": index,
+            "text": "",
+            "logprobs": None,
+            **finish_fields(delta),
+            **token_ids_field([], self._token_ids),
+        }
 
     async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
         prompt_logprobs = await self._prompt.logprobs_fields(choices)
@@ -99,8 +108,8 @@ class CompletionSerializer:
                 "index": index,
                 "text": text + choice.text,
                 "logprobs": logprobs,
-                **_finish(choice),
-                **_token_ids(choice.tokens, self._token_ids),
+                **finish_fields(choice),
+                **token_ids_field(choice.tokens, self._token_ids),
                 **prompt_logprobs[index // self._prompt.n],
                 **self._prompt.token_ids_field(index),
             })  # fmt: skip
@@ -117,7 +126,7 @@ class CompletionSerializer:
         return await encode_in_slices(
             lambda start, end: self._columns(index, tokens[start:end], entries[start:end]),
             len(tokens),
-            _entries_per_row(entries),
+            entries_per_row(entries),
         )
 
     def _columns(
@@ -145,64 +154,6 @@ class CompletionSerializer:
         }
 
 
-class ChatSerializer:
-    """Choices of /v1/chat/completions.
-
-    Args:
-        names: Names of tokens.
-        logprobs: How many likeliest tokens are shown; None for no log probabilities.
-        role: Of the message.
-        prompt: Fields about the prompt.
-        echo: Text that begins every message.
-        token_ids: Whether `token_ids` are shown.
-    """
-
-    def __init__(
-        self,
-        names: TokenNames,
-        logprobs: int | None,
-        role: str,
-        prompt: PromptFields,
-        *,
-        echo: str = "",
-        token_ids: bool = False,
-    ) -> None:
-        self.text_only = logprobs is None and not token_ids
-        self._names = names
-        self._logprobs = logprobs
-        self._role = role
-        self._prompt = prompt
-        self._echo = echo
-        self._token_ids = token_ids
-
-    def head(self, request_id: str, created: int, model: str, *, stream: bool) -> dict[str, Any]:
-        name = "chat.completion.chunk" if stream else "chat.completion"
-        return {"id": f"chatcmpl-{request_id}", "created": created, "model": model, "object": name}
-
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
-        delta = {"role": self._role, "content": self._echo}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return {"choices": [choice | _token_ids([], self._token_ids)], **self._prompt.token_ids_field(0)}
-
-    def chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        logprobs = None if self._logprobs is None else chat_logprobs(self._names, self._logprobs, delta)
-        choice = {"index": index, "delta": {"content": delta.text}, "logprobs": logprobs, "finish_reason": None}
-        return choice | _token_ids(delta.tokens, self._token_ids)
-
-    def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        return {"index": index, "delta": {}, "logprobs": None, **_finish(delta), **_token_ids([], self._token_ids)}
-
-    async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
-        (prompt_logprobs,) = await self._prompt.logprobs_fields(choices)
-        shown = []
-        for index, choice in enumerate(choices):
-            message = {"role": self._role, "content": self._echo + choice.text}
-            logprobs = await encode_chat_logprobs(self._names, self._logprobs, choice)
-            field = _token_ids(choice.tokens, self._token_ids)
-            shown.append({"index": index, "message": message, "logprobs": logprobs, **_finish(choice), **field})
-        return {"choices": shown, **prompt_logprobs, **self._prompt.token_ids_field(0)}
-
-
 class GenerateSerializer:
     """Choices of /inference/v1/generate, which have token ids and no text.
 
@@ -224,56 +175,33 @@ class GenerateSerializer:
     def first_chunk(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
+    def chunks(self, index: int, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        if not _says_something(delta, self.text_only):
+            return []
         logprobs = None if self._logprobs is None else chat_logprobs(self._names, self._logprobs, delta)
-        return {"index": index, "logprobs": logprobs, "finish_reason": None, "token_ids": delta.tokens}
+        return [{"index": index, "logprobs": logprobs, "finish_reason": None, "token_ids": delta.tokens}]
 
     def last_chunk(self, index: int, delta: ChoiceDelta) -> dict[str, Any]:
-        return {"index": index, "logprobs": None, **_finish(delta), "token_ids": []}
+        return {"index": index, "logprobs": None, **finish_fields(delta), "token_ids": []}
 
     async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
         (prompt_logprobs,) = await self._prompt.logprobs_fields(choices)
         shown = []
         for index, choice in enumerate(choices):
             logprobs = await encode_chat_logprobs(self._names, self._logprobs, choice)
-            shown.append({"index": index, "logprobs": logprobs, **_finish(choice), "token_ids": choice.tokens})
+            shown.append({"index": index, "logprobs": logprobs, **finish_fields(choice), "token_ids": choice.tokens})
         return {"choices": shown, **prompt_logprobs}
 
 
-def chat_logprobs(names: TokenNames, num_top: int, delta: ChoiceDelta) -> dict[str, list[Any]]:
-    """Log probabilities in the form of OpenAI's chat."""
-
-    def one(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": names.text(token), "logprob": finite(logprob), "bytes": names.bytes(token)}
-
-    content = []
-    for token, entry in zip(delta.tokens, delta.logprobs, strict=True):
-        likeliest = list(zip(entry.top_ids, entry.top_logprobs, strict=True))[:num_top]
-        top = [one(other, logprob) for other, logprob in likeliest]
-        content.append({**one(token, entry.logprob), "top_logprobs": top})
-    return {"content": content}
+def _says_something(delta: ChoiceDelta, text_only: bool) -> bool:
+    return bool(delta.text or (delta.tokens and not text_only))
 
 
-async def encode_chat_logprobs(names: TokenNames, num_top: int | None, choice: ChoiceDelta) -> dict[str, Any] | None:
-    """The same of a whole choice, as JSON; None when they are not asked for."""
-    if num_top is None:
-        return None
-    return await encode_in_slices(
-        lambda start, end: chat_logprobs(
-            names, num_top, ChoiceDelta(tokens=choice.tokens[start:end], logprobs=choice.logprobs[start:end])
-        ),
-        len(choice.tokens),
-        _entries_per_row(choice.logprobs),
-    )
-
-
-def _entries_per_row(entries: Sequence[TokenLogprobs | None]) -> int:
-    return 1 + max((len(entry.top_ids) for entry in entries[:2] if entry is not None), default=0)
-
-
-def _token_ids(tokens: list[int], shown: bool) -> dict[str, Any]:
+def token_ids_field(tokens: list[int], shown: bool) -> dict[str, Any]:
+    """`token_ids`, if they were asked for."""
     return {"token_ids": tokens} if shown else {}
 
 
-def _finish(delta: ChoiceDelta) -> dict[str, Any]:
+def finish_fields(delta: ChoiceDelta) -> dict[str, Any]:
+    """Why a choice ended."""
     return {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}

@@ -57,12 +57,13 @@ class SseChunks:
             self._around_text[index] = self._split_at_text(index) if self._text_only else (b"", b"")
             if (first := self._serializer.first_chunk(index)) is not None:
                 data = self._chunk(index, first, num_tokens=0)
-        if self._text_only:
+        if self._text_only and gained.events is None:
             if gained.text:
                 before, behind = self._around_text[index]
                 data += before + _encode(gained.text) + behind
-        elif gained.text or (gained.tokens and not self._serializer.text_only):
-            data += self._chunk(index, {"choices": [self._serializer.chunk(index, gained)]})
+        else:
+            for choice in self._serializer.chunks(index, gained):
+                data += self._chunk(index, {"choices": [choice]})
         if gained.finish_reason is not None:
             data += self._chunk(index, {"choices": [self._serializer.last_chunk(index, gained)]})
         return data
@@ -77,7 +78,7 @@ class SseChunks:
 
     def _split_at_text(self, index: int) -> tuple[bytes, bytes]:
         """A choice's chunk before and after its text. From one chunk to the next only the text differs."""
-        chunk = self._chunk(index, {"choices": [self._serializer.chunk(index, ChoiceDelta(_ANY_TEXT))]})
+        chunk = self._chunk(index, {"choices": self._serializer.chunks(index, ChoiceDelta(_ANY_TEXT))})
         before, _, behind = chunk.rpartition(_encode(_ANY_TEXT))
         return before, behind
 

@@ -6,6 +6,8 @@ Owns joining tokens with their text, and whether the engine or a stop string end
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from quire.messages import Add, End
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from quire.text.text_stream import PROMPT_TAIL, TextStream
@@ -15,19 +17,24 @@ from quire.text.tokenizer import Tokenizer
 class ChoiceState:
     """One choice while it is generated.
 
+    Args:
+        add: The sequence, as the engine got it.
+        tokenizer: None for work on token ids alone.
+        shown_tokens: Special tokens that the text shows, whatever `skip_special_tokens` says.
+
     Attributes:
         num_tokens: Tokens it has so far.
         cached_tokens: Tokens of its prompt that were found computed.
         finished: Whether its last delta was processed.
     """
 
-    def __init__(self, add: Add, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, add: Add, tokenizer: Tokenizer | None, shown_tokens: Collection[int] = ()) -> None:
         self.num_tokens = 0
         self.cached_tokens = 0
         self.finished = False
         self._stop_token_ids = frozenset(add.sampling.stop_token_ids or ())
         prompt_tail = add.tokens[max(0, add.prompt_len - PROMPT_TAIL) : add.prompt_len]
-        self._text = TextStream(tokenizer, add.sampling, prompt_tail, add.stop_ids)
+        self._text = TextStream(tokenizer, add.sampling, prompt_tail, add.stop_ids, shown_tokens)
 
     @property
     def tokens_only(self) -> bool:

@@ -5,9 +5,15 @@ Both add up: what is not read yet is merged with what comes later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from quire.messages import Deltas, End, EndReason, TokenLogprobs
+from quire.output_parsers.events import ContentDelta, OutputEvent
+
+FinishReason = EndReason | Literal["tool_calls"]
+"""Why a choice ended, as its reader sees it: the engine's reason, or `tool_calls` for one that stopped behind calls."""
 
 
 @dataclass(slots=True)
@@ -55,7 +61,9 @@ class ChoiceDelta:
     """What a choice gained, or, added up, the whole choice.
 
     Attributes:
-        text: New text.
+        text: New text, as the model wrote it.
+        events: What an output parser says about the text, and about text before it that it held back; None where none
+            reads it, and the text is all content.
         tokens: New tokens, the ending one included.
         logprobs: One for each token; empty when not asked for.
         prompt_logprobs: One for each token of the prompt but the first; empty when not asked for.
@@ -67,8 +75,16 @@ class ChoiceDelta:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: EndReason | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    events: list[OutputEvent] | None = None
+
+    @property
+    def output(self) -> Sequence[OutputEvent]:
+        """The events, whether there is a parser or not."""
+        if self.events is not None:
+            return self.events
+        return (ContentDelta(self.text),) if self.text else ()
 
     def add(self, other: ChoiceDelta) -> None:
         """Append a later delta."""
@@ -76,4 +92,7 @@ class ChoiceDelta:
         self.tokens += other.tokens
         self.logprobs += other.logprobs
         self.prompt_logprobs += other.prompt_logprobs
+        if other.events is not None:
+            self.events = self.events or []
+            self.events += other.events
         self.finish_reason, self.stop_reason = other.finish_reason, other.stop_reason

@@ -7,7 +7,7 @@ tokens were grouped. Knows nothing about stop strings.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from quire.text.tokenizer import Tokenizer
 
@@ -18,15 +18,25 @@ class IncrementalDetokenizer:
     Bytes that are no UTF-8 become U+FFFD, one for each maximal part of a character (Unicode 15, section 3.9).
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_tokens: Collection[int] = (),
+        before: Sequence[int] = (),
+    ) -> None:
         """
         Args:
             tokenizer: Whose tokens these are.
             skip_special_tokens: Leave special tokens out of the text.
+            shown_tokens: Those of them that are shown nevertheless.
             before: The last tokens of the prompt; empty when the text begins here.
         """
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        if shown_tokens:
+            self._skipped = self._skipped.difference(shown_tokens)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._inside = False  # of a character, whose first bytes the decoder holds
         self._at_start = all(token in self._skipped for token in before)

@@ -42,6 +42,7 @@ class SequenceAccumulator:
     def output(self, tokenizer: Tokenizer | None) -> CompletionOutput:
         """The finished sequence."""
         whole, sampling = self.whole, self.add.sampling
+        assert whole.finish_reason != "tool_calls"  # no parser reads the text
         ranked = sampling.logprob_token_ids is None
         asked = sampling.num_reported is not None
         entries = zip(whole.tokens, whole.logprobs, strict=True) if asked else ()

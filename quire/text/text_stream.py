@@ -42,6 +42,7 @@ class TextStream:
         params: SamplingParams,
         prompt_tail_tokens: Sequence[int] = (),
         stop_ids: Collection[int] = (),
+        shown_tokens: Collection[int] = (),
     ) -> None:
         """
         Args:
@@ -50,12 +51,14 @@ class TextStream:
             prompt_tail_tokens: The prompt, or its last PROMPT_TAIL tokens.
             stop_ids: Tokens that end the sequence (`Add.stop_ids`); such a token shows no text unless
                 `include_stop_str_in_output`.
+            shown_tokens: Special tokens that the text shows, whatever `skip_special_tokens` says.
         """
         self._detokenizer = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
+                shown_tokens=shown_tokens,
                 before=prompt_tail_tokens[-PROMPT_TAIL:],
             )
         self._hidden = frozenset() if params.include_stop_str_in_output else frozenset(stop_ids)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.api.chat_serializer import ChatSerializer
 from quire.api.prompt_fields import PromptFields
-from quire.api.serializers import ChatSerializer, CompletionSerializer
+from quire.api.serializers import CompletionSerializer
 from quire.api.token_names import LOWEST_LOGPROB, TokenNames
 from quire.messages import TokenLogprobs
 from quire.text.deltas import ChoiceDelta
@@ -22,7 +23,7 @@ def test_parts_of_a_character_are_told_apart(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path)
     tokens = tokenizer.encode("é🦄é")
     delta = ChoiceDelta("é🦄é", tokens, [TokenLogprobs(-0.5, 1, [], []) for _ in tokens], "length")
-    shown = completion_serializer(tokenizer).chunk(0, delta)["logprobs"]
+    shown = completion_serializer(tokenizer).chunks(0, delta)[0]["logprobs"]
     partial = [token for token in shown["tokens"] if token.startswith("bytes:")]
     assert partial[0] == "bytes:\\xf0"
     assert len(set(partial)) == len(partial) == 4
@@ -34,13 +35,13 @@ def test_impossible_tokens_have_a_number_that_json_can_hold(tmp_path: Path) -> N
     tokenizer = load_tokenizer(tmp_path)
     delta = ChoiceDelta("a", [70], [TokenLogprobs(float("-inf"), 2, [70], [-0.1])], finish_reason="length")
     prompt = PromptFields([], 1, tokenizer)
-    chat = ChatSerializer(TokenNames(tokenizer), 1, "assistant", prompt).chunk(0, delta)["logprobs"]["content"][0]
+    chat = ChatSerializer(TokenNames(tokenizer), 1, "assistant", prompt).chunks(0, delta)[0]["logprobs"]["content"][0]
     assert chat["logprob"] == LOWEST_LOGPROB
     assert chat["top_logprobs"][0]["logprob"] == -0.1
-    completion = completion_serializer(tokenizer).chunk(0, delta)["logprobs"]
+    completion = completion_serializer(tokenizer).chunks(0, delta)[0]["logprobs"]
     assert completion["token_logprobs"] == [LOWEST_LOGPROB]
 
 
 def test_without_a_tokenizer_tokens_are_named_by_id() -> None:
     delta = ChoiceDelta("", [70], [TokenLogprobs(-1.0, 2, [], [])], finish_reason="length")
-    assert completion_serializer(None).chunk(0, delta)["logprobs"]["tokens"] == ["token_id:70"]
+    assert completion_serializer(None).chunks(0, delta)[0]["logprobs"]["tokens"] == ["token_id:70"]

@@ -8,11 +8,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.chat_serializer import ChatSerializer
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_ids import use_request_id
 from quire.api.schemas.chat import ChatRequest
-from quire.api.serializers import ChatSerializer
 from quire.api.serving import Serving
 
 
