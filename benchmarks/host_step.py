@@ -72,7 +72,7 @@ class StubExecutor:
             attention=AttentionMetadata(),
             sampled_slots=staging.copied(host.sampled_slots),
             logits_indices=staging.copied(host.logits_indices),
-            transformed_slots=None,
+            late=None,
             slot_updates=self._slots.stage(plan, staging),
             block_moves=NO_MOVES,
         )

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.clock import Clock
 from quire.config import Config, environment
+from quire.errors import EngineDeadError
 from quire.executor.executor import FaultHook, no_faults
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
@@ -24,7 +25,7 @@ class CpuExecutor:
     """One worker in one thread.
 
     A step that raises is the last, since its work may be half done: `collect` raises its error for it and for every
-    later step.
+    later step. Masked rows are computed like others; the thread waits for their bitmasks before it samples.
 
     Args:
         config: Resolved settings; see Worker.
@@ -39,6 +40,7 @@ class CpuExecutor:
         self._clock = clock
         self._fault = fault
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
+        self._bitmasks: queue.SimpleQueue[TokenBitmasks | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[DeviceLimits | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
@@ -49,11 +51,11 @@ class CpuExecutor:
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
-        assert not plan.drafts and not plan.masked, "this worker has neither drafts nor masks"
+        assert not plan.drafts, "this worker has no drafts"
         self._plans.put(plan)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        raise NotImplementedError("this worker applies no masks")
+        self._bitmasks.put(masks)
 
     def collect(self, timeout: float | None) -> Result | None:
         try:
@@ -65,7 +67,9 @@ class CpuExecutor:
         return result
 
     def close(self) -> None:
+        """Wait for what is running; a step whose bitmasks are missing fails."""
         self._plans.put(None)
+        self._bitmasks.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -89,10 +93,17 @@ class CpuExecutor:
                 if failure is not None:
                     raise failure
                 self._fault("execute", plan.step)
-                self._results.put(worker.execute(plan))
+                self._results.put(worker.execute(plan, self._next_bitmasks))
             except BaseException as error:
                 failure = error
                 self._results.put(error)
+
+    def _next_bitmasks(self) -> TokenBitmasks:
+        """Of the step that is running: bitmasks come in the order of the plans, once for each that has masked rows."""
+        masks = self._bitmasks.get()
+        if masks is None:
+            raise EngineDeadError("The executor was closed before a step's bitmasks came.")
+        return masks
 
 
 def _or_raise(value: T | BaseException) -> T:

@@ -43,7 +43,8 @@ _PR_SET_TIMERSLACK = 29
 class GpuExecutor:
     """One worker on one GPU.
 
-    A step that raises is the last: `collect` raises its error for it and for every later step.
+    A step that raises is the last: `collect` raises its error for it and for every later step. The step behind one that
+    waits for bitmasks is launched when these are there, since its rows begin with the tokens that are sampled then.
 
     Args:
         config: Resolved settings; see Worker.
@@ -58,6 +59,8 @@ class GpuExecutor:
         self._clock = clock
         self._fault = fault
         self._handles: deque[StepHandle] = deque()
+        self._plans: deque[Plan] = deque()  # not launched yet
+        self._awaits_bitmasks = False  # the step that was launched last
         self._failure: BaseException | None = None
         self._worker: Worker | None = None
 
@@ -80,24 +83,29 @@ class GpuExecutor:
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
-        assert not plan.drafts and not plan.masked, "this worker has neither drafts nor masks"
-        if self._failure is not None:
-            return
-        assert self._worker is not None, "not started, or closed"
-        try:
-            self._fault("execute", plan.step)
-            self._handles.append(self._worker.launch(plan))
-        except BaseException as error:
-            self._failure = error
+        assert not plan.drafts, "this worker has no drafts"
+        self._plans.append(plan)
+        self._launch_plans()
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
-        raise NotImplementedError("this worker applies no masks")
+        if self._failure is not None:
+            return
+        assert self._worker is not None and self._awaits_bitmasks, "no step waits for bitmasks"
+        try:
+            self._worker.submit_bitmasks(masks)
+        except BaseException as error:
+            self._failure = error
+            self._handles.pop()  # it never ends
+        self._awaits_bitmasks = False
+        self._launch_plans()
 
     def collect(self, timeout: float | None) -> Result | None:
         if not self._handles:
             if self._failure is not None:
                 raise self._failure
             return None
+        if self._awaits_bitmasks and len(self._handles) == 1:
+            return None  # they come from the thread that would wait
         try:
             result = self._oldest(timeout)
         except Exception as error:  # an interrupt of the wait leaves the step where it is
@@ -116,11 +124,24 @@ class GpuExecutor:
                     handle.wait()
         finally:
             self._handles.clear()
+            self._plans.clear()
             worker, self._worker = self._worker, None
             if worker is not None:
                 worker.close()
                 del worker
                 self._release_memory()
+
+    def _launch_plans(self) -> None:
+        """Launch plans until a step waits for bitmasks; none after a failure."""
+        while self._plans and self._failure is None and not self._awaits_bitmasks:
+            assert self._worker is not None, "not started, or closed"
+            plan = self._plans.popleft()
+            try:
+                self._fault("execute", plan.step)
+                self._handles.append(self._worker.launch(plan))
+                self._awaits_bitmasks = bool(plan.masked)
+            except BaseException as error:
+                self._failure = error
 
     def _release_memory(self) -> None:
         """The device's memory."""

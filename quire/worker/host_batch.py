@@ -13,6 +13,7 @@ from quire.worker.graph_shapes import GraphShape
 
 LAST_SAMPLED = -1
 """In place of a token id: the token that the row's slot sampled last, which only the device knows."""
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class HostBatch:
         first_tokens: [rows], where each row begins among the tokens.
         logits_indices: [sampled], where each sampled position is among the tokens: the last of its row.
         sampled_slots: [sampled], the slots of these rows.
+        masked: [masked], which of the sampled positions wait for their bitmasks.
     """
 
     slots: IntArray
@@ -40,6 +42,7 @@ class HostBatch:
     first_tokens: IntArray
     logits_indices: IntArray
     sampled_slots: IntArray
+    masked: IntArray
 
     @classmethod
     def of(cls, plan: Plan, max_lengths: IntArray) -> HostBatch:
@@ -64,6 +67,7 @@ class HostBatch:
             first_tokens=first_tokens,
             logits_indices=ends[sampled] - 1,
             sampled_slots=slots[sampled],
+            masked=np.searchsorted(sampled, plan.masked) if plan.masked else _NONE,
         )
 
     @classmethod
@@ -110,6 +114,7 @@ class HostBatch:
             first_tokens=counts.cumsum() - counts,
             logits_indices=np.concatenate((self.logits_indices, of_sampled)),
             sampled_slots=np.concatenate((self.sampled_slots, of_sampled + dummy)),
+            masked=self.masked,
         )
 
 

@@ -11,14 +11,12 @@ from contextlib import nullcontext
 from functools import partial
 from typing import get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
-from quire.attention.metadata import IntArray
 from quire.errors import ConfigError
-from quire.messages import Plan, Result
+from quire.messages import Plan, Result, TokenBitmasks
 from quire.models.model import Model
 from quire.planning.step_limits import StepLimits
 from quire.worker.batch import Batch, BatchBuffers
@@ -30,10 +28,10 @@ from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, PromptLogprobs, StepPromptLogprobs
 from quire.worker.sampling.sampler import Deferred
-from quire.worker.sampling.step_sampler import StepSampler
+from quire.worker.sampling.step_sampler import StepSampler, StepSampling
 from quire.worker.slot_table import SlotTable
-from quire.worker.staging_buffer import StagingBuffer, to_device_memory
-from quire.worker.step_handle import StepHandle, StepTimer, StepTimers
+from quire.worker.staging_buffer import StagingBuffer
+from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
 from quire.worker.step_inputs import StepInputs
 
 _EMPTY_PLAN = Plan(0, [], [], [], [], [], [], [], [], [], [])
@@ -85,6 +83,7 @@ class ModelRunner:
         self._sampler = StepSampler(slots, limits.rows, logprobs_mode, ring)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         self._timers = StepTimers(slots.device)
+        self._masked_step: MaskedStepHandle | None = None
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -111,7 +110,7 @@ class ModelRunner:
         with torch.inference_mode():
             for shape in shapes.all():
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded_to(shape, dummy)
-                inputs = self._stage(_EMPTY_PLAN, host, host.sampled_slots, shape)
+                inputs = self._stage(_EMPTY_PLAN, host, shape=shape)
                 assert not self._staging.overflowed
                 step = partial(self._forward_and_sample, host, inputs)
                 if not precompiled or shape.kind not in ran:
@@ -136,7 +135,7 @@ class ModelRunner:
         with torch.inference_mode():
             self._slots.init_dummy()
             host = HostBatch.of_dummy(self._slots.dummy, counts)
-            _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host, host.sampled_slots))
+            _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host))
             logits = self._model.logits(hidden[: max(rows, positions)].clone())
             if sample:
                 self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
@@ -145,7 +144,10 @@ class ModelRunner:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> StepHandle:
-        """Apply the plan's changes, move its rows forward, sample their tokens."""
+        """Apply the plan's changes, move its rows forward, sample their tokens; those of masked rows once
+        `submit_bitmasks` has brought their bitmasks, before the next plan is launched.
+        """
+        assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
         with torch.inference_mode():
             self._slots.admit(plan.admitted)
@@ -153,8 +155,18 @@ class ModelRunner:
                 return self._launch_changes(plan, timer)
             host = HostBatch.of(plan, self._slots.host.max_lengths)
             if not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
-                return self._replay(plan, host, shape, timer)
-            return self._run(plan, host, timer)
+                handle = self._replay(plan, host, shape, timer)
+            else:
+                handle = self._run(plan, host, timer)
+        if isinstance(handle, MaskedStepHandle):
+            self._masked_step = handle
+        return handle
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        """The bitmasks of the plan that was launched last."""
+        assert self._masked_step is not None, "no step waits for bitmasks"
+        step, self._masked_step = self._masked_step, None
+        step.submit_bitmasks(masks)
 
     def _launch_changes(self, plan: Plan, timer: StepTimer) -> StepHandle:
         """A plan without rows."""
@@ -174,43 +186,37 @@ class ModelRunner:
         return self._shapes.for_prompts(len(host.token_ids), len(host.slots), host.decode_rows)
 
     def _replay(self, plan: Plan, host: HostBatch, shape: GraphShape, timer: StepTimer) -> StepHandle:
-        """A captured step. Its graph samples without logits transforms; a step that needs them lets it sample for the
-        dummy, and samples again from its logits.
-        """
-        dummy, sampling = self._slots.dummy, self._sampler.begin(plan.step, host.sampled_slots, timer)
-        host = host.padded_to(shape, dummy)
-        if sampling.by_graph:
-            self._apply(plan, self._stage(plan, host, host.sampled_slots, shape))
-            return self._sampler.finish(sampling, self._graphs.replay(shape), NO_PROMPT_LOGPROBS)
-        inputs = self._stage(plan, host, np.full_like(host.sampled_slots, dummy), shape, sampling.slots)
+        """A captured step. Its graph samples for the dummy in place of late positions, which are sampled behind it."""
+        sampling = self._sampler.begin(plan.step, host.sampled_slots, host.masked, timer)
+        inputs = self._stage(plan, host.padded_to(shape, self._slots.dummy), sampling, shape)
         self._apply(plan, inputs)
-        logits = self._graphs.replay(shape)[: len(sampling.slots)]
-        assert inputs.transformed_slots is not None
-        slots = to_device_memory(inputs.transformed_slots)
-        return self._sampler.sample_transformed(sampling, logits, slots, NO_PROMPT_LOGPROBS)
+        logits = self._graphs.replay(shape)
+        if inputs.late is None:
+            return self._sampler.finish(sampling, logits, NO_PROMPT_LOGPROBS)
+        return self._sampler.sample_late(sampling, logits[: len(sampling.slots)], inputs.late, NO_PROMPT_LOGPROBS)
 
     def _run(self, plan: Plan, host: HostBatch, timer: StepTimer) -> StepHandle:
         """A step of any shape."""
-        inputs = self._stage(plan, host, host.sampled_slots)
+        sampling = self._sampler.begin(plan.step, host.sampled_slots, host.masked, timer)
+        inputs = self._stage(plan, host, sampling)
         self._apply(plan, inputs)
         batch, hidden = self._forward(host, inputs)
         prompts = self._launch_prompt_logprobs(plan, host, batch, hidden)
         if not plan.sampled_rows:
             return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=prompts.collect()))
         logits = self._logits(hidden, inputs)
-        sampling = self._sampler.begin(plan.step, host.sampled_slots, timer)
-        if not sampling.by_graph:
-            return self._sampler.sample_transformed(sampling, logits, inputs.sampled_slots, prompts)
-        self._sampler.sample(logits, inputs.sampled_slots)
-        return self._sampler.finish(sampling, logits, prompts)
+        if not sampling.all_late:
+            self._sampler.sample(logits, inputs.sampled_slots)
+        if inputs.late is None:
+            return self._sampler.finish(sampling, logits, prompts)
+        return self._sampler.sample_late(sampling, logits, inputs.late, prompts)
 
     def _stage(
         self,
         plan: Plan,
         host: HostBatch,
-        sampled_slots: IntArray,
+        sampling: StepSampling | None = None,
         shape: GraphShape | None = None,
-        transformed_slots: IntArray | None = None,
     ) -> StepInputs:
         """Write all that the step takes from the host into the staging buffer.
 
@@ -220,10 +226,14 @@ class ModelRunner:
         Args:
             plan: For its changes.
             host: Its rows.
-            sampled_slots, transformed_slots: See StepInputs.
+            sampling: What it samples late; None: nothing.
             shape: Of the captured graph, if there is one.
         """
-        staging = self._staging
+        staging, sampled_slots = self._staging, host.sampled_slots
+        late = None if sampling is None else sampling.columns()
+        if sampling is not None and late is not None:
+            sampled_slots = sampled_slots.copy()
+            sampled_slots[sampling.late] = self._slots.dummy
         metadata = self._attention.build_metadata(
             host.counts, host.max_lengths, None if shape is None else shape.limits
         )
@@ -237,7 +247,7 @@ class ModelRunner:
             attention=metadata.with_arrays([staging.copied(array) for array in metadata.arrays()]),
             sampled_slots=staging.copied(sampled_slots),
             logits_indices=None if host.is_decode else staging.copied(host.logits_indices),
-            transformed_slots=None if transformed_slots is None else staging.zero_copy(transformed_slots),
+            late=None if late is None else staging.zero_copy(late),
             slot_updates=self._slots.stage(plan, staging),
             block_moves=self._transfer.stage(plan, staging),
         )

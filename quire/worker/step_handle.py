@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from quire.messages import Result
+from quire.messages import Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 
@@ -72,6 +72,39 @@ class StreamStepHandle:
         return self._finish(self._began.elapsed_time(self._ended))
 
 
+class MaskedStepHandle:
+    """A launched step whose masked rows are sampled once their bitmasks are there.
+
+    Args:
+        sample: Launches the rest of the step.
+        wait: Waits for what is launched before that.
+    """
+
+    def __init__(self, sample: Callable[[TokenBitmasks], StepHandle], wait: Callable[[], None]) -> None:
+        self._sample = sample
+        self._wait = wait
+        self._whole: StepHandle | None = None
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        """The masks are there; called once."""
+        assert self._whole is None, "bitmasks come twice"
+        self._whole = self._sample(masks)
+
+    def done(self) -> bool:
+        return self._whole is not None and self._whole.done()
+
+    def wait(self) -> None:
+        """Until the device is done with what is launched: without bitmasks, the step never ends."""
+        if self._whole is None:
+            self._wait()
+        else:
+            self._whole.wait()
+
+    def result(self) -> Result:
+        assert self._whole is not None, "the result of a step whose bitmasks are missing"
+        return self._whole.result()
+
+
 class HostTimer:
     """Times a step that is computed as it is launched."""
 
@@ -81,6 +114,9 @@ class HostTimer:
     def stop(self, finish: Callable[[float], Result]) -> StepHandle:
         """The step is over; `finish` is told how many milliseconds it took."""
         return FinishedStep(finish((time.perf_counter() - self._began) * 1e3))
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
 
 
 class StreamTimer:
@@ -100,6 +136,10 @@ class StreamTimer:
         """The step is launched; `finish` makes its result later."""
         self._ended.record(self._stream)
         return StreamStepHandle(self._began, self._ended, finish)
+
+    def wait(self) -> None:
+        """Until what is launched has run."""
+        self._stream.synchronize()
 
 
 StepTimer = HostTimer | StreamTimer

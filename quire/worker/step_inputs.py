@@ -28,8 +28,8 @@ class StepInputs(NamedTuple):
         attention: The attention backend's metadata.
         sampled_slots: [sampled], the slots for which the step samples.
         logits_indices: [sampled], where among the tokens each sampled position is; None: all tokens are sampled.
-        transformed_slots: [sampled], the slots for which tokens are sampled after a captured graph, with logits
-            transforms; the graph itself samples for the dummy then. None: there are none.
+        late: [3 · late, or fewer], which positions are sampled behind a captured graph, which samples for the dummy in
+            their place: see LateColumns. None: there are none.
         slot_updates: Changes of the slot table.
         block_moves: Swaps and copies of blocks.
     """
@@ -42,6 +42,6 @@ class StepInputs(NamedTuple):
     attention: AttentionMetadata[Tensor]
     sampled_slots: Tensor
     logits_indices: Tensor | None
-    transformed_slots: Tensor | None
+    late: Tensor | None
     slot_updates: SlotUpdates
     block_moves: BlockMoves

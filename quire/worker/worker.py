@@ -7,7 +7,7 @@ the KV cache as well, but on a GPU, where it is measured. Knows nothing about re
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import TensorOptions
 from quire.logits_processors import load_processors
-from quire.messages import DeviceLimits, Plan, Result
+from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
@@ -165,8 +165,12 @@ class Worker:
     # --- serving ------------------------------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> StepHandle:
-        """Begin one step; on a CPU it is over then."""
+        """Begin one step; on a CPU it is over then, unless rows wait for bitmasks."""
         return self._runner.launch(plan)
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        """The bitmasks of the step that was begun last; no other begins before they are there."""
+        self._runner.submit_bitmasks(masks)
 
     def finish(self, step: StepHandle) -> Result:
         """The step's result; waits for the device. Says how many host blocks are ready, when more are than before."""
@@ -176,9 +180,13 @@ class Worker:
         self._reported_host_blocks = self._transfer.ready_host_blocks
         return msgspec.structs.replace(result, ready_host_blocks=self._reported_host_blocks)
 
-    def execute(self, plan: Plan) -> Result:
-        """Run one step."""
-        return self.finish(self.launch(plan))
+    def execute(self, plan: Plan, masks: Callable[[], TokenBitmasks] | None = None) -> Result:
+        """Run one step; `masks` waits for the bitmasks of its masked rows."""
+        step = self.launch(plan)
+        if plan.masked:
+            assert masks is not None, "masked rows without bitmasks"
+            self.submit_bitmasks(masks())
+        return self.finish(step)
 
     def close(self) -> None:
         """After the last step: nothing is compiled any more, and the host pool's memory is given back."""

@@ -42,13 +42,14 @@ def add(
     cache_salt: str = "",
     forks: Sequence[int] = (),
     fork_of: int | None = None,
+    bad_words: Sequence[Sequence[int]] = (),
     **sampling: object,
 ) -> Add:
     params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
     prompt_len = prompt_len or len(prompt)
     return Add(
         number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt,
-        [Fork(fork, fork) for fork in forks], fork_of=fork_of,
+        [Fork(fork, fork) for fork in forks], [list(word) for word in bad_words], fork_of,
     )  # fmt: skip
 
 
@@ -60,15 +61,19 @@ def drafts_of(sampling: SamplingParams) -> int:
 class HashMasker:
     """Allows half of the vocabulary; which half depends on every token so far. Who wants it says so."""
 
-    def __init__(self, broken: Sequence[int] = ()) -> None:
+    def __init__(self, broken: Sequence[int] = (), vocab_size: int = 512) -> None:
         self._broken = broken
+        self._vocab_size = vocab_size
         self.forgotten: list[int] = []
 
     def wants(self, message: Add) -> bool:
         return bool((message.sampling.extra_args or {}).get("masked"))
 
     def bits(self, requests: Sequence[Request]) -> list[bytes | GenerationError]:
-        return [GenerationError("broken") if r.id in self._broken else self.mask(r.tokens) for r in requests]
+        return [
+            GenerationError("broken") if r.id in self._broken else self.mask(r.tokens, self._vocab_size)
+            for r in requests
+        ]
 
     def forget(self, request_id: int) -> None:
         self.forgotten.append(request_id)
@@ -105,7 +110,8 @@ class Outcome:
 
 
 class Engine:
-    """A client that gathers what comes back, and insists on exactly one end for each sequence."""
+    """A client that gathers what comes back, and insists on exactly one end for each sequence. `wait`: seconds of each
+    step at most, for an executor that takes time."""
 
     def __init__(
         self,
@@ -113,15 +119,17 @@ class Engine:
         groups: Sequence[GroupWindow] = FULL_ATTENTION,
         masker: HashMasker | None = None,
         drafts: Callable[[SamplingParams], int] | None = drafts_of,
+        wait: float = 0.0,
         **settings: object,
     ) -> None:
+        self._wait = wait
         info = ModelRuntimeInfo(groups, drafts=drafts)
         self.client = InProcessClient(config(**settings), executor or FakeExecutor(), runtime_info=info, masker=masker)
         self.outcome = Outcome()
         assert isinstance(self.client.receive(0), Ready)
 
     def step(self) -> None:
-        message = self.client.receive(0)
+        message = self.client.receive(self._wait)
         self.outcome.messages += message is not None
         if isinstance(message, Deltas):
             position = 0

@@ -12,7 +12,6 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,7 @@ from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import TensorOptions
-from quire.messages import PromptLogprobsRow
+from quire.messages import PromptLogprobsRow, TokenBitmasks
 from quire.models.model import build_model
 from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.replay_by_running import ReplayByRunning
@@ -119,7 +118,7 @@ class FakeGpu:
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
             runner.run_largest(worker._deferred)
             runner.capture_graphs(CAPTURED)
-            random_steps(runner.launch, self.spec.vocab_size, self.config.model.max_model_len, random.Random(seed))
+            random_steps(runner, self.spec.vocab_size, self.config.model.max_model_len, random.Random(seed))
         assert any(not shape.is_decode for shape in graphs.replayed)
         return self.precompiler.names[found:]
 
@@ -135,12 +134,11 @@ def worker_dtype(name: str) -> torch.dtype:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def random_steps(launch: Callable[[Any], Any], vocab: int, longest: int, choose: random.Random) -> None:
+def random_steps(runner: Any, vocab: int, longest: int, choose: random.Random) -> None:
     """Sequences come and go, prompts are prefilled in chunks, and each asks for something else."""
     from tests.worker.driver import Driver, Sequence
 
     driver = Driver.__new__(Driver)
-    driver.worker = SimpleNamespace(execute=lambda plan: launch(plan).result())  # type: ignore[assignment]
     driver.block_size, driver.groups, driver.step, driver.owned, driver._new = 16, 1, 0, {}, []
     driver.free = list(range(1, 100)) * 10
     running: dict[int, Sequence] = {}
@@ -159,7 +157,12 @@ def random_steps(launch: Callable[[Any], Any], vocab: int, longest: int, choose:
         if choose.random() < 0.3:  # a step of single tokens only
             moves = [(sequence, 1) for sequence, _ in moves]
         plan, _ = driver.plan(moves)
-        launch(msgspec.structs.replace(plan, prompt_logprobs_rows=scored(plan, choose))).result()
+        masked = [row for row in plan.sampled_rows if choose.random() < 0.3]
+        plan = msgspec.structs.replace(plan, prompt_logprobs_rows=scored(plan, choose), masked=masked)
+        step = runner.launch(plan)
+        if masked:
+            runner.submit_bitmasks(TokenBitmasks(plan.step, masked, [bytes(4 * -(-vocab // 32))] * len(masked)))
+        step.result()
         running = {s: one for s, one in running.items() if one.length < min(longest, len(one.prompt) + 15)}
 
 

@@ -72,6 +72,15 @@ def _count_sampled(reads: int, vocab: int) -> KernelCase:
     return KernelCase("count_sampled", f"{reads} × {vocab}", make, reads * 32)
 
 
+def _apply_token_bitmask(reads: int, vocab: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        order = torch.randperm(reads, device=device)
+        bits = torch.randint(-(2**31), 2**31, (reads, -(-vocab // 32)), dtype=torch.int32, device=device)
+        return (_logits(device, reads, vocab, torch.bfloat16), order, bits), {}
+
+    return KernelCase("apply_token_bitmask", f"{reads} × {vocab}, half", make, reads * (vocab // 8 + vocab))
+
+
 def _logits(device: torch.device, reads: int, vocab: int, dtype: torch.dtype) -> Tensor:
     tail = torch.randn(reads, vocab, device=device).mul_(2)
     return tail.add_(torch.empty_like(tail).exponential_(1 / 1.5)).to(dtype)
@@ -85,6 +94,7 @@ def _cases(reads: Sequence[int], vocab: int) -> tuple[KernelCase, ...]:
         *(_token_logprobs(n, vocab, k) for n in reads for k in (0, 5, 20)),
         *(_apply_penalties(n, vocab) for n in reads),
         _count_sampled(most, vocab),
+        *(_apply_token_bitmask(n, vocab) for n in reads),
     )
 
 

@@ -47,6 +47,10 @@ class LogitsTransforms:
         """A slot's new owner."""
         self._has_any[owner.slot] = sum(transform.admit(owner) for transform in self._all)  # each must hear of it
 
+    def any_active(self, slots: IntArray) -> bool:
+        """Whether any of these slots' logits are changed."""
+        return bool(self._has_any[slots].any())
+
     def active_rows(self, sampled_slots: IntArray) -> ActiveRows:
         """Which rows of the logits of these slots are changed."""
         has_any = self._has_any[sampled_slots]

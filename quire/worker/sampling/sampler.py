@@ -41,7 +41,8 @@ TRANSFORMED_UNSOUND_TEXT = (
     "+inf of it; a processor forbids a token by -inf."
 )
 NOTHING_LEFT_TEXT = (
-    "No token is left to draw: allowed_token_ids, bad_words, logit_bias and min_tokens forbid all of them."
+    "No token is left to draw: allowed_token_ids, bad_words, logit_bias, min_tokens and the grammar of a structured "
+    "output forbid all of them."
 )
 
 
@@ -146,7 +147,7 @@ def _sample_transformed(
     logits: Tensor, where: Tensor, slots: SlotTable, active: ActiveRows, *, keep_scores: bool
 ) -> Sampled:
     """All rows of the logits have transforms."""
-    sound = logits.amax(-1).isfinite()
+    sound = logits.amax(-1) < float("inf")  # also where a bitmask forbids every token
     logits = logits.clone() if logits.dtype == torch.float32 else logits.float()
     broken = slots.transforms.apply(logits, active)
     sampled = _sample_plain(logits, where, slots, keep_scores=keep_scores)

@@ -1,12 +1,16 @@
 """The end of a step: a token for each sampled position, on its way to the host with what is reported of it.
 
-Knows nothing about models: it is given logits.
+What tokens need beyond their slots' sampling parameters decides when they are sampled: most by the recorded step
+itself, the *late* ones behind it, and of these the masked ones only when their bitmasks are there. Knows nothing about
+models: it is given logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +18,16 @@ import torch
 from torch import Tensor
 
 from quire.attention.metadata import IntArray
-from quire.messages import Result, TokenLogprobs
+from quire.messages import Result, TokenBitmasks, TokenLogprobs
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
 from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.worker.sampling.sampled_outputs import SampledOutputs
-from quire.worker.sampling.sampler import Deferred, errors_of, sample, sample_and_advance, warm_up
+from quire.worker.sampling.sampler import Deferred, Sampled, errors_of, sample, sample_and_advance, warm_up
+from quire.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.worker.slot_table import SlotTable
-from quire.worker.step_handle import StepHandle, StepTimer
+from quire.worker.staging_buffer import to_device_memory
+from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
 
 Errors = Callable[[npt.NDArray[np.int8]], Mapping[int, str]]
 """From the faults of all sampled positions to those that failed, and why."""
@@ -35,14 +41,17 @@ class StepSampling:
         step: Its number.
         slots: [sampled], the slot of each sampled position.
         logprobs: Log probabilities that are reported.
-        has_transforms: Whether any slot's logits are changed before sampling.
+        late: [late], positions that are sampled behind the recorded step: those that are masked; or all, where a
+            position that is not masked has logits transforms, or the scores are reported that tokens are sampled from.
+        masked: [masked], which of `late` wait for their bitmasks.
         timer: Of the step.
     """
 
     step: int
     slots: IntArray
     logprobs: LogprobsRequest
-    has_transforms: bool
+    late: IntArray
+    masked: IntArray
     timer: StepTimer
 
     @property
@@ -51,11 +60,29 @@ class StepSampling:
         return bool(self.logprobs) and self.logprobs.processed
 
     @property
-    def by_graph(self) -> bool:
-        """Whether a captured graph can do it: tokens depend on their slots' sampling parameters alone, and the scores
-        that they were sampled from are not needed.
-        """
-        return not self.has_transforms and not self.keeps_scores
+    def all_late(self) -> bool:
+        """Whether the recorded step samples nothing."""
+        return len(self.late) == len(self.slots)
+
+    def columns(self) -> IntArray | None:
+        """What the device needs for the late positions; see LateColumns. None: there are none."""
+        if not len(self.late):
+            return None
+        return np.concatenate((self.late, self.slots[self.late], self.masked))
+
+
+class LateColumns(NamedTuple):
+    """The positions of a step that are sampled late, on the device; all int64.
+
+    Attributes:
+        positions: [late], StepSampling.late.
+        slots: [late], theirs.
+        masked: [masked], StepSampling.masked.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    masked: Tensor
 
 
 class StepSampler:
@@ -72,16 +99,22 @@ class StepSampler:
         self._slots = slots
         self._mode: LogprobsMode = mode
         self._outputs = SampledOutputs(most, ring)
+        self._bitmasks = BitmaskBuffer(most, slots.vocab_size, slots.device)
 
     def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
         """Run all that may sample from such logits (see `sampler.warm_up`), and the copy to the host."""
         warm_up(logits, self._slots, self._mode, deferred, max_logprobs)
+        with deferred():
+            self._bitmasks.warm_up(logits)
         self._outputs.send()
 
-    def begin(self, step: int, slots: IntArray, timer: StepTimer) -> StepSampling:
-        """What the step samples for these slots, [sampled]."""
+    def begin(self, step: int, slots: IntArray, masked: IntArray, timer: StepTimer) -> StepSampling:
+        """What the step samples for these slots, [sampled]; `masked` are positions that wait for their bitmasks."""
         logprobs = self._slots.host.logprobs_request(slots, self._mode)
-        return StepSampling(step, slots, logprobs, bool(self._slots.transforms.active_rows(slots)), timer)
+        unmasked = np.delete(slots, masked) if len(masked) else slots
+        if (logprobs and logprobs.processed) or self._slots.transforms.any_active(unmasked):
+            return StepSampling(step, slots, logprobs, np.arange(len(slots)), masked, timer)
+        return StepSampling(step, slots, logprobs, masked, np.arange(len(masked)), timer)
 
     def sample(self, logits: Tensor, slots: Tensor) -> None:
         """Sample by the slots' parameters alone; each slot keeps its token as the next step's input.
@@ -119,18 +152,55 @@ class StepSampler:
 
         return sampling.timer.stop(result)
 
-    def sample_transformed(
-        self, sampling: StepSampling, logits: Tensor, slots: Tensor, prompts: StepPromptLogprobs
+    def sample_late(
+        self, sampling: StepSampling, logits: Tensor, columns: Tensor, prompts: StepPromptLogprobs
     ) -> StepHandle:
-        """Sample with logits transforms, or keep the scores that tokens were sampled from; then as `finish`."""
-        sampled = sample(logits, sampling.slots, self._slots, keep_scores=sampling.keeps_scores, device_slots=slots)
-        self._slots.last_token.index_copy_(0, slots, sampled.tokens)
-        self._slots.num_sampled.index_add_(0, slots, torch.ones_like(slots))
-        number = len(sampling.slots)
-        self._outputs.tokens[:number].copy_(sampled.tokens)
-        self._outputs.faults[:number].copy_(sampled.faults)
+        """Sample the late positions: now, or when their bitmasks are there. Then as `finish`.
+
+        Args:
+            sampling: What `begin` said.
+            logits: [sampled, vocab]; not changed.
+            columns: `sampling.columns()` as the device reads them.
+            prompts: The step's log probabilities of prompts.
+        """
+        sizes = [len(sampling.late), len(sampling.late), len(sampling.masked)]
+        late = LateColumns(*torch.split(to_device_memory(columns), sizes))
+        own = logits if sampling.all_late else logits.index_select(0, late.positions)
+        if not len(sampling.masked):
+            return self._finish_late(sampling, logits, own, late, prompts)
+        own = own.clone() if sampling.all_late else own
+
+        def sample_masked(masks: TokenBitmasks) -> StepHandle:
+            assert masks.step == sampling.step, f"bitmasks of step {masks.step}, expected those of {sampling.step}"
+            assert len(masks.bits) == len(sampling.masked), "bitmasks of other rows than those that wait"
+            with torch.inference_mode():
+                self._bitmasks.apply(own, late.masked, masks.bits)
+                return self._finish_late(sampling, logits, own, late, prompts)
+
+        return MaskedStepHandle(sample_masked, sampling.timer.wait)
+
+    def _finish_late(
+        self, sampling: StepSampling, logits: Tensor, own: Tensor, late: LateColumns, prompts: StepPromptLogprobs
+    ) -> StepHandle:
+        """`own`: [late, vocab], of `logits`, less what bitmasks forbid."""
+        slots = sampling.slots[sampling.late]
+        sampled = sample(own, slots, self._slots, keep_scores=sampling.keeps_scores, device_slots=late.slots)
+        self._slots.last_token.index_copy_(0, late.slots, sampled.tokens)
+        self._slots.num_sampled.index_add_(0, late.slots, torch.ones_like(late.slots))
+        self._outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
+        self._outputs.faults.index_copy_(0, late.positions, sampled.faults)
         self._outputs.send()
-        return self.finish(sampling, logits if sampled.scores is None else sampled.scores, prompts, sampled.errors)
+        scores = logits if sampled.scores is None else sampled.scores  # of all positions, where they are kept
+        return self.finish(sampling, scores, prompts, partial(_late_errors, sampling, sampled))
+
+
+def _late_errors(sampling: StepSampling, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:
+    """Of a step whose late positions are `sampled`: which of all positions failed, and why."""
+    if not sampled.broken and not faults.any():
+        return {}
+    late = sampling.late.tolist()
+    changed = {late[place] for place in (*sampled.transformed, *sampling.masked.tolist())}
+    return errors_of(faults, {late[place]: text for place, text in sampled.broken.items()}, changed)
 
 
 def _result(
