@@ -20,3 +20,11 @@ class SystemClock:
     def now(self) -> float:
         """Seconds since an arbitrary point, the same for all processes of this machine."""
         return time.monotonic()
+
+
+class WallClock:
+    """The time of day, for what outlives the machine's uptime."""
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return time.time()

@@ -23,14 +23,17 @@ from quire.api.error_responses import ServerErrorMiddleware, add_error_handlers
 from quire.api.http_metrics import HttpMetricsMiddleware
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_ids import HEADER, RequestIdMiddleware
+from quire.api.routes.batches import add_batches, make_batch_runner
 from quire.api.routes.chat import add_chat
 from quire.api.routes.chat_page import add_page
 from quire.api.routes.completions import add_completions
 from quire.api.routes.debug import add_debug
+from quire.api.routes.files import add_files
 from quire.api.routes.generate import add_generate
 from quire.api.routes.models import add_models
 from quire.api.routes.monitoring import add_monitoring
 from quire.api.routes.tokenize import add_tokenize
+from quire.api.schemas.batch import BatchRequest
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.generate import GenerateRequest
@@ -38,10 +41,12 @@ from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving
 from quire.api.stream_response import DirectSendMiddleware
 from quire.clock import SystemClock
-from quire.config import Config
+from quire.config import Config, environment
+from quire.errors import QuireError
 from quire.metrics.http_counts import HttpCounts
 from quire.metrics.log_line import StatsLogLine
 from quire.metrics.stats import Stats
+from quire.store.store import Store, open_store
 from quire.text.model_text import ModelText
 from quire.version import __version__
 
@@ -49,8 +54,13 @@ logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
 SLOW_READER_S = 30.0
-_ROUTES = (add_page, add_monitoring, add_models, add_completions, add_chat, add_generate, add_tokenize)
-_BODIES = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest)
+SWEEP_EVERY_S = 3_600.0
+UPLOAD_OVERHEAD = 2**16
+"""Bytes of an upload beside its file."""
+_ROUTES = (
+    add_page, add_monitoring, add_models, add_completions, add_chat, add_generate, add_tokenize, add_files, add_batches,
+)  # fmt: skip
+_BODIES = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest, BatchRequest)
 
 
 def create_app(
@@ -69,15 +79,19 @@ def create_app(
         text: The model's tokenizer, chat template and defaults.
         developer_mode: Also serve debug routes.
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
+
+    Raises:
+        ConfigError: The store cannot be used.
     """
     server = config.server
-    serving = Serving(config, session, text, PromptRenderer(text), int(time.time()), slow_reader_s)
+    store = open_store(server, environment.responses_store())
+    serving = Serving(config, session, text, PromptRenderer(text), int(time.time()), slow_reader_s, store)
     documented = not server.disable_fastapi_docs
     app = FastAPI(
         title="Quire",
         version=__version__,
         root_path=server.root_path,
-        lifespan=lambda _: _lifespan(serving),
+        lifespan=lambda app: _lifespan(app, serving),
         docs_url="/docs" if documented else None,
         redoc_url="/redoc" if documented else None,
         openapi_url="/openapi.json" if documented else None,
@@ -96,7 +110,8 @@ def create_app(
 def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts) -> None:
     """From the inside out: the last one added gets a request first."""
     server = config.server
-    app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes)
+    larger = {"/v1/files": server.responses_store_max_file_bytes + UPLOAD_OVERHEAD}
+    app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes, larger=larger)
     app.add_middleware(AuthenticationMiddleware, keys=server.api_key, routes=app.router.routes)
     app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(
@@ -113,16 +128,46 @@ def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(serving: Serving) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
     serving.session.start()
     log = not serving.config.server.disable_log_stats
     logging_stats = asyncio.create_task(_update_rates(serving.session.stats, log=log))
     try:
-        yield
+        async with contextlib.AsyncExitStack() as stack:
+            if serving.store is not None:
+                await stack.enter_async_context(_working_on_batches(app, serving, serving.store))
+            yield
     finally:
         logging_stats.cancel()
         serving.renderer.close()
         await serving.session.close()
+
+
+@contextlib.asynccontextmanager
+async def _working_on_batches(app: FastAPI, serving: Serving, store: Store) -> AsyncIterator[None]:
+    """While the store is open: batches run, and what is too old is deleted."""
+    app.state.batches = runner = make_batch_runner(app, serving, store)
+    runner.start()
+    sweeping = asyncio.create_task(_keep_sweeping(store))
+    try:
+        yield
+    finally:
+        sweeping.cancel()
+        await runner.close()
+        with contextlib.suppress(QuireError):
+            if store.exists:
+                await store.process.say_gone()
+        store.close()
+
+
+async def _keep_sweeping(store: Store) -> None:
+    while True:
+        try:
+            if store.exists:
+                await store.sweep()
+        except QuireError as error:
+            logger.warning("What is too old in the store stays: %s", error.message)
+        await asyncio.sleep(SWEEP_EVERY_S)
 
 
 async def _update_rates(stats: Stats, *, log: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -61,7 +62,15 @@ def add_error_handlers(app: FastAPI) -> None:
         body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
         return _response(error.status_code, body, dict(error.headers or {}))
 
+    async def on_wrong_query(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][-1])[:64]
+        what = wrong["msg"].removeprefix("Input should be ")
+        return error_response(RequestError(f"{name} must be {what}.", param=name))
+
     app.add_exception_handler(QuireError, on_quire_error)
+    app.add_exception_handler(RequestValidationError, on_wrong_query)
     app.add_exception_handler(HTTPException, on_http_error)
 
 

@@ -28,6 +28,7 @@ from quire.config import Config
 from quire.errors import RequestError, UnknownModelError
 from quire.messages import Add
 from quire.sampling import SamplingParams
+from quire.store.store import Store
 from quire.text.model_text import ModelText
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Serving:
     Attributes:
         created: When the server started, in seconds since 1970, for /v1/models.
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
+        store: Responses, files and batches; None with --disable-responses-store.
     """
 
     config: Config
@@ -48,6 +50,18 @@ class Serving:
     renderer: PromptRenderer
     created: int
     slow_reader_s: float
+    store: Store | None = None
+
+    @property
+    def stored(self) -> Store:
+        """The store, for what is not possible without it.
+
+        Raises:
+            RequestError: There is none.
+        """
+        if self.store is None:
+            raise RequestError("This server keeps nothing: it was started with --disable-responses-store.")
+        return self.store
 
     @property
     def chat(self) -> ChatService:

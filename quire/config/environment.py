@@ -88,6 +88,12 @@ def kernel_cache() -> Path:
     return Path(os.environ.get(_KERNEL_CACHE) or Path(home) / ".triton" / "cache")
 
 
+def responses_store() -> Path:
+    """The file of responses, files and batches, unless another is configured."""
+    home = os.environ.get("XDG_STATE_HOME") or Path(os.path.expanduser("~")) / ".local" / "state"
+    return Path(home) / "quire" / "store.sqlite"
+
+
 @dataclass(frozen=True)
 class NativeKernels:
     """How the CPU's kernels are compiled.

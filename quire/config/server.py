@@ -52,8 +52,24 @@ class ServerConfig:
     shutdown_timeout: float = 30.0
     """Seconds that open requests get to finish after SIGTERM; then they are ended."""
     max_request_bytes: int = 16 * 2**20
-    """Largest request body that is read."""
+    """Largest request body that is read; uploads to /v1/files have a limit of their own."""
+    disable_responses_store: bool = False
+    """Keep nothing on disk: no /v1/files, no /v1/batches, and of /v1/responses only what needs no earlier response."""
+    responses_store_path: str | None = None
+    """File for responses, files and batches, which outlive a restart. Servers of this machine may share it. Default:
+    quire/store.sqlite in $XDG_STATE_HOME, or else in ~/.local/state."""
+    responses_store_max_bytes: int = 2**30
+    """What responses, files and batches may take on disk together. Without room the responses that have not been used
+    for the longest time go first; files and batches stay, and new ones are refused."""
+    responses_store_max_age: float = 30 * 86400.0
+    """Seconds after which unused responses, files and finished batches are deleted."""
+    responses_store_max_file_bytes: int = 200 * 2**20
+    """Largest file that /v1/files takes."""
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
+        for name in ("responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes"):
+            if getattr(self, name) <= 0:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} must be above 0; --disable-responses-store keeps nothing.", param=name)

@@ -37,6 +37,7 @@ def resolved(directory: Path, **settings: Any) -> Config:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 256,
         "disable_log_stats": True,
+        "responses_store_path": str(directory / "store" / "store.sqlite"),
         **settings,
     })  # fmt: skip
 

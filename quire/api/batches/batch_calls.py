@@ -1,0 +1,71 @@
+"""Answers a batch's requests with the server's own endpoints, as fast as interactive requests leave room.
+
+Knows nothing about files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import msgspec
+
+from quire.api.batches.batch_line import BatchLine, result_line
+from quire.api.engine_session import EngineSession
+from quire.api.in_process_calls import Answer, InProcessCalls
+from quire.api.schemas.request_fields import MAX_PRIORITY
+from quire.config import SchedulerConfig
+
+LOOK_AGAIN_S = 0.01
+RETRY_S = 0.5
+_AGAIN = (503,)
+"""Statuses of a server that takes no work now: the request is sent again later."""
+
+
+class BatchCalls:
+    """Sends requests while there is room for them.
+
+    Args:
+        calls: To the endpoints.
+        session: Says how many sequences are open.
+        scheduler: How many run at once, and whether they have priorities.
+        share: Of the sequences that run at once, how much a batch may fill: interactive requests always find the rest.
+    """
+
+    def __init__(
+        self, calls: InProcessCalls, session: EngineSession, scheduler: SchedulerConfig, share: float = 0.5
+    ) -> None:
+        self._calls = calls
+        self._session = session
+        self._most = max(1, int((scheduler.max_num_seqs or 1) * share))
+        self._has_priorities = scheduler.scheduling_policy == "priority"
+        self._slots = asyncio.Semaphore(self._most)
+
+    async def wait_for_room(self) -> None:
+        """Until one more request may be sent; it takes a slot, which `answer` gives back."""
+        await self._slots.acquire()
+        try:
+            while self._session.num_sequences >= self._most:
+                await asyncio.sleep(LOOK_AGAIN_S)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def answer(self, line: BatchLine) -> tuple[bool, bytes]:
+        """Whether a request succeeded, and the line about it. The slot is free then."""
+        try:
+            body = line.body
+            if self._has_priorities and body.get("priority") is None:
+                body = {**body, "priority": MAX_PRIORITY}
+            encoded, request_id = msgspec.json.encode(body), f"batch-{uuid.uuid4().hex}"
+            answer = await self._post(line.url, encoded, request_id)
+            return answer.status == 200, result_line(line.custom_id, request_id, answer)
+        finally:
+            self._slots.release()
+
+    async def _post(self, url: str, body: bytes, request_id: str) -> Answer:
+        while True:
+            answer = await self._calls.post(url, body, request_id)
+            if answer.status not in _AGAIN and self._session.state != "dead":
+                return answer
+            await asyncio.sleep(RETRY_S)

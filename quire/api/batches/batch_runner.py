@@ -1,0 +1,248 @@
+"""Works on the batches in the store: checks their input, sends their requests, writes their results.
+
+Each process has one runner, and each batch one process; after a crash another process, or the next start, goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from quire.api.batches.batch_calls import BatchCalls
+from quire.api.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line
+from quire.api.engine_session import EngineSession
+from quire.clock import Clock, WallClock
+from quire.errors import EngineDeadError, QuireError, UnavailableError
+from quire.store.batches import BatchResult, ClaimedBatch
+from quire.store.errors import StoreFullError
+from quire.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUESTS = 50_000
+"""Of one batch."""
+MAX_ERRORS = 100
+"""Wrong lines that a failed batch names."""
+LOOK_S = 5.0
+"""How often the store is asked for batches that other processes left."""
+WRITE_S = 0.25
+"""How often results are written, and the batch's state is read."""
+
+
+class BatchRunner:
+    """Runs batches, one after the other.
+
+    Args:
+        store: Where they are.
+        calls: Answers their requests.
+        session: Says when the engine is ready.
+        models: Names that this server serves; batches for others are left alone.
+        clock: Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        calls: BatchCalls,
+        session: EngineSession,
+        models: Sequence[str],
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._calls = calls
+        self._session = session
+        self._models = models
+        self._clock = clock or WallClock()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look for batches; called in the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; a batch that is not done is given back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def wake(self) -> None:
+        """Something about a batch has changed."""
+        self._news.set()
+
+    async def _run(self) -> None:
+        with contextlib.suppress(EngineDeadError):
+            await self._session.wait_ready()
+        while True:
+            self._news.clear()
+            claimed = await self._claim() if self._store.exists else None
+            if claimed is not None:
+                await self._work_on(claimed)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._news.wait()
+
+    async def _claim(self) -> ClaimedBatch | None:
+        try:
+            return await self._store.batches.claim(self._models)
+        except QuireError as error:
+            logger.warning("Batches cannot be worked on: %s", error.message)
+            return None
+
+    async def _work_on(self, claimed: ClaimedBatch) -> None:
+        batch = str(claimed.body["id"])
+        try:
+            await BatchRun(self._store, self._calls, claimed, self._clock).run()
+        except Exception as error:
+            logger.exception("Batch %s failed.", batch)
+            message = error.message if isinstance(error, QuireError) else "Something failed inside the server."
+            with contextlib.suppress(QuireError):
+                await self._store.batches.fail(batch, [_problem("server_error", message)])
+        except asyncio.CancelledError:
+            with contextlib.suppress(QuireError):
+                await self._store.batches.release(batch)
+            raise
+
+
+class BatchRun:
+    """One batch, from where it is to its end.
+
+    Args:
+        store, calls, clock: See BatchRunner.
+        claimed: The batch, which is this process's.
+    """
+
+    def __init__(self, store: Store, calls: BatchCalls, claimed: ClaimedBatch, clock: Clock) -> None:
+        self._store = store
+        self._calls = calls
+        self._body: dict[str, Any] = claimed.body
+        self._ends_as = claimed.ends_as
+        self._id = str(claimed.body["id"])
+        self._clock = clock
+        self._results: list[BatchResult] = []
+        self._cancelled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it has ended."""
+        status = self._body["status"]
+        if status == "validating" and not await self._check_input():
+            return
+        if status in ("validating", "in_progress"):
+            self._ends_as = await self._send_all()
+        await self._store.batches.finish(self._id, self._ends_as or "cancelled")
+
+    async def _check_input(self) -> bool:
+        """Whether the input is requests only; else the batch has failed."""
+        errors, names, total = list[dict[str, Any]](), set[str](), 0
+        async for number, raw in self._lines():
+            total += 1
+            try:
+                name = self._parse(raw).custom_id
+                if name in names:
+                    raise BatchLineError("duplicate_custom_id", f"custom_id '{name}' is there twice.", "custom_id")
+                names.add(name)
+            except BatchLineError as error:
+                errors.append(_problem(error.code, error.message, error.param, number + 1))
+            if total > MAX_REQUESTS:
+                errors = [_problem("too_many_requests", f"A batch may have at most {MAX_REQUESTS} requests.")]
+            if total > MAX_REQUESTS or len(errors) >= MAX_ERRORS:
+                break
+        if not total:
+            errors = [_problem("empty_file", "The input file has no requests.")]
+        if errors:
+            await self._store.batches.fail(self._id, errors)
+            return False
+        await self._store.batches.begin(self._id, total)
+        return True
+
+    async def _send_all(self) -> str:
+        """Send what has no result yet; the state in which the batch ends."""
+        done = await self._store.batches.lines_done(self._id)
+        sending, status = set[asyncio.Task[None]](), "completed"
+        writing = asyncio.create_task(self._keep_writing())
+        try:
+            async for number, raw in self._lines():
+                if self._clock.now() >= self._body["expires_at"]:
+                    status = "expired"
+                if status == "expired" and number not in done:
+                    text = error_line(self._parse(raw).custom_id, "batch_expired", "The batch's time was over before.")
+                    self._results.append(BatchResult(number, False, text))
+                elif number not in done:
+                    if await self._room_or_cancelled():
+                        break
+                    task = asyncio.create_task(self._send(number, self._parse(raw)))
+                    sending.add(task)
+                    task.add_done_callback(sending.discard)
+            await self._until_sent(sending)
+        finally:
+            for task in (writing, *sending):
+                task.cancel()
+            await asyncio.gather(writing, *sending, return_exceptions=True)
+            await self._write()
+        return "cancelled" if self._cancelled.is_set() else status
+
+    async def _room_or_cancelled(self) -> bool:
+        """Wait for room; returns whether the batch was cancelled instead."""
+        room = asyncio.ensure_future(self._calls.wait_for_room())
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            await asyncio.wait((room, cancelled), return_when=asyncio.FIRST_COMPLETED)
+            return not room.done()
+        finally:
+            cancelled.cancel()
+            room.cancel()
+            await asyncio.gather(room, cancelled, return_exceptions=True)
+
+    async def _until_sent(self, sending: set[asyncio.Task[None]]) -> None:
+        """Until all requests are answered, or the batch is cancelled."""
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
+        try:
+            while sending and not cancelled.done():
+                await asyncio.wait((*sending, cancelled), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cancelled.cancel()
+
+    async def _send(self, number: int, line: BatchLine) -> None:
+        succeeded, text = await self._calls.answer(line)
+        self._results.append(BatchResult(number, succeeded, text))
+
+    async def _keep_writing(self) -> None:
+        """Until the batch is cancelled, or the store is full, which the last `_write` will say."""
+        status = "in_progress"
+        while status != "cancelling":
+            await asyncio.sleep(WRITE_S)
+            try:
+                status = await self._write()
+            except UnavailableError as error:
+                logger.warning("Results of batch %s wait to be written: %s", self._id, error.message)
+            except StoreFullError:
+                break
+        self._cancelled.set()
+
+    async def _write(self) -> str:
+        """Write results down; the batch's state."""
+        results, self._results = self._results, []
+        try:
+            return await self._store.batches.record(self._id, results)
+        except QuireError:
+            self._results[:0] = results
+            raise
+
+    async def _lines(self) -> AsyncIterator[tuple[int, bytes]]:
+        """The lines that are not empty, and their numbers."""
+        number = 0
+        async for raw in self._store.files.lines(self._body["input_file_id"]):
+            if raw.strip():
+                yield number, raw
+            number += 1
+
+    def _parse(self, raw: bytes) -> BatchLine:
+        return parse_line(raw, (self._body["endpoint"],))
+
+
+def _problem(code: str, message: str, param: str | None = None, line: int | None = None) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": param, "line": line}

@@ -1,0 +1,36 @@
+"""Which processes are alive: one that is not works on nothing, so another may take over."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+
+from quire.store.database import Database
+from quire.store.limits import PROCESS_DEAD_S
+
+ALIVE = f"SELECT id FROM processes WHERE seen > ? - {PROCESS_DEAD_S}"
+"""Query: who is alive; its argument is the time now."""
+
+
+class ProcessRecord:
+    """What the store knows about this process.
+
+    Attributes:
+        id: Unique over restarts.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.id = uuid.uuid4().hex
+        self._database = database
+
+    async def say_alive(self, now: float) -> None:
+        """Called while this process works on something, more often than every PROCESS_DEAD_S."""
+        await self._database.write(lambda connection: self.say_alive_in(connection, now))
+
+    def say_alive_in(self, connection: sqlite3.Connection, now: float) -> None:
+        """The same, in a transaction that is open."""
+        connection.execute("INSERT OR REPLACE INTO processes VALUES (?, ?)", (self.id, now))
+
+    async def say_gone(self) -> None:
+        """What this process has not finished, others may take at once."""
+        await self._database.write(lambda c: c.execute("DELETE FROM processes WHERE id = ?", (self.id,)))

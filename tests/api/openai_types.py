@@ -1,0 +1,29 @@
+"""Whether what a server sent is what the `openai` package says it sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+
+def check(kind: Any, value: Any) -> Any:
+    """The value as a type of the `openai` package; fails where a field is missing or of another type.
+
+    The package itself is lenient: it builds its types without looking at the values.
+    """
+    return TypeAdapter(kind).validate_python(value)
+
+
+def unknown_fields(value: Any, place: str = "") -> list[str]:
+    """Fields of a checked value that the package does not know, however deep."""
+    found: list[str] = []
+    if isinstance(value, BaseModel):
+        assert value.model_config == ConfigDict() or value.model_config.get("extra") == "allow"
+        found += [f"{place}.{name}" for name in value.model_extra or {}]
+        for name in type(value).model_fields:
+            found += unknown_fields(getattr(value, name), f"{place}.{name}")
+    elif isinstance(value, list):
+        for each in value:
+            found += unknown_fields(each, f"{place}[]")
+    return found
