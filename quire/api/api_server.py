@@ -20,6 +20,7 @@ import uvloop
 
 from quire.api.app import create_app
 from quire.api.engine_session import EngineSession
+from quire.api.http_protocol import BoundedHttpProtocol
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
 from quire.errors import EngineDeadError
@@ -102,6 +103,7 @@ async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: a
 def _uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=BoundedHttpProtocol,
         log_config=None,
         log_level=server.uvicorn_log_level,
         access_log=not server.disable_uvicorn_access_log,

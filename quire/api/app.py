@@ -28,10 +28,14 @@ from quire.api.routes.chat import add_chat
 from quire.api.routes.chat_page import add_page
 from quire.api.routes.completions import add_completions
 from quire.api.routes.debug import add_debug
+from quire.api.routes.docs_pages import add_docs_pages
 from quire.api.routes.files import add_files
 from quire.api.routes.generate import add_generate
+from quire.api.routes.invocations import add_invocations
 from quire.api.routes.models import add_models
 from quire.api.routes.monitoring import add_monitoring
+from quire.api.routes.operations import add_operations
+from quire.api.routes.render import add_render
 from quire.api.routes.tokenize import add_tokenize
 from quire.api.schemas.batch import BatchRequest
 from quire.api.schemas.chat import ChatRequest
@@ -58,8 +62,19 @@ SWEEP_EVERY_S = 3_600.0
 UPLOAD_OVERHEAD = 2**16
 """Bytes of an upload beside its file."""
 _ROUTES = (
-    add_page, add_monitoring, add_models, add_completions, add_chat, add_generate, add_tokenize, add_files, add_batches,
-)  # fmt: skip
+    add_page,
+    add_docs_pages,
+    add_monitoring,
+    add_models,
+    add_completions,
+    add_chat,
+    add_generate,
+    add_render,
+    add_invocations,
+    add_tokenize,
+    add_files,
+    add_batches,
+)
 _BODIES = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest, BatchRequest)
 
 
@@ -77,7 +92,7 @@ def create_app(
         config: Resolved settings.
         session: To the engine; started and closed with the application.
         text: The model's tokenizer, chat template and defaults.
-        developer_mode: Also serve debug routes.
+        developer_mode: Also serve debug routes, and those for operators without a key.
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
 
     Raises:
@@ -86,19 +101,20 @@ def create_app(
     server = config.server
     store = open_store(server, environment.responses_store())
     serving = Serving(config, session, text, PromptRenderer(text), int(time.time()), slow_reader_s, store)
-    documented = not server.disable_fastapi_docs
     app = FastAPI(
         title="Quire",
         version=__version__,
         root_path=server.root_path,
         lifespan=lambda app: _lifespan(app, serving),
-        docs_url="/docs" if documented else None,
-        redoc_url="/redoc" if documented else None,
-        openapi_url="/openapi.json" if documented else None,
+        docs_url=None,  # see add_docs_pages
+        redoc_url=None,
+        openapi_url=None if server.disable_fastapi_docs else "/openapi.json",
         redirect_slashes=False,  # after a 307 some clients do not send the body again
     )
     for add_routes in _ROUTES:
         add_routes(app, serving)
+    if developer_mode or server.api_key:
+        add_operations(app, serving)
     if developer_mode:
         add_debug(app, serving)
     add_error_handlers(app)

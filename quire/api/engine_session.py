@@ -168,12 +168,13 @@ class EngineSession:
         priority: int = 0,
         cache_salt: str = "",
         bad_words: Sequence[Sequence[int]] = (),
+        truncation_side: Literal["left", "right"] = "left",
         continuing: bool = False,
     ) -> OutputCollector:
         """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
 
         Args:
-            priority, cache_salt, bad_words: See Submission.adds.
+            priority, cache_salt, bad_words, truncation_side: See Submission.adds.
             continuing: It belongs to a request that was taken before (see `keep_open`), so a drain lets it in.
 
         Raises:
@@ -183,7 +184,12 @@ class EngineSession:
         let_in = continuing and self.state == "draining" and not self._closing
         submission = self._submission if let_in and self._submission is not None else self.submission
         check_num_sequences(len(prompts), params.n)
-        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "bad_words": bad_words}
+        options: dict[str, Any] = {
+            "priority": priority,
+            "cache_salt": cache_salt,
+            "bad_words": bad_words,
+            "truncation_side": truncation_side,
+        }
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
         collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])
         self._requests.add(collector)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, TypeVar
 
 from quire.api.schemas.chat import ChatMessage, plain_messages
 from quire.errors import ContextLengthError, RequestError
 from quire.text.chat_template import ChatTemplate
+from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
 from quire.text.model_text import ModelText
 from quire.text.tokenizer import Tokenizer
 
@@ -41,6 +43,11 @@ class PromptRenderer:
             raise RequestError("This server has no tokenizer: send token ids.", param="prompt")
         return self._text.tokenizer
 
+    @cached_property
+    def fill_in_middle(self) -> FillInMiddle | None:
+        """The marks of prompts with a gap; None where the model has none."""
+        return fill_in_middle(self.tokenizer)
+
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -56,13 +63,14 @@ class PromptRenderer:
             ContextLengthError: It is so long that it cannot fit into `longest` tokens.
         """
         tokenizer = self.tokenizer
-        fewest = tokenizer.fewest_tokens(text)
-        if longest is not None and fewest > longest:
-            raise ContextLengthError(
-                f"The prompt has more than {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
-                param="prompt",
-            )
+        _check_length(tokenizer.fewest_tokens(text), longest)
         return await self._run(len(text), lambda: tokenizer.encode(text, add_special_tokens))
+
+    async def encode_gap(self, marks: FillInMiddle, before: str, behind: str, longest: int | None) -> list[int]:
+        """Token ids of a prompt that asks for what stands between two texts; see `encode`."""
+        tokenizer = self.tokenizer
+        _check_length(tokenizer.fewest_tokens(before) + tokenizer.fewest_tokens(behind), longest)
+        return await self._run(len(before) + len(behind), lambda: marks.prompt(tokenizer, before, behind))
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -106,3 +114,11 @@ class PromptRenderer:
         if size <= THREAD_THRESHOLD:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _check_length(fewest: int, longest: int | None) -> None:
+    if longest is not None and fewest > longest:
+        raise ContextLengthError(
+            f"The prompt has more than {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
+            param="prompt",
+        )

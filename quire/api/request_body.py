@@ -34,6 +34,15 @@ async def read_body(request: Request, schema: type[Schema]) -> Schema:
         RequestError: It is not JSON, has a field that is not served, or a value of the wrong type.
         HTTPException: 415 for another content type, 408 for a body that does not arrive.
     """
+    return check_fields(await read_object(request), schema)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The request's body as a JSON object of any fields.
+
+    Raises:
+        RequestError, HTTPException: See `read_body`.
+    """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise HTTPException(415, "Send JSON, with the header 'Content-Type: application/json'.")
@@ -44,15 +53,10 @@ async def read_body(request: Request, schema: type[Schema]) -> Schema:
         raise HTTPException(408, "The request body did not arrive in time.") from None
     except ClientDisconnect:
         raise RequestError("The request body broke off.") from None
-    return parse_body(raw, schema)
+    return _decode(raw)
 
 
-def parse_body(raw: bytes, schema: type[Schema]) -> Schema:
-    """Decode and check a body.
-
-    Raises:
-        RequestError: See `read_body`.
-    """
+def _decode(raw: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
     except RecursionError:
@@ -61,16 +65,25 @@ def parse_body(raw: bytes, schema: type[Schema]) -> Schema:
         raise RequestError(f"The request body is not valid JSON: {_fault(raw, error)}.") from None
     if not isinstance(body, dict):
         raise RequestError("The request body must be a JSON object.")
+    return body
+
+
+def check_fields(body: dict[str, Any], schema: type[Schema]) -> Schema:
+    """The fields of a body, checked.
+
+    Raises:
+        RequestError: See `read_body`.
+    """
     try:
         return schema.model_validate(served_fields(body, schema.model_fields))
     except ValidationError as error:
         raise _wrong_value(error) from None
 
 
-def openapi_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads this body."""
-    content = schema.model_json_schema(ref_template="#/components/schemas/{model}")
-    content.pop("$defs", None)
+def openapi_body(*schemas: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads a body of one of these schemas, which the document has by name."""
+    refs = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in schemas]
+    content: dict[str, Any] = refs[0] if len(refs) == 1 else {"anyOf": refs}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": content}}}}
 
 

@@ -98,7 +98,7 @@ class Serving:
         request_id = request.state.request_id
         stream = bool(fields.stream)
         head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
-        self.log_request(request_id, request.url.path, choices.adds, stream=stream)
+        self.log_request(request_id, request.scope["path"], choices.adds, stream=stream)
         if stream:
             return self.stream(SseChunks(head, serializer, choices, fields.streams_usage), choices, request_id)
         try:
@@ -134,7 +134,7 @@ class Serving:
         request_id, tokenizer = request.state.request_id, self.text.tokenizer
         serializer = make_serializer(prompts)
         head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=False)
-        self.log_request(request_id, request.url.path, adds, stream=False)
+        self.log_request(request_id, request.scope["path"], adds, stream=False)
         found = await run_beam_search(self.session, prompts, beams, self.text.eos_ids, options)
         choices = [
             beam_choice(sequence, prompt, tokenizer, skip_special_tokens=fields.skip_special_tokens is not False)
@@ -169,6 +169,6 @@ class Serving:
             logger.info("request %s %s stream=%s prompt_tokens=%s %s", request_id, path, stream, lengths, sampling)
 
 
-def json_response(body: dict[str, Any], status: int = 200) -> Response:
+def json_response(body: dict[str, Any] | list[Any], status: int = 200) -> Response:
     """A JSON answer."""
     return Response(msgspec.json.encode(body), status, media_type="application/json")

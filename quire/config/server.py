@@ -37,6 +37,8 @@ class ServerConfig:
     """A jinja chat template, or a file with one, in place of the model's."""
     response_role: str = "assistant"
     """Role of chat answers."""
+    enable_tokenizer_info_endpoint: bool = False
+    """GET /tokenizer_info: the tokenizer's settings and the chat template."""
     enable_request_id_headers: bool = False
     """Send X-Request-Id with every answer, not only where the request brought one."""
     disable_fastapi_docs: bool = False

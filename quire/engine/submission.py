@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -79,22 +80,24 @@ class Submission:
         priority: int = 0,
         cache_salt: str = "",
         bad_words: Sequence[Sequence[int]] = (),
+        truncation_side: Literal["left", "right"] = "left",
     ) -> list[Add]:
         """One Add for each of the `params.n` sequences of a prompt. Only the first is sent: it carries the others as
         its forks.
 
         Args:
-            tokens: The prompt, of which `params.truncate_prompt_tokens` may keep the end only.
+            tokens: The prompt, of which `params.truncate_prompt_tokens` may keep one end only.
             priority: Lower goes first; only under `--scheduling-policy priority`.
             cache_salt: Cached prefixes are shared only between requests of the same salt.
             bad_words: `params.bad_words` as tokens.
+            truncation_side: The end of a prompt that is cut off.
 
         Raises:
             RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
                 priority or arguments that would be ignored.
             ContextLengthError: Prompt and output do not fit; the message has the numbers.
         """
-        tokens = self._truncated(tokens, params)
+        tokens = self._truncated(tokens, params, truncation_side)
         self._check_tokens(tokens, params)
         if params.extra_args and not self._takes_extra_args:
             raise RequestError(
@@ -136,8 +139,8 @@ class Submission:
             if token >= vocab:
                 raise RequestError(f"{name}: {token} is outside the vocabulary of {vocab} tokens.", param=name)
 
-    def _truncated(self, tokens: Sequence[int], params: SamplingParams) -> Sequence[int]:
-        """The end of the prompt, if that is all that is asked for."""
+    def _truncated(self, tokens: Sequence[int], params: SamplingParams, side: str) -> Sequence[int]:
+        """One end of the prompt, if that is all that is asked for."""
         keep = params.truncate_prompt_tokens
         if keep is None:
             return tokens
@@ -148,7 +151,7 @@ class Submission:
             )
         if keep < 0:
             keep = max(1, self.longest - (params.max_tokens or 1))
-        return tokens[-keep:]
+        return tokens[:keep] if side == "right" else tokens[-keep:]
 
     def _resolve_logprobs(self, params: SamplingParams) -> SamplingParams:
         """-1 becomes the size of the vocabulary."""

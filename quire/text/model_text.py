@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from quire.config import Config
 from quire.text.chat_template import ChatTemplate, load_chat_template
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
-from quire.text.tokenizer import Tokenizer, load_tokenizer
+from quire.text.tokenizer import Tokenizer, load_tokenizer, read_json
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class ModelText:
         chat_template: None when the model has none.
         defaults: Sampling values for what a request leaves open.
         eos_ids: Tokens that end a sequence unless `ignore_eos`.
+        tokenizer_settings: What tokenizer_config.json says.
     """
 
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
     defaults: DefaultSampling
     eos_ids: tuple[int, ...]
+    tokenizer_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_model_text(config: Config) -> ModelText:
@@ -48,4 +52,5 @@ def load_model_text(config: Config) -> ModelText:
         chat_template=template,
         defaults=default_sampling(config.model),
         eos_ids=eos_ids(directory, tokenizer.eos_id if tokenizer else None),
+        tokenizer_settings=read_json(home / "tokenizer_config.json") if tokenizer else {},
     )

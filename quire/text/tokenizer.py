@@ -74,6 +74,10 @@ class Tokenizer:
         """The text of a whole sequence; ids outside of the vocabulary add nothing."""
         return self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary writes it; None if it has none such."""
+        return self._core.token_to_id(token)
+
     def token(self, token: int) -> str | None:
         """A token as the vocabulary writes it."""
         return self._core.id_to_token(token)

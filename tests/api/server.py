@@ -14,6 +14,7 @@ import uvicorn
 
 from quire.api.app import create_app
 from quire.api.engine_session import EngineSession
+from quire.api.http_protocol import BoundedHttpProtocol
 from quire.config import Config
 from quire.engine.client import EngineClient
 from quire.engine.inprocess import InProcessClient
@@ -64,11 +65,12 @@ class Server:
         *,
         step_s: float = 0.0,
         num_blocks: int = 256,
+        vocab_size: int = VOCAB_SIZE,
         sample: Callable[[Sequence[int], int, int], int] = count_up,
         developer_mode: bool = True,
         slow_reader_s: float = 30.0,
     ) -> None:
-        executor = FakeExecutor(num_blocks=num_blocks, vocab_size=VOCAB_SIZE, step_s=step_s, sample=sample)
+        executor = FakeExecutor(num_blocks=num_blocks, vocab_size=vocab_size, step_s=step_s, sample=sample)
         self.text: ModelText = load_model_text(config)
         self._make_client = client or (lambda: InProcessClient(config, executor))
         self._config = config
@@ -80,7 +82,9 @@ class Server:
     async def _serve(self) -> None:
         self.session = EngineSession(self._make_client(), self._config, self.text.eos_ids)
         self.app = create_app(self._config, self.session, self.text, **self._options)
-        settings = uvicorn.Config(self.app, "127.0.0.1", 0, log_level="critical", loop="uvloop", http="httptools")
+        settings = uvicorn.Config(
+            self.app, "127.0.0.1", 0, log_level="critical", loop="uvloop", http=BoundedHttpProtocol
+        )
         self._uvicorn = uvicorn.Server(settings)
         self.loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._uvicorn.serve())
@@ -135,7 +139,9 @@ class Server:
 def running(directory: Path, *, client: Callable[[], EngineClient] | None = None, **options: Any) -> Iterator[Server]:
     """A ready server; options of Server by name, all others are settings."""
     of_server = {
-        name: options.pop(name) for name in ("step_s", "num_blocks", "sample", "developer_mode") if name in options
+        name: options.pop(name)
+        for name in ("step_s", "num_blocks", "vocab_size", "sample", "developer_mode")
+        if name in options
     }
     with Server(resolved(directory, **options), client, **of_server) as server:
         yield server.wait_ready()

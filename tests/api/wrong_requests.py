@@ -117,7 +117,7 @@ COMPLETIONS = [
                 temprature=1),
     completion("an unknown field", "'zzz' is not a known field.", "zzz", zzz=1),
     completion("chat's field", "'messages' is not a known field.", "messages", messages=[]),
-    completion("suffix", "'suffix' is not supported yet: leave it out.", "suffix", suffix="b"),
+    completion("suffix", "suffix needs a model with fill-in-the-middle tokens…", "suffix", suffix="b"),
     completion("prompt_embeds", "'prompt_embeds' is not supported yet: leave it out.", "prompt_embeds",
                 prompt_embeds="gANj"),
 ]  # fmt: skip

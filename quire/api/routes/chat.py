@@ -23,10 +23,11 @@ def add_chat(app: FastAPI, serving: Serving) -> None:
     async def converse(request: Request) -> Response:
         """Answer a conversation."""
         fields = await read_body(request, ChatRequest)
-        return await cancel_on_disconnect(request, _answer(serving, request, fields))
+        return await cancel_on_disconnect(request, answer_chat(serving, request, fields))
 
 
-async def _answer(serving: Serving, request: Request, fields: ChatRequest) -> Response:
+async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -> Response:
+    """The response to a conversation."""
     use_request_id(request, fields.request_id)
     serving.model_name(fields.model)
     fields.check_stream_options()

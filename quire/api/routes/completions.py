@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,11 +15,12 @@ from quire.api.engine_session import check_num_sequences
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_choices import RequestChoices
 from quire.api.request_ids import use_request_id
-from quire.api.schemas.completion import CompletionRequest
+from quire.api.schemas.completion import CompletionRequest, Prompt
 from quire.api.serializers import CompletionSerializer
 from quire.api.serving import Serving
 from quire.errors import RequestError
 from quire.sampling import SamplingParams
+from quire.text.fill_in_middle import FillInMiddle
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -30,24 +32,15 @@ def add_completions(app: FastAPI, serving: Serving) -> None:
     async def complete(request: Request) -> Response:
         """Go on with one or several prompts."""
         fields = await read_body(request, CompletionRequest)
-        return await cancel_on_disconnect(request, _answer(serving, request, fields))
+        return await cancel_on_disconnect(request, answer_completion(serving, request, fields))
 
 
-async def _answer(serving: Serving, request: Request, fields: CompletionRequest) -> Response:
+async def answer_completion(serving: Serving, request: Request, fields: CompletionRequest) -> Response:
+    """The response to prompts that go on."""
     use_request_id(request, fields.request_id)
     serving.model_name(fields.model)
     fields.check_stream_options()
-    longest = serving.session.submission.longest
-    params = _sampling(serving, fields)
-    options = fields.options(serving.text.tokenizer)
-    prompts = fields.prompts()
-    check_num_sequences(len(prompts), params.n, param="prompt")
-    limit = longest if params.truncate_prompt_tokens is None else None
-    special = fields.add_special_tokens is not False
-    tokens = [
-        await serving.renderer.encode(prompt, special, limit) if isinstance(prompt, str) else prompt
-        for prompt in prompts
-    ]
+    tokens, params, options = await prepare_completion(serving, fields)
     if fields.use_beam_search:
         return await serving.respond_with_beams(
             request, fields, tokens, params, options, lambda prompts: _serializer(serving, fields, params, prompts)
@@ -55,6 +48,52 @@ async def _answer(serving: Serving, request: Request, fields: CompletionRequest)
     collector = serving.session.add_request(tokens, params, **options)
     choices = RequestChoices(serving.session, collector, serving.text.tokenizer, show_output=not fields.only_echo)
     return await serving.respond(request, fields, choices, _serializer(serving, fields, params, choices.prompts))
+
+
+async def prepare_completion(
+    serving: Serving, fields: CompletionRequest
+) -> tuple[list[list[int]], SamplingParams, dict[str, Any]]:
+    """Token ids of each prompt, sampling parameters, and options as EngineSession.add_request takes them.
+
+    Raises:
+        RequestError: A field is wrong; the error names it.
+        UnavailableError: No work is taken now.
+    """
+    longest = serving.session.submission.longest
+    params = _sampling(serving, fields)
+    options = fields.options(serving.text.tokenizer)
+    prompts = fields.prompts()
+    check_num_sequences(len(prompts), params.n, param="prompt")
+    limit = longest if params.truncate_prompt_tokens is None else None
+    if fields.suffix:
+        marks = _marks(serving)
+        stops = (*(params.stop_token_ids or ()), *marks.end)
+        params = msgspec.structs.replace(params, stop_token_ids=list(dict.fromkeys(stops)))
+        tokens = [await serving.renderer.encode_gap(marks, text, fields.suffix, limit) for text in _texts(prompts)]
+        return tokens, params, options
+    special = fields.add_special_tokens is not False
+    tokens = [
+        await serving.renderer.encode(prompt, special, limit) if isinstance(prompt, str) else prompt
+        for prompt in prompts
+    ]
+    return tokens, params, options
+
+
+def _marks(serving: Serving) -> FillInMiddle:
+    marks = serving.renderer.fill_in_middle
+    if marks is None:
+        raise RequestError(
+            "suffix needs a model with fill-in-the-middle tokens, and this one's tokenizer has none: leave it out.",
+            param="suffix",
+        )
+    return marks
+
+
+def _texts(prompts: Sequence[Prompt]) -> list[str]:
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise RequestError("suffix needs prompts that are texts, not token ids.", param="suffix")
+    return texts
 
 
 def _serializer(

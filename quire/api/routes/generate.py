@@ -25,10 +25,11 @@ def add_generate(app: FastAPI, serving: Serving) -> None:
     async def generate(request: Request) -> Response:
         """Go on with token ids; the answer has token ids, no text."""
         fields = await read_body(request, GenerateRequest)
-        return await cancel_on_disconnect(request, _answer(serving, request, fields))
+        return await cancel_on_disconnect(request, answer_generate(serving, request, fields))
 
 
-async def _answer(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
+async def answer_generate(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
+    """The response to token ids."""
     use_request_id(request, fields.request_id)
     serving.model_name(fields.model)
     fields.check_stream_options()

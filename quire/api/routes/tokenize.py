@@ -17,6 +17,15 @@ from quire.errors import RequestError
 def add_tokenize(app: FastAPI, serving: Serving) -> None:
     """Between text and token ids."""
 
+    if serving.config.server.enable_tokenizer_info_endpoint:
+
+        @app.get("/tokenizer_info", tags=["tokens"])
+        async def tokenizer_info() -> Response:
+            """The tokenizer's settings, with the chat template that is used."""
+            template = serving.text.chat_template
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", **serving.text.tokenizer_settings}
+            return json_response(settings | {"chat_template": template.source if template else None})
+
     @app.post("/tokenize", openapi_extra=openapi_body(TokenizeRequest), tags=["tokens"])
     async def to_tokens(request: Request) -> Response:
         """The token ids of a text or a conversation."""

@@ -17,8 +17,16 @@ class CompletionRequest(SamplingFields):
 
     prompt: Any = Field(
         description="A text, a list of texts, a list of token ids, or a list of such lists.",
-        json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array", "items": {}}]},
+        json_schema_extra={
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}, "minItems": 1},
+            ]
+        },
     )
+    suffix: str | None = Field(default=None, description="Text behind the gap, for models that can fill one in.")
     max_tokens: int | None = Field(default=None, description="Default 16.")
     logprobs: int | None = Field(default=None, description="Log probabilities of this many likeliest tokens.")
     echo: bool | None = Field(default=None, description="Put the prompt before the answer.")

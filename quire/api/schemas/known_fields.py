@@ -53,7 +53,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "truncation_side": ("left",),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -82,6 +82,9 @@ class SamplingFields(RequestFields):
     prompt_logprobs: int | None = Field(default=None, description="Log probabilities of the prompt's tokens.")
     logprob_token_ids: list[int] | None = Field(default=None, description="Report these tokens' log probabilities.")
     truncate_prompt_tokens: int | None = Field(default=None, description="The prompt's last so many; -1: what fits.")
+    truncation_side: Literal["left", "right"] | None = Field(
+        default=None, description="Which end truncate_prompt_tokens cuts off. Default left."
+    )
     repetition_detection: RepetitionDetection | None = None
     vllm_xargs: dict[str, Any] | None = Field(default=None, description="For the server's logits processors.")
     min_tokens: int | None = None
@@ -140,7 +143,11 @@ class SamplingFields(RequestFields):
         Raises:
             RequestError: A value is out of its range.
         """
-        return {**self.queue_options(), "bad_words": bad_word_tokens(tokenizer, self.bad_words)}
+        return {
+            **self.queue_options(),
+            "bad_words": bad_word_tokens(tokenizer, self.bad_words),
+            "truncation_side": self.truncation_side or "left",
+        }
 
     def token_names(self, tokenizer: Tokenizer | None) -> TokenNames:
         """How log probabilities name tokens."""

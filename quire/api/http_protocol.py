@@ -1,0 +1,100 @@
+"""What reaches the application at all: request heads of bounded size that arrive in time.
+
+uvicorn reads heads of any size for as long as the client likes. Everything that is refused before there is a request is
+answered here, as an OpenAI error body. Knows nothing about routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from quire.errors import RequestError
+
+MAX_HEAD_BYTES = 64 * 2**10
+"""Of request line and headers together."""
+HEAD_TIMEOUT_S = 60.0
+"""From the first byte of a request, or from the connection, to the end of its headers. nginx's default."""
+_TOO_LARGE = f"Request line and headers together must be at most {MAX_HEAD_BYTES} bytes."
+_TOO_SLOW = "The request's headers did not arrive in time."
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+    _head_bytes = 0
+    _begun = False  # whether any byte of the request has come
+    _timer: asyncio.TimerHandle | None = None  # while the head is not complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        timer = self._timer
+        super().data_received(data)
+        if self._timer is not timer or timer is None or self.transport.is_closing():
+            return  # a head began or ended somewhere in this part
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, _TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begun = True
+        if self._timer is None:  # a later request on the same connection
+            self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEAD_BYTES:
+            self._refuse(431, _TOO_LARGE)
+            return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():  # refused: there is no request that the body could belong to
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            self._refuse(400, "This is no valid HTTP request.")
+
+    def _begin_head(self) -> None:
+        self._head_bytes = 0
+        self._timer = self.loop.call_later(self.head_timeout_s, self._on_timeout)
+
+    def _end_head(self) -> None:
+        self._begun = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._begun:
+            self._refuse(408, _TOO_SLOW)
+        else:
+            self.transport.close()  # nothing was ever sent
+
+    def _refuse(self, status: int, message: str) -> None:
+        error: dict[str, Any] = {"message": message, "type": RequestError.type, "param": None, "code": None}
+        body = msgspec.json.encode({"error": error})
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+        self._end_head()

@@ -1,0 +1,44 @@
+"""POST /invocations, SageMaker's only route for work: the body says which endpoint is meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.disconnect import cancel_on_disconnect
+from quire.api.request_body import check_fields, openapi_body, read_object
+from quire.api.routes.chat import answer_chat
+from quire.api.routes.completions import answer_completion
+from quire.api.routes.generate import answer_generate
+from quire.api.schemas.chat import ChatRequest
+from quire.api.schemas.completion import CompletionRequest
+from quire.api.schemas.generate import GenerateRequest
+from quire.api.serving import Serving
+from quire.errors import RequestError
+
+_BODIES: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, GenerateRequest)
+
+
+def add_invocations(app: FastAPI, serving: Serving) -> None:
+    """Add the route to the application."""
+
+    @app.post("/invocations", openapi_extra=openapi_body(*_BODIES), tags=["generate"])
+    async def invoke(request: Request) -> Response:
+        """A conversation, a completion or token ids: as /v1/chat/completions, /v1/completions or
+        /inference/v1/generate."""
+        body = await read_object(request)
+        return await cancel_on_disconnect(request, _answer(serving, request, body))
+
+
+async def _answer(serving: Serving, request: Request, body: dict[str, Any]) -> Response:
+    if "messages" in body:
+        return await answer_chat(serving, request, check_fields(body, ChatRequest))
+    if "prompt" in body:
+        return await answer_completion(serving, request, check_fields(body, CompletionRequest))
+    if "token_ids" in body:
+        return await answer_generate(serving, request, check_fields(body, GenerateRequest))
+    raise RequestError("Send messages, prompt or token_ids: they say which endpoint is meant.", param="messages")

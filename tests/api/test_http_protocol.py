@@ -1,0 +1,111 @@
+"""Request heads that are too large, too slow or no HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.api import request_body
+from quire.api.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from tests.api.server import Server, running
+
+
+@pytest.fixture
+def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(BoundedHttpProtocol, "head_timeout_s", 0.3)
+    monkeypatch.setattr(request_body, "READ_TIMEOUT_S", 0.3)
+    with running(tmp_path) as server:
+        yield server
+
+
+def connect(server: Server) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, object]]:
+    """Status and error of the answer, after which the connection must be closed."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def send_headers_for_ever(connection: socket.socket) -> None:
+    connection.sendall(b"GET /version HTTP/1.1\r\nX-Large: ")
+    for _ in range(1_000):
+        connection.sendall(b"x" * 100_000)
+
+
+def test_headers_up_to_the_limit_pass_and_beyond_it_not(server: Server) -> None:
+    assert server.get("/version", headers={"X-Large": "x" * (MAX_HEAD_BYTES - 2_000)}).status_code == 200
+    for head in (
+        b"GET /version HTTP/1.1\r\nX-Large: " + b"x" * (MAX_HEAD_BYTES + 1) + b"\r\n\r\n",
+        b"GET /version HTTP/1.1\r\n" + b"X-Many: y\r\n" * 10_000 + b"\r\n",
+        b"GET /" + b"x" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\n\r\n",
+    ):
+        with connect(server) as connection:
+            connection.sendall(head)
+            status, error = answer(connection)
+            assert status == 431
+            assert str(MAX_HEAD_BYTES) in str(error["message"])
+
+
+def test_endless_headers_are_cut_off_and_cost_no_memory(server: Server) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with connect(server) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        send_headers_for_ever(connection)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB; 100 MB were sent
+    assert server.get("/version").status_code == 200
+
+
+def test_headers_a_byte_at_a_time_run_out_of_time(hasty: Server) -> None:
+    with connect(hasty) as connection:
+        began = time.monotonic()
+        for byte in b"GET /version HTTP/1.1\r\nHost: x":
+            connection.sendall(bytes([byte]))
+        status, error = answer(connection)
+        assert (status, error["message"]) == (408, "The request's headers did not arrive in time.")
+        assert time.monotonic() - began < 5
+
+
+def test_a_body_a_byte_at_a_time_runs_out_of_time(hasty: Server) -> None:
+    with connect(hasty) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        status = connection.recv(65536).split()[1]
+        assert status == b"408"
+    hasty.assert_all_free()
+
+
+def test_a_connection_that_says_nothing_is_closed(hasty: Server) -> None:
+    with connect(hasty) as connection:
+        assert connection.recv(100) == b""
+
+
+def test_later_requests_of_a_connection_have_their_own_time(hasty: Server) -> None:
+    request = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    with connect(hasty) as connection:
+        for _ in range(3):
+            connection.sendall(request)
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert (response.status, bool(response.read())) == (200, True)
+            time.sleep(0.2)
+        connection.sendall(request[:10])
+        assert answer(connection)[0] == 408
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00\x01\x00", b"HELLO\r\n\r\n", b"GET / HTTP/9\r\n\r\n"])
+def test_what_is_no_http_is_told_so(server: Server, data: bytes) -> None:
+    with connect(server) as connection:
+        connection.sendall(data)
+        status, error = answer(connection)
+        assert (status, error["message"]) == (400, "This is no valid HTTP request.")
+        assert set(error) == {"message", "type", "param", "code"}
