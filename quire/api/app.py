@@ -36,11 +36,13 @@ from quire.api.routes.models import add_models
 from quire.api.routes.monitoring import add_monitoring
 from quire.api.routes.operations import add_operations
 from quire.api.routes.render import add_render
+from quire.api.routes.responses import add_responses
 from quire.api.routes.tokenize import add_tokenize
 from quire.api.schemas.batch import BatchRequest
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.generate import GenerateRequest
+from quire.api.schemas.responses import ResponsesRequest
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving
 from quire.api.stream_response import DirectSendMiddleware
@@ -68,6 +70,7 @@ _ROUTES = (
     add_models,
     add_completions,
     add_chat,
+    add_responses,
     add_generate,
     add_render,
     add_invocations,
@@ -75,7 +78,15 @@ _ROUTES = (
     add_files,
     add_batches,
 )
-_BODIES = (ChatRequest, CompletionRequest, GenerateRequest, TokenizeRequest, DetokenizeRequest, BatchRequest)
+_BODIES = (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+    BatchRequest,
+    ResponsesRequest,
+)
 
 
 def create_app(
@@ -151,7 +162,7 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
     try:
         async with contextlib.AsyncExitStack() as stack:
             if serving.store is not None:
-                await stack.enter_async_context(_working_on_batches(app, serving, serving.store))
+                await stack.enter_async_context(_using_store(app, serving, serving.store))
             yield
     finally:
         logging_stats.cancel()
@@ -160,8 +171,8 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _working_on_batches(app: FastAPI, serving: Serving, store: Store) -> AsyncIterator[None]:
-    """While the store is open: batches run, and what is too old is deleted."""
+async def _using_store(app: FastAPI, serving: Serving, store: Store) -> AsyncIterator[None]:
+    """While the store is open: batches and responses in the background run, and what is too old is deleted."""
     app.state.batches = runner = make_batch_runner(app, serving, store)
     runner.start()
     sweeping = asyncio.create_task(_keep_sweeping(store))
@@ -170,6 +181,7 @@ async def _working_on_batches(app: FastAPI, serving: Serving, store: Store) -> A
     finally:
         sweeping.cancel()
         await runner.close()
+        await app.state.responses.close()
         with contextlib.suppress(QuireError):
             if store.exists:
                 await store.process.say_gone()

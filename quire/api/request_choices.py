@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from quire.api.choice_parsing import ChoiceParser, OutputParsing
@@ -95,16 +96,24 @@ class RequestChoices:
             QuireError: The request failed.
         """
         whole = [ChoiceDelta() for _ in self.states]
+        await self.read_all(lambda index, gained: whole[index].add(gained))
+        return whole
+
+    async def read_all(self, on_gained: Callable[[int, ChoiceDelta], None]) -> None:
+        """Hand over what each choice gains, as it comes, until the last one has ended.
+
+        Raises:
+            QuireError: The request failed.
+        """
 
         def on_delta(index: int, delta: SequenceDelta) -> bool:
             if (gained := self.process(index, delta)) is not None:
-                whole[index].add(gained)
+                on_gained(index, gained)
             return not self.finished
 
         while not self.finished:
             for index, delta in await self.read(on_delta):
                 on_delta(index, delta)
-        return whole
 
     def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]:
         """Token counts of one choice and its prompt.

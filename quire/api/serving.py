@@ -107,9 +107,15 @@ class Serving:
             choices.close()
         return json_response({**head, **await serializer.body(outputs), "usage": choices.usage()})
 
-    def stream(self, format: StreamFormat, choices: RequestChoices, request_id: str) -> StreamResponse:
-        """The response that streams choices in any format; they are closed at its end."""
-        return StreamResponse(StreamWriter(format, choices, request_id), self.slow_reader_s)
+    def stream(
+        self, format: StreamFormat, choices: RequestChoices, request_id: str, head: bytes = b""
+    ) -> StreamResponse:
+        """The response that streams choices in any format; they are closed at its end.
+
+        Args:
+            head: Written at once, before there is any output.
+        """
+        return StreamResponse(StreamWriter(format, choices, request_id, head), self.slow_reader_s)
 
     async def respond_with_beams(
         self,

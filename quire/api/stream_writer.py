@@ -47,13 +47,15 @@ class StreamWriter:
         format: How it is written.
         choices: What is written.
         request_id: For the log.
+        head: Written at once, before there is any output.
 
     Attributes:
         finished: Whether the last of it was written.
     """
 
-    def __init__(self, format: StreamFormat, choices: RequestChoices, request_id: str) -> None:
+    def __init__(self, format: StreamFormat, choices: RequestChoices, request_id: str, head: bytes = b"") -> None:
         self.finished = False
+        self._head = head
         self._format = format
         self._choices = choices
         self._request_id = request_id
@@ -78,6 +80,9 @@ class StreamWriter:
             data = self._written(index, delta)
             return (not data or write_now(data)) and not self.finished
 
+        if self._head:
+            head, self._head = self._head, b""
+            return head
         try:
             return b"".join([self._written(index, delta) for index, delta in await self._choices.read(on_delta)])
         except QuireError as error:

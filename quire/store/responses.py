@@ -128,7 +128,10 @@ class ResponseStore:
             if row is None or row[0] == "cancelled":
                 return False
             self._limits.make_room(connection, len(body) + sum(len(data) + 64 for _, data in events))
-            owner = self._process.id if status in ("queued", "in_progress") else None
+            owner = None
+            if status in ("queued", "in_progress"):
+                owner = self._process.id
+                self._process.say_alive_in(connection, self._clock.now())
             connection.execute(
                 "UPDATE responses SET status = ?, body = ?, owner = ? WHERE id = ?", (status, body, owner, asked)
             )
@@ -138,10 +141,15 @@ class ResponseStore:
 
         return await self._database.write(change)
 
-    async def end(self, asked: str, status: str, body: bytes) -> None:
-        """End a response that somebody else may work on: that process sees it at its next `update`."""
-        statement = "UPDATE responses SET status = ?, body = ?, owner = NULL WHERE id = ?"
-        await self._database.write(lambda connection: connection.execute(statement, (status, body, asked)))
+    async def end(self, asked: str, status: str, body: bytes) -> bool:
+        """End a response that somebody else may work on, who sees it at the next `update`. Returns whether it had not
+        ended yet."""
+        statement = (
+            "UPDATE responses SET status = ?, body = ?, owner = NULL "
+            "WHERE id = ? AND status IN ('queued', 'in_progress')"
+        )
+        done = await self._database.write(lambda connection: connection.execute(statement, (status, body, asked)))
+        return done.rowcount > 0
 
     async def events(self, asked: str, after: int) -> StoredEvents:
         """Events of a response with higher numbers than `after`.

@@ -1,0 +1,107 @@
+"""Input items as messages of a chat, and as the items that a response lists.
+
+Knows nothing about requests and about where items are kept.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from quire.api.schemas.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    joined,
+    part_text,
+)
+from quire.errors import RequestError
+
+
+def new_id(kind: str) -> str:
+    """An id for an item, as `msg_…`."""
+    return f"{kind}_{uuid.uuid4().hex}"
+
+
+def chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[dict[str, Any]]:
+    """The messages of a chat.
+
+    What the model thought, said and called between two messages of others is one message of its own, as chat templates
+    expect.
+
+    Raises:
+        RequestError: An output belongs to no call.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    calls: set[str] = set()
+    turn: dict[str, Any] = {}  # the model's, while it goes on
+    for item in items:
+        match item:
+            case MessageItem(role="assistant"):
+                turn = turn or _begin(messages)
+                turn["content"] = "\n".join(filter(None, (turn["content"], joined(item.content))))
+            case FunctionCallItem():
+                turn = turn or _begin(messages)
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                turn["tool_calls"] = [*turn.get("tool_calls", ()), call]
+                calls.add(item.call_id)
+            case ReasoningItem():
+                thought = joined(item.content or item.summary)
+                if thought:
+                    turn = turn or _begin(messages)
+                    before = turn.get("reasoning_content")
+                    turn["reasoning_content"] = "\n".join(filter(None, (before, thought)))
+            case FunctionCallOutputItem():
+                if item.call_id not in calls:
+                    raise RequestError(
+                        f"input: no function call has the call_id '{item.call_id[:64]}' of this output.", param="input"
+                    )
+                turn = {}
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+            case MessageItem():
+                turn = {}
+                messages.append({"role": item.role, "content": joined(item.content)})
+    return messages
+
+
+def listed_items(items: Iterable[InputItem]) -> list[dict[str, Any]]:
+    """The items as responses list them: with ids, and all fields."""
+    return [_listed(item) for item in items]
+
+
+def _begin(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _listed(item: InputItem) -> dict[str, Any]:
+    match item:
+        case MessageItem(role="assistant"):
+            content = [{"type": "output_text", "text": t, "annotations": [], "logprobs": []} for t in _texts(item)]
+            return _item("msg", "message", role="assistant", content=content)
+        case MessageItem():
+            return _item(
+                "msg", "message", role=item.role, content=[{"type": "input_text", "text": t} for t in _texts(item)]
+            )
+        case FunctionCallItem():
+            return _item("fc", "function_call", call_id=item.call_id, name=item.name, arguments=item.arguments)
+        case FunctionCallOutputItem():
+            return _item("fco", "function_call_output", call_id=item.call_id, output=joined(item.output))
+        case ReasoningItem():
+            content = [{"type": "reasoning_text", "text": part_text(part)} for part in item.content or ()]
+            summary = [{"type": "summary_text", "text": part_text(part)} for part in item.summary]
+            return _item("rs", "reasoning", summary=summary, content=content)
+
+
+def _item(prefix: str, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"id": new_id(prefix), "type": kind, "status": "completed", **fields}
+
+
+def _texts(item: MessageItem) -> list[str]:
+    return [item.content] if isinstance(item.content, str) else [part_text(part) for part in item.content]

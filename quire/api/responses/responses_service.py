@@ -1,0 +1,159 @@
+"""Starts responses: from a request and the responses that it continues to a running choice.
+
+Knows nothing about HTTP.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from quire.api.chat_logprobs import chat_logprobs
+from quire.api.request_choices import RequestChoices
+from quire.api.responses.chat_fields import chat_request, named_as_sent
+from quire.api.responses.input_items import chat_messages, listed_items
+from quire.api.responses.response_body import response_head
+from quire.api.responses.response_events import ResponseEvents
+from quire.api.schemas.chat import ChatRequest
+from quire.api.schemas.response_items import InputItem, MessageItem, parse_items
+from quire.api.schemas.responses import ResponsesRequest
+from quire.api.serving import Serving
+from quire.clock import Clock, WallClock
+from quire.errors import ContextLengthError, RequestError
+from quire.sampling import SamplingParams
+from quire.store.responses import StoredResponse
+from quire.text.deltas import ChoiceDelta
+
+MAX_TRUNCATIONS = 32
+"""How often a conversation is cut and tried again."""
+
+
+@dataclass(frozen=True)
+class RunningResponse:
+    """A response whose choice is running. The choice must be closed.
+
+    Attributes:
+        input: The items of this request, as responses list them.
+    """
+
+    events: ResponseEvents
+    choices: RequestChoices
+    input: Sequence[dict[str, Any]]
+
+    @property
+    def id(self) -> str:
+        """Of the response."""
+        return str(self.events.body["id"])
+
+    def stored(self) -> StoredResponse:
+        """As it is now, for the store."""
+        body = self.events.body
+        items, previous = msgspec.json.encode(self.input), body["previous_response_id"]
+        return StoredResponse(self.id, body["status"], items, msgspec.json.encode(body), previous)
+
+
+@dataclass(frozen=True)
+class ResponsesService:
+    """Responses of one model."""
+
+    serving: Serving
+    clock: Clock = field(default_factory=WallClock)
+
+    async def start(self, fields: ResponsesRequest, on_end: Callable[[RunningResponse], None]) -> RunningResponse:
+        """The running response.
+
+        Args:
+            on_end: Called when it has ended, if it is streamed.
+
+        Raises:
+            RequestError: A field is wrong; the error names it.
+            UnknownIdError: The response to continue is not there.
+            UnavailableError: No work is taken now.
+        """
+        model = self.serving.model_name(fields.model)
+        items = _items(fields)
+        history = await self._history(fields.previous_response_id)
+        chat, params, choices = await self._choices(fields, chat_messages(fields.instructions, [*history, *items]))
+        names, created = chat.token_names(self.serving.text.tokenizer), self.clock.now()
+
+        def logprobs(gained: ChoiceDelta) -> list[dict[str, Any]]:
+            shown: list[dict[str, Any]] = chat_logprobs(names, fields.top_logprobs or 0, gained)["content"]
+            return shown
+
+        head = response_head(fields, f"resp_{uuid.uuid4().hex}", created, model, params)
+        events = ResponseEvents(
+            head,
+            choices,
+            logprobs if fields.wants_logprobs else lambda gained: [],
+            self.clock,
+            lambda body: on_end(running),
+            keep_events=bool(fields.stream or fields.background),
+        )
+        running = RunningResponse(events, choices, listed_items(items))
+        return running
+
+    async def count_input_tokens(self, fields: ResponsesRequest) -> int:
+        """Tokens of the prompt; nothing is generated. See `start`."""
+        self.serving.model_name(fields.model)
+        history = await self._history(fields.previous_response_id)
+        messages = chat_messages(fields.instructions, [*history, *_items(fields)])
+        with named_as_sent():
+            return len((await self.serving.chat.prepare(chat_request(fields, messages))).tokens)
+
+    async def _history(self, previous: str | None) -> list[InputItem]:
+        """What was said before, instructions aside."""
+        if previous is None:
+            return []
+        items: list[InputItem] = []
+        for turn in await self.serving.stored.responses.turns(previous):
+            if turn.status not in ("completed", "incomplete"):
+                raise RequestError(
+                    f"previous_response_id: the response '{turn.id}' is {turn.status}, and cannot be continued.",
+                    param="previous_response_id",
+                )
+            body = msgspec.json.decode(turn.body)
+            items += parse_items([*msgspec.json.decode(turn.input), *body["output"]], "previous_response_id")
+        return items
+
+    async def _choices(
+        self, fields: ResponsesRequest, messages: list[dict[str, Any]]
+    ) -> tuple[ChatRequest, SamplingParams, RequestChoices]:
+        """The running choice, with `truncation: auto` without the oldest turns if they do not fit."""
+        attempts = MAX_TRUNCATIONS if fields.truncation == "auto" else 0
+        while True:
+            chat = chat_request(fields, messages)
+            try:
+                with named_as_sent():
+                    prompt = await self.serving.chat.prepare(chat)
+                    return chat, prompt.params, self.serving.chat.run(chat, prompt)
+            except ContextLengthError:
+                shorter = _without_oldest_turn(messages, attempts)
+                if attempts == 0 or len(shorter) == len(messages):
+                    raise
+                messages, attempts = shorter, attempts - 1
+
+
+def _items(fields: ResponsesRequest) -> list[InputItem]:
+    if isinstance(fields.input, str):
+        return [MessageItem(role="user", content=fields.input)]
+    if not fields.input and fields.previous_response_id is None:
+        raise RequestError("input must not be empty.", param="input")
+    return parse_items(fields.input)
+
+
+def _without_oldest_turn(messages: list[dict[str, Any]], attempts: int) -> list[dict[str, Any]]:
+    """The messages without those before a later question of the user's; system messages stay.
+
+    Args:
+        attempts: How many more there may be: of many turns, several go at once.
+    """
+    questions = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    if len(questions) < 2:
+        return messages
+    begin = questions[min(len(questions) - 1, -(-len(questions) // max(1, attempts)))]
+    kept = [message for message in messages[:begin] if message["role"] in ("system", "developer")]
+    return [*kept, *messages[begin:]]

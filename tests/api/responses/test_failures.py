@@ -1,0 +1,65 @@
+"""/v1/responses while something fails inside: streams and the background end with `response.failed`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from openai.types.responses import ResponseStreamEvent
+
+from quire.messages import Deltas, End
+from tests.api.openai_types import check, unknown_fields
+from tests.api.scripted import READY, ScriptedClient
+from tests.api.server import Server, resolved
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[tuple[Server, ScriptedClient]]:
+    client = ScriptedClient()
+    with Server(resolved(tmp_path), lambda: client) as server:
+        client.say(READY)
+        yield server.wait_ready(), client
+
+
+def fail(client: ScriptedClient) -> None:
+    """The engine sends a token and gives the request up."""
+    (add,) = client.wait_for_adds(1)
+    client.tokens(add, [70])
+    client.say(Deltas([], [], [], ends=[End(add.id, "error", "The logits are NaN.")]))
+
+
+def test_a_stream_ends_with_the_failure(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    with server.http.stream("POST", server.url + "/v1/responses", json={"input": "hi", "stream": True}) as answer:
+        fail(client)
+        blocks = "".join(answer.iter_text()).strip().split("\n\n")
+    events = [json.loads(block.split("\ndata: ")[1]) for block in blocks]
+    for event in events:
+        assert unknown_fields(check(ResponseStreamEvent, event)) == []
+    last = events[-1]["response"]
+    assert events[-1]["type"] == "response.failed"
+    assert (last["status"], last["error"]["code"], last["error"]["message"]) == (
+        "failed", "server_error", "The logits are NaN.",
+    )  # fmt: skip
+    assert last["output"][0]["status"] == "incomplete"
+    assert events[-2]["type"] == "response.output_item.done"
+
+
+def test_the_background_keeps_the_failure(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    openai_client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    queued = openai_client.responses.create(model="tiny", input="hi", background=True)
+    fail(client)
+    events = list(openai_client.responses.retrieve(queued.id, stream=True))
+    assert events[-1].type == "response.failed"
+    failed = openai_client.responses.retrieve(queued.id)
+    assert failed.error is not None
+    assert failed.error.message == "The logits are NaN."
+    client.adds.clear()
+    threading.Thread(target=lambda: fail(client)).start()
+    with pytest.raises(openai.InternalServerError, match="NaN"):
+        openai_client.responses.create(model="tiny", input="hi")

@@ -1,0 +1,437 @@
+"""/v1/responses with the official client: bodies and events are what its types say, and conversations go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+
+from tests.api.openai_types import check, unknown_fields
+from tests.api.server import Server, running
+
+TEXT_EVENTS = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
+
+
+def connect(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return connect(server)
+
+
+def events_of(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream as they are on the wire, each checked."""
+    with server.http.stream("POST", server.url + "/v1/responses", json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        return checked_events("".join(answer.iter_text()))
+
+
+def checked_events(text: str) -> list[dict[str, Any]]:
+    events = []
+    for block in text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+        assert unknown_fields(check(ResponseStreamEvent, events[-1])) == []
+    return events
+
+
+def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
+    """Types of events, without repetitions in a row."""
+    names = [event["type"] for event in events]
+    return [name for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
+
+
+# --- whole ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_answered(client: openai.OpenAI, server: Server) -> None:
+    raw = server.post("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 4}).json()
+    assert unknown_fields(check(Response, raw)) == []
+    answer = client.responses.create(model="tiny", input="hi", max_output_tokens=4)
+    assert len(answer.output_text) == 4
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 4
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 4
+    assert answer.error is None
+    (item,) = answer.output
+    assert (item.type, item.status) == ("message", "incomplete")
+
+
+def test_it_is_the_answer_of_a_chat(client: openai.OpenAI) -> None:
+    messages: Any = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three\nfour"},
+    ]
+    chat = client.chat.completions.create(model="tiny", messages=messages, max_tokens=6, seed=1)
+    answer = client.responses.create(
+        model="tiny",
+        instructions="be brief",
+        input=[
+            {"role": "user", "content": "one"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "two"}]},
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "three"}, {"type": "input_text", "text": "four"}],
+            },
+        ],  # type: ignore[list-item]
+        max_output_tokens=6,
+        extra_body={"seed": 1},
+    )
+    assert answer.output_text == chat.choices[0].message.content
+    assert answer.usage is not None
+    assert chat.usage is not None
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens
+
+
+def test_what_was_asked_is_said_back(client: openai.OpenAI) -> None:
+    answer = client.responses.create(
+        model="alias", input="hi", max_output_tokens=1, metadata={"a": "b"}, temperature=0.5, top_p=0.25,
+        truncation="auto", parallel_tool_calls=False, user="somebody", text={"format": {"type": "text"}},
+        instructions="x", safety_identifier="me", prompt_cache_key="key",
+    )  # fmt: skip
+    assert (answer.model, answer.metadata, answer.temperature, answer.top_p) == ("alias", {"a": "b"}, 0.5, 0.25)
+    assert (answer.truncation, answer.parallel_tool_calls, answer.user) == ("auto", False, "somebody")
+    assert (answer.instructions, answer.safety_identifier, answer.prompt_cache_key) == ("x", "me", "key")
+
+
+def test_an_answer_that_stops_is_complete(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="tiny", input="hi", extra_body={"stop": ["d"], "max_output_tokens": 90})
+    assert answer.status == "completed"
+    assert answer.completed_at is not None
+    assert answer.output[0].status == "completed"
+
+
+def test_log_probabilities(client: openai.OpenAI, server: Server) -> None:
+    body = {"input": "hi", "max_output_tokens": 3, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    raw = server.post("/v1/responses", body).json()
+    assert unknown_fields(check(Response, raw)) == []
+    entries = raw["output"][0]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in entries) == raw["output"][0]["content"][0]["text"]
+    assert {len(entry["top_logprobs"]) for entry in entries} == {2}
+    deltas = [event for event in events_of(server, body) if event["type"] == "response.output_text.delta"]
+    assert all("".join(entry["token"] for entry in d["logprobs"]) == d["delta"] for d in deltas)
+    with pytest.raises(openai.BadRequestError, match="include"):
+        client.responses.create(model="tiny", input="hi", top_logprobs=2)
+
+
+def test_tokens_are_counted_without_an_answer(client: openai.OpenAI) -> None:
+    counted = client.responses.input_tokens.count(model="tiny", input="some words", instructions="x")
+    answer = client.responses.create(model="tiny", input="some words", instructions="x", max_output_tokens=1)
+    assert answer.usage is not None
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
+# --- streamed -------------------------------------------------------------------------------------------------------
+
+
+def test_events_come_in_openais_order(server: Server) -> None:
+    events = events_of(server, {"input": "hi", "max_output_tokens": 5})
+    assert kinds(events) == [*TEXT_EVENTS, "response.incomplete"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    deltas = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    last = events[-1]["response"]
+    assert deltas == last["output"][0]["content"][0]["text"]
+    assert len(deltas) == 5
+    assert events[0]["response"]["id"] == last["id"]
+    assert events[0]["response"]["output"] == []
+    stopped = events_of(server, {"input": "hi", "stop": "d"})
+    assert kinds(stopped) == [*TEXT_EVENTS, "response.completed"]
+
+
+def test_the_clients_stream_puts_it_together(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="tiny", input="hi", extra_body={"stop": "d"}) as stream:
+        deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    assert final.output_text == deltas
+    assert final.status == "completed"
+
+
+def test_the_asynchronous_client(server: Server) -> None:
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
+            stream = await client.responses.create(model="tiny", input="hi", max_output_tokens=3, stream=True)
+            return "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
+
+    assert len(asyncio.run(ask())) == 3
+
+
+def test_the_first_event_does_not_wait_for_a_token(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.5) as server, connect(server) as client:
+        stream = client.responses.create(model="tiny", input="hi", max_output_tokens=1, stream=True)
+        first = next(iter(stream))
+        assert first.type == "response.created"
+        assert server.session.num_sequences == 1
+        stream.close()
+
+
+def test_a_client_that_goes_ends_its_request(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.02) as server, connect(server) as client:
+        stream = client.responses.create(model="tiny", input="hi", stream=True)
+        next(iter(stream))
+        stream.close()
+        server.assert_all_free()
+
+
+# --- kept -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_response_is_kept_continued_listed_and_deleted(client: openai.OpenAI, server: Server) -> None:
+    first = client.responses.create(model="tiny", input="one", max_output_tokens=3, instructions="brief")
+    again = client.responses.retrieve(first.id)
+    assert again == first
+    raw = server.get(f"/v1/responses/{first.id}").json()
+    assert unknown_fields(check(Response, raw)) == []
+    second = client.responses.create(
+        model="tiny", input="two", previous_response_id=first.id, max_output_tokens=3, extra_body={"seed": 2}
+    )
+    assert second.previous_response_id == first.id
+    by_hand = client.responses.create(
+        model="tiny",
+        input=[
+            {"role": "user", "content": "one"},
+            *first.output,  # type: ignore[list-item]
+            {"role": "user", "content": "two"},
+        ],
+        max_output_tokens=3,
+        extra_body={"seed": 2},
+    )
+    assert second.output_text == by_hand.output_text
+    assert second.usage == by_hand.usage or second.usage.input_tokens == by_hand.usage.input_tokens  # type: ignore[union-attr]
+    raw = server.get(f"/v1/responses/{second.id}/input_items").json()
+    assert unknown_fields(check(ResponseItemList, raw)) == []
+    listed = list(client.responses.input_items.list(second.id, order="asc", limit=1))
+    assert [item.role for item in listed] == ["user", "assistant", "user"]  # type: ignore[union-attr]
+    assert listed[1].content[0].text == first.output_text  # type: ignore[union-attr]
+    client.responses.delete(first.id)
+    for lost in (lambda: client.responses.retrieve(first.id), lambda: client.responses.delete(first.id)):
+        with pytest.raises(openai.NotFoundError):
+            lost()
+    with pytest.raises(openai.NotFoundError, match=first.id) as error:
+        client.responses.create(model="tiny", input="three", previous_response_id=second.id)
+    assert error.value.param == "previous_response_id"
+
+
+def test_a_streamed_response_is_continued_at_once(client: openai.OpenAI) -> None:
+    previous, turns = None, []
+    for _ in range(5):
+        with client.responses.stream(
+            model="tiny", input="x", max_output_tokens=2, previous_response_id=previous
+        ) as stream:  # type: ignore[call-overload]
+            for event in stream:
+                if event.type == "response.incomplete":
+                    previous = event.response.id
+                    turns.append(event.response.usage.input_tokens)
+    assert turns == sorted(set(turns))
+
+
+def test_what_is_not_to_be_kept_is_not(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="tiny", input="hi", max_output_tokens=1, store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(answer.id)
+
+
+def test_responses_outlive_a_restart(tmp_path: Path) -> None:
+    with running(tmp_path) as server, connect(server) as client:
+        first = client.responses.create(model="tiny", input="one", max_output_tokens=3)
+    with running(tmp_path) as server, connect(server) as client:
+        assert client.responses.retrieve(first.id) == first
+        assert client.responses.create(model="tiny", input="x", previous_response_id=first.id, max_output_tokens=1).id
+
+
+def test_without_a_store_answers_go_on_and_nothing_is_kept(tmp_path: Path) -> None:
+    with running(tmp_path, disable_responses_store=True) as server, connect(server) as client:
+        assert client.responses.create(model="tiny", input="hi", max_output_tokens=1).output_text
+        assert client.responses.create(model="tiny", input="hi", max_output_tokens=1, store=True).output_text
+        for refused in ({"previous_response_id": "resp_1"}, {"background": True}):
+            with pytest.raises(openai.BadRequestError, match="--disable-responses-store"):
+                client.responses.create(model="tiny", input="hi", **refused)  # type: ignore[call-overload]
+
+
+def test_a_full_store_does_not_cost_the_answer(tmp_path: Path) -> None:
+    with running(tmp_path, responses_store_max_bytes=2**17) as server, connect(server) as client:
+        answer = client.responses.create(model="tiny", input="x" * 300, max_output_tokens=1, metadata={"a": "b" * 500})
+        assert answer.output_text
+        server.in_loop(server.session.wait_ready())
+
+
+# --- in the background ----------------------------------------------------------------------------------------------
+
+
+def wait_for(client: openai.OpenAI, name: str) -> Response:
+    for _ in range(500):
+        answer = client.responses.retrieve(name)
+        if answer.status not in ("queued", "in_progress"):
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(answer)
+
+
+def test_a_response_in_the_background(client: openai.OpenAI, server: Server) -> None:
+    queued = client.responses.create(model="tiny", input="hi", max_output_tokens=5, background=True)
+    assert queued.status == "queued"
+    done = wait_for(client, queued.id)
+    assert done.status == "incomplete"
+    assert len(done.output_text) == 5
+    server.assert_all_free()
+
+
+def test_events_of_the_background_are_streamed_and_read_again(client: openai.OpenAI, server: Server) -> None:
+    events = events_of(server, {"input": "hi", "max_output_tokens": 8, "background": True})
+    assert kinds(events) == ["response.created", "response.queued", *TEXT_EVENTS[1:], "response.incomplete"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    name = events[0]["response"]["id"]
+    raw = server.get(f"/v1/responses/{name}?stream=true&starting_after=3").text
+    assert checked_events(raw) == events[4:]
+    again = list(client.responses.retrieve(name, stream=True))
+    assert [event.sequence_number for event in again] == list(range(len(events)))
+
+
+def test_a_reader_joins_while_it_runs(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.02) as server, connect(server) as client:
+        queued = client.responses.create(model="tiny", input="hi", max_output_tokens=40, background=True)
+        events = list(client.responses.retrieve(queued.id, stream=True))
+        assert events[-1].type == "response.incomplete"
+        assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == wait_for(
+            client, queued.id
+        ).output_text  # fmt: skip
+
+
+def test_the_background_is_cancelled(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.02) as server, connect(server) as client:
+        queued = client.responses.create(model="tiny", input="hi", background=True)
+        assert client.responses.cancel(queued.id).status == "cancelled"
+        assert client.responses.cancel(queued.id).status == "cancelled"
+        server.assert_all_free()
+        assert client.responses.retrieve(queued.id).status == "cancelled"
+        deleted = client.responses.create(model="tiny", input="hi", background=True)
+        client.responses.delete(deleted.id)
+        server.assert_all_free()
+
+
+def test_only_the_background_is_cancelled_and_streamed_again(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="tiny", input="hi", max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(answer.id)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        list(client.responses.retrieve(answer.id, stream=True))
+
+
+def test_the_background_of_a_server_that_ended_has_failed(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.05) as server, connect(server) as client:
+        queued = client.responses.create(model="tiny", input="hi", background=True)
+        while client.responses.retrieve(queued.id).status == "queued":
+            time.sleep(0.02)
+    with running(tmp_path) as server, connect(server) as client:
+        answer = client.responses.retrieve(queued.id)
+        assert answer.status == "failed"
+        assert answer.error is not None
+        assert answer.error.code == "server_error"
+        raw = server.get(f"/v1/responses/{queued.id}").json()
+        assert unknown_fields(check(Response, raw)) == []
+        with pytest.raises(openai.BadRequestError, match="cannot be continued"):
+            client.responses.create(model="tiny", input="x", previous_response_id=queued.id)
+
+
+# --- conversations that do not fit ----------------------------------------------------------------------------------
+
+
+def test_a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns(client: openai.OpenAI) -> None:
+    turns = [
+        message
+        for i in range(40)
+        for message in ({"role": "user", "content": f"{i} " + "x" * 30}, {"role": "assistant", "content": "y" * 30})
+    ]
+    question = {"role": "user", "content": "last"}
+    with pytest.raises(openai.BadRequestError, match="512") as error:
+        client.responses.create(model="tiny", input=[*turns, question], max_output_tokens=4)  # type: ignore[list-item]
+    assert error.value.code == "context_length_exceeded"
+    assert error.value.param == "input"
+    answer = client.responses.create(
+        model="tiny",
+        instructions="short",
+        input=[*turns, question],  # type: ignore[list-item]
+        max_output_tokens=4,
+        truncation="auto",
+    )
+    assert answer.usage is not None
+    assert 200 < answer.usage.input_tokens <= 508
+    with pytest.raises(openai.BadRequestError):  # one question that does not fit is never cut
+        client.responses.create(model="tiny", input="x" * 5000, truncation="auto")
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": 1}]}, "input[0].content"),
+        ({"input": [IMAGE]}, "input[0].content[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]}, "input"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"background": True, "store": False}, "background"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id"),
+        ({"model": "other"}, "model"),
+        ({"inputs": "x"}, "inputs"),
+        ({"n": 2}, "n"),
+    ],
+)
+def test_what_is_wrong_or_not_served_is_refused_by_name(server: Server, body: dict[str, Any], param: str) -> None:
+    sent = body if body == {} or "input" in body else {"input": "x", **body}
+    answer = server.post("/v1/responses", sent)
+    assert answer.status_code in (400, 404), answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error
+    assert answer.status_code == (404 if param in ("model", "previous_response_id") else 400)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left(server: Server) -> Iterator[None]:
+    yield
+    server.assert_all_free()
