@@ -20,7 +20,9 @@ class AnswerText:
         self._called = False
 
     def text(self, piece: str) -> Iterator[OutputEvent]:
-        """More text outside of calls."""
+        """More text outside of calls, or none."""
+        if not piece:
+            return
         if self._waiting is None:
             yield ContentDelta(piece)
         else:

@@ -14,12 +14,42 @@ from quire.output_parsers.formats import ReasoningFormat, ToolFormat, Turn
 from quire.output_parsers.scanner import FormatParser, Steps, Tags, TextScanner
 
 TOOL_PARSERS = {
-    "hermes": "quire.output_parsers.hermes:FORMAT",
+    "deepseek_v3": "quire.output_parsers.marked_calls:DEEPSEEK_V3",
+    "deepseek_v31": "quire.output_parsers.marked_calls:DEEPSEEK_V31",
+    "deepseek_v32": "quire.output_parsers.xml_calls:DEEPSEEK_V32",
+    "glm45": "quire.output_parsers.glm:FORMAT",
+    "glm47": "quire.output_parsers.glm:FORMAT",
+    "granite": "quire.output_parsers.tagged_json:GRANITE",
+    "granite-20b-fc": "quire.output_parsers.tagged_json:GRANITE_20B_FC",
+    "granite4": "quire.output_parsers.tagged_json:HERMES",
+    "hermes": "quire.output_parsers.tagged_json:HERMES",
+    "jamba": "quire.output_parsers.tagged_json:JAMBA",
+    "kimi_k2": "quire.output_parsers.marked_calls:KIMI_K2",
+    "llama3_json": "quire.output_parsers.llama_json:FORMAT",
+    "llama4_json": "quire.output_parsers.llama_json:FORMAT",
+    "llama4_pythonic": "quire.output_parsers.pythonic:FORMAT",
+    "longcat": "quire.output_parsers.tagged_json:LONGCAT",
+    "minimax_m2": "quire.output_parsers.xml_calls:MINIMAX_M2",
+    "mistral": "quire.output_parsers.mistral:FORMAT",
+    "openai": "quire.output_parsers.harmony:FORMAT",
+    "phi4_mini_json": "quire.output_parsers.tagged_json:PHI4_MINI",
+    "pythonic": "quire.output_parsers.pythonic:FORMAT",
+    "qwen3_coder": "quire.output_parsers.xml_calls:QWEN3_CODER",
+    "qwen3_xml": "quire.output_parsers.xml_calls:QWEN3_CODER",
+    "seed_oss": "quire.output_parsers.xml_calls:SEED_OSS",
 }
 
 REASONING_PARSERS = {
     "deepseek_r1": "quire.output_parsers.thinking:DEEPSEEK_R1",
+    "deepseek_v3": "quire.output_parsers.thinking:DEEPSEEK_V3",
+    "glm45": "quire.output_parsers.thinking:GLM45",
+    "granite": "quire.output_parsers.thinking:GRANITE",
+    "kimi_k2": "quire.output_parsers.thinking:KIMI_K2",
+    "minimax_m2": "quire.output_parsers.thinking:MINIMAX_M2",
+    "mistral": "quire.output_parsers.thinking:MISTRAL",
+    "openai_gptoss": "quire.output_parsers.harmony:REASONING",
     "qwen3": "quire.output_parsers.thinking:QWEN3",
+    "seed_oss": "quire.output_parsers.thinking:SEED_OSS",
 }
 
 

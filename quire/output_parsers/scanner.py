@@ -28,6 +28,8 @@ Format: TypeAlias = Callable[["TextScanner"], Steps[None]]
 
 _NEVER = "(?!)"
 _IN_STRING = re.compile(r'["\\]')
+_PYTHON_STRUCTURE = re.compile("[][(){}'\"]")
+_PYTHON_QUOTES = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _NO_NEWLINE = re.compile(r"[^\r\n]")
 
@@ -87,8 +89,9 @@ class TextScanner:
         self._text = text + self._text[self._at :]
         self._at = 0
 
-    def until(self, tags: Tags, emit: Emit) -> Steps[str | None]:
-        """Read up to the first of the tags and the tag itself, which is returned; None if the text ends before."""
+    def until(self, tags: Tags, emit: Emit, *, consume: bool = True) -> Steps[str | None]:
+        """Read up to the first of the tags, which is returned, and the tag itself unless `consume` is False; None if
+        the text ends before."""
         while True:
             match = tags.whole.search(self._text, self._at)
             begin = match.start() if match else len(self._text)
@@ -96,16 +99,17 @@ class TextScanner:
             if piece := self._take(min(begin, partial)):
                 yield from emit(piece)
             if match and begin < partial:
-                self._take(match.end())
+                if consume:
+                    self._take(match.end())
                 return match.group()
             if self.ended:
                 return None
             yield None
 
-    def text_until(self, tags: Tags) -> Steps[tuple[str, str | None]]:
-        """The text up to the first of the tags, and that tag or None."""
+    def text_until(self, tags: Tags, *, consume: bool = True) -> Steps[tuple[str, str | None]]:
+        """The text up to the first of the tags, and what `until` returns."""
         pieces: list[str] = []
-        tag = yield from self.until(tags, collect(pieces))
+        tag = yield from self.until(tags, collect(pieces), consume=consume)
         return "".join(pieces), tag
 
     def skip_tag(self, tags: Tags) -> Steps[str | None]:
@@ -187,6 +191,34 @@ class TextScanner:
         while (character := (yield from self.peek())) and (character.isalnum() or character in "+-._"):
             text.append(self.take())
         return "".join(text)
+
+    def python_brackets(self) -> Steps[str | None]:
+        """The text from the bracket that begins here to the one that closes it, outside of Python's strings; None if
+        it is never closed."""
+        pieces: list[str] = []
+        depth, quote = 0, ""
+        while (yield from self.peek()):
+            match = (_PYTHON_QUOTES[quote] if quote else _PYTHON_STRUCTURE).search(self._text, self._at)
+            if match is None:
+                pieces.append(self._take(len(self._text)))
+                continue
+            found = match.group()
+            if found == "\\" and match.end() == len(self._text):
+                if self.ended:
+                    break
+                pieces.append(self._take(match.start()))
+                yield None
+                continue
+            pieces.append(self._take(match.end() + (found == "\\")))
+            if found in "'\"":
+                quote = "" if quote else found
+            elif found in "([{":
+                depth += 1
+            elif found in ")]}":
+                depth -= 1
+                if not depth:
+                    return "".join(pieces)
+        return None
 
     def _skip_to(self, wanted: re.Pattern[str]) -> Steps[str]:
         while True:

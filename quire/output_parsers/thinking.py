@@ -3,7 +3,8 @@
 Owns the states: the prompt may have opened the reasoning already, or closed it (thinking switched off); otherwise the
 output says so itself. Tags behind the reasoning are ordinary text.
 
-Sources: DeepSeek-R1's and Qwen3's chat templates, and the model cards of Qwen3, QwQ and GLM-4.5.
+Sources: the chat templates and model cards of DeepSeek-R1 and V3.1, Qwen3, QwQ, GLM-4.5, Kimi-K2-Thinking, MiniMax-M2
+and Seed-OSS; the model cards of mistralai/Magistral-Small-2509 and ibm-granite/granite-3.2-8b-instruct.
 """
 
 from __future__ import annotations
@@ -15,43 +16,56 @@ from quire.output_parsers.formats import ReasoningFormat, Turn
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 
 
-def tagged(start: str, end: str, *, always: bool) -> ReasoningFormat:
+def tagged(start: str, end: str, *, always: bool, interrupts: tuple[str, ...] = ()) -> ReasoningFormat:
     """Reasoning between `start` and `end`.
 
     Args:
         start, end: The tags.
         always: The model thinks in every answer: an output without the first tag begins with reasoning.
+        interrupts: Tags of the answer that end the reasoning as well.
     """
-    opening, closing = Tags(start), Tags(end)
+    return _format((start,), (end,), always=always, interrupts=interrupts)
+
+
+def _format(
+    starts: tuple[str, ...], ends: tuple[str, ...], *, always: bool, interrupts: tuple[str, ...] = ()
+) -> ReasoningFormat:
+    opening, closing = Tags(*starts), Tags(*ends, *interrupts)
 
     def read(scanner: TextScanner, turn: Turn) -> Steps[None]:
-        opened = _opened(turn, start, end)
+        opened = _opened(turn, starts, ends)
         if opened is False:
             return
         scanner.start_recording()
         yield from scanner.skip_space()
-        if (yield from scanner.skip_tag(opening)) is None:
-            scanner.read_again(scanner.recorded())
+        tag = yield from scanner.skip_tag(opening)
+        before = scanner.recorded()
+        if tag is None:
+            scanner.read_again(before)
             if opened is None and not always:
                 return
-        scanner.recorded()
         yield from scanner.skip_newlines()
         reasoning = _Reasoning()
-        if (yield from scanner.until(closing, reasoning.text)) is None:
+        tag = yield from scanner.until(closing, reasoning.text, consume=False)
+        if tag is None:
             yield from reasoning.cut_off()
-        yield from scanner.skip_newlines()
+        elif tag in ends:
+            yield from scanner.skip_tag(closing)
+            yield from scanner.skip_newlines()
 
-    return ReasoningFormat(read, end=end, special_tokens=(start, end))
+    return ReasoningFormat(read, end=ends[0], special_tokens=(*starts, *ends))
 
 
-def _opened(turn: Turn, start: str, end: str) -> bool | None:
+def _opened(turn: Turn, starts: tuple[str, ...], ends: tuple[str, ...]) -> bool | None:
     """Whether the reasoning has begun (True) or ended (False) before the output; None if the output will tell."""
-    if start in turn.continued or end in turn.continued:
-        return turn.continued.rfind(start) > turn.continued.rfind(end)
+    started = max(turn.continued.rfind(tag) for tag in starts)
+    ended = max(turn.continued.rfind(tag) for tag in ends)
+    if started >= 0 or ended >= 0:
+        return started > ended
     prompt = turn.prompt.rstrip()
-    if prompt.endswith(start):
+    if prompt.endswith(starts):
         return True
-    return False if prompt.endswith(end) or turn.continued.strip() else None
+    return False if prompt.endswith(ends) or turn.continued.strip() else None
 
 
 class _Reasoning:
@@ -73,5 +87,18 @@ class _Reasoning:
             yield ReasoningDelta("".join(self._newlines))
 
 
-DEEPSEEK_R1 = tagged("<think>", "</think>", always=True)
-QWEN3 = tagged("<think>", "</think>", always=False)
+_THINK = ("<think>", "</think>")
+
+DEEPSEEK_R1 = tagged(*_THINK, always=True)
+DEEPSEEK_V3 = tagged(*_THINK, always=False)
+GLM45 = tagged(*_THINK, always=False)
+GRANITE = _format(
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
+    always=False,
+)
+KIMI_K2 = tagged(*_THINK, always=False, interrupts=("<|tool_calls_section_begin|>",))
+MINIMAX_M2 = tagged(*_THINK, always=True)
+MISTRAL = tagged("[THINK]", "[/THINK]", always=False)
+QWEN3 = tagged(*_THINK, always=False)
+SEED_OSS = tagged("<seed:think>", "</seed:think>", always=False)

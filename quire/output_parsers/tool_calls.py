@@ -7,7 +7,7 @@ about the tags around it.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import OutputEvent, ToolCallDelta, ToolCallStart
@@ -20,18 +20,21 @@ ARGUMENTS_KEYS = ("arguments", "parameters")
 class ToolCalls:
     """The calls of one choice, in order."""
 
-    def __init__(self, answer: AnswerText) -> None:
+    def __init__(self, answer: AnswerText, new_id: Callable[[], str] | None = None) -> None:
+        """
+        Args:
+            answer: What surrounds them.
+            new_id: Makes an id for a call that has none in the text; without it such a call has none.
+        """
         self._answer = answer
+        self._new_id = new_id
         self._count = 0
-
-    @property
-    def any(self) -> bool:
-        """Whether there was one."""
-        return self._count > 0
 
     def start(self, name: str, call_id: str | None = None) -> Iterator[OutputEvent]:
         """The next call begins."""
         self._answer.call()
+        if call_id is None and self._new_id:
+            call_id = self._new_id()
         yield ToolCallStart(self._count, name, call_id)
         self._count += 1
 

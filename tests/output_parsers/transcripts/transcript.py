@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
+from typing import Any
 
 from quire.output_parsers.events import (
     ContentDelta,
@@ -19,12 +21,10 @@ from quire.output_parsers.events import (
 from quire.output_parsers.formats import Turn
 from quire.output_parsers.registry import create_parser
 
-RANDOM_CUTS = 1_000
-
 
 @dataclass(frozen=True)
 class Call:
-    """An expected call; `arguments` is exactly what the client gets."""
+    """An expected call; `arguments` is exactly what the client gets, `id` a pattern for that of the format."""
 
     name: str
     arguments: str
@@ -33,8 +33,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Transcript:
-    """An output and what must be made of it."""
+    """An output of a model that these parsers are for, and what must be made of it."""
 
+    tool: str | None
+    reasoning_parser: str | None
     name: str
     text: str
     content: str = ""
@@ -53,9 +55,11 @@ class Parsed:
     calls: tuple[Call, ...]
 
 
-def parse(pieces: Iterable[str], transcript: Transcript, tool: str | None, reasoning: str | None) -> list[OutputEvent]:
+def parse(pieces: Iterable[str], transcript: Transcript) -> list[OutputEvent]:
     """The merged events of a text that arrives in pieces."""
-    parser = create_parser(tool, reasoning, tools=transcript.tools, turn=transcript.turn)
+    if transcript.tool == "mistral":
+        random.seed(0)  # for the ids that it invents
+    parser = create_parser(transcript.tool, transcript.reasoning_parser, tools=transcript.tools, turn=transcript.turn)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return merge_events([*events, *parser.finish()])
 
@@ -78,14 +82,33 @@ def joined(events: Sequence[OutputEvent]) -> Parsed:
     return Parsed(content, reasoning, tuple(calls))
 
 
-def cuts(text: str) -> Iterator[list[str]]:
-    """Every split into two and three pieces, character by character, and RANDOM_CUTS random ones."""
-    for number in (1, 2):
-        for at in combinations(range(1, len(text)), number):
-            yield _cut(text, at)
-    yield list(text)
+def check_whole(transcript: Transcript) -> None:
+    """The whole text gives what is expected."""
+    found = joined(parse([transcript.text], transcript))
+    assert (found.content, found.reasoning) == (transcript.content, transcript.reasoning)
+    assert [(call.name, call.arguments) for call in found.calls] == [
+        (call.name, call.arguments) for call in transcript.calls
+    ]
+    for call, expected in zip(found.calls, transcript.calls, strict=True):
+        assert re.fullmatch(expected.id or "", call.id or "")
+
+
+def check_cuts(transcript: Transcript, splits: Iterable[list[str]]) -> None:
+    """Each way to cut the text gives the same events as the whole."""
+    whole = parse([transcript.text], transcript)
+    for pieces in splits:
+        assert parse(pieces, transcript) == whole, pieces
+
+
+def every_cut(text: str, number: int) -> Iterator[list[str]]:
+    """Every split into `number` + 1 pieces."""
+    return (_cut(text, at) for at in combinations(range(1, len(text)), number))
+
+
+def random_cuts(text: str, number: int) -> Iterator[list[str]]:
+    """As many splits, into few or many pieces."""
     chance = random.Random(text)
-    for _ in range(RANDOM_CUTS):
+    for _ in range(number):
         rate = chance.random()
         yield _cut(text, [at for at in range(1, len(text)) if chance.random() < rate])
 
@@ -94,9 +117,7 @@ def _cut(text: str, at: Sequence[int]) -> list[str]:
     return [text[begin:end] for begin, end in pairwise([0, *at, len(text)])]
 
 
-def check(transcript: Transcript, tool: str | None, reasoning: str | None) -> None:
-    """The whole text gives what is expected, and so does each way to cut it, event by event."""
-    whole = parse([transcript.text], transcript, tool, reasoning)
-    assert joined(whole) == Parsed(transcript.content, transcript.reasoning, transcript.calls)
-    for pieces in cuts(transcript.text):
-        assert parse(pieces, transcript, tool, reasoning) == whole, pieces
+def function(name: str, **properties: Any) -> Tool:
+    """A tool whose parameters have these schemas, or, as a string, these types."""
+    schemas = {key: {"type": kind} if isinstance(kind, str) else kind for key, kind in properties.items()}
+    return Tool(name, {"type": "object", "properties": schemas})

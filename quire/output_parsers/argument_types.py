@@ -1,0 +1,90 @@
+"""From the text of an argument to JSON, by the type that the tool's schema gives it.
+
+Owns the conversion, and which arguments are strings. Knows nothing about tags. A text that does not fit its type
+becomes a string: it is never lost, and whoever gets the call can see what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.output_parsers.events import Tool
+
+_INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_TYPE_OF_VALUE = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_MOST_REFERENCES = 8
+"""How far references and alternatives are followed; what lies deeper has no known type."""
+
+
+class ArgumentTypes:
+    """The types of one tool's arguments."""
+
+    def __init__(self, tools: Sequence[Tool], name: str) -> None:
+        """An unknown name has no types: its arguments are taken for strings, unless they are JSON containers."""
+        self._schema = next((tool.parameters for tool in tools if tool.name == name), {})
+
+    def is_string(self, key: str) -> bool:
+        """Whether this argument can only be a string, so that its text needs no conversion."""
+        return self._types(key) == {"string"}
+
+    def json_of(self, key: str, text: str) -> str:
+        """An argument's text as JSON."""
+        types = self._types(key)
+        stripped = text.strip()
+        if "null" in types and stripped.lower() in ("null", "none"):
+            return "null"
+        if "boolean" in types and stripped.lower() in ("true", "false"):
+            return stripped.lower()
+        pattern = _NUMBER if "number" in types else _INTEGER
+        if types & {"number", "integer"} and pattern.fullmatch(stripped):
+            return stripped
+        if (types & {"object", "array"} or not types) and stripped[:1] in ("{", "["):
+            return _container(stripped) or json.dumps(text, ensure_ascii=False)
+        return json.dumps(text, ensure_ascii=False)
+
+    def _types(self, key: str) -> frozenset[str]:
+        properties = self._schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        return frozenset(self._types_of(schema, _MOST_REFERENCES))
+
+    def _types_of(self, schema: Any, depth: int) -> set[str]:
+        if not isinstance(schema, Mapping) or not depth:
+            return set()
+        if reference := schema.get("$ref"):
+            return self._types_of(self._resolved(reference), depth - 1)
+        if isinstance(kind := schema.get("type"), str):
+            return {kind}
+        if isinstance(kind, Sequence):
+            return {entry for entry in kind if isinstance(entry, str)}
+        values = [schema["const"]] if "const" in schema else schema.get("enum") or []
+        found = {_TYPE_OF_VALUE.get(type(value), "object") for value in values}
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            for alternative in schema.get(keyword) or []:
+                found |= self._types_of(alternative, depth - 1)
+        return found
+
+    def _resolved(self, reference: Any) -> Any:
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return None
+        found: Any = self._schema
+        for part in reference[2:].split("/"):
+            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        return found
+
+
+def _container(text: str) -> str | None:
+    """An object or array as JSON: as it stands, or from Python's way to write it."""
+    try:
+        json.loads(text)
+        return text
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None

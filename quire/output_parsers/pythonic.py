@@ -1,0 +1,114 @@
+"""Calls as Python writes them, in a list: `[get_weather(city="Paris"), get_time()]`.
+
+Since no token marks them (Llama 4's tags may be missing), a list is one of calls only if it begins with the name of a
+tool. Each call comes out when it is complete, because only then its values are known.
+
+Sources: the prompt formats of Llama 3.2 and Llama 4 in meta-llama/llama-models, and vLLM's templates for both.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from quire.output_parsers.answer_text import AnswerText
+from quire.output_parsers.events import Tool
+from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.scanner import Steps, Tags, TextScanner
+from quire.output_parsers.tool_calls import ToolCalls
+
+START, END = "<|python_start|>", "<|python_end|>"
+_LINE_START = Tags("\n", START)
+_START, _END = Tags(START), Tags(END)
+_NAME_END = Tags("(", ")", "[", "]", "\n", '"', "'", ",", "{")
+_NAME = re.compile(r"[^\W\d][\w.\-]*")
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+    """Content and calls."""
+    answer = AnswerText()
+    calls = ToolCalls(answer)
+    names = {tool.name for tool in tools} or None
+    before: str | None = ""
+    while before is not None:
+        called = yield from _list(scanner, answer, calls, names, before)
+        before = yield from scanner.until(_LINE_START, answer.text)
+        if before == "\n" and not called:
+            yield from answer.text(before)
+            before = ""
+    yield from answer.finish()
+
+
+def _list(
+    scanner: TextScanner, answer: AnswerText, calls: ToolCalls, names: Collection[str] | None, before: str
+) -> Steps[bool]:
+    """A list of calls that begins here; what is none becomes content, with `before`."""
+    called = False
+    scanner.start_recording(before)
+    yield from scanner.skip_space()
+    yield from scanner.skip_tag(_START)
+    if (yield from scanner.skip_space()) == "[":
+        scanner.take()
+        while call := (yield from _call(scanner, names)):
+            scanner.recorded()
+            yield from calls.whole(*call)
+            called = True
+            scanner.start_recording()
+            separator = yield from scanner.skip_space()
+            if separator in (",", "]"):
+                scanner.take()
+            if separator != ",":
+                yield from scanner.skip_space()
+                yield from scanner.skip_tag(_END)
+                scanner.recorded()
+                return True
+    yield from answer.text(scanner.recorded())
+    return called
+
+
+def _call(scanner: TextScanner, names: Collection[str] | None) -> Steps[tuple[str, str] | None]:
+    """The name and the arguments, as JSON, of the call that begins here."""
+    yield from scanner.skip_space()
+    name, tag = yield from scanner.text_until(_NAME_END, consume=False)
+    name = name.strip()
+    if tag != "(" or not _NAME.fullmatch(name) or (names is not None and name not in names):
+        return None
+    arguments = yield from scanner.python_brackets()
+    converted = arguments and _json_arguments(arguments)
+    return (name, converted) if converted else None
+
+
+def _json_arguments(text: str) -> str | None:
+    """The keyword arguments in these brackets as a JSON object; None if they are not literals."""
+    try:
+        call = ast.parse("f" + text, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
+        return None if None in values else json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal's value; JSON's words are understood as well."""
+    match node:
+        case ast.Name(id) if id in _CONSTANTS:
+            return _CONSTANTS[id]
+        case ast.List(elts) | ast.Tuple(elts):
+            return [_value(element) for element in elts]
+        case ast.Dict(keys, values):
+            if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in keys):
+                raise ValueError("a key is no string")
+            return {ast.literal_eval(key): _value(value) for key, value in zip(keys, values, strict=True) if key}
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | bool | None):
+        raise ValueError("not JSON")
+    return value
+
+
+FORMAT = ToolFormat(read, special_tokens=(START, END))

@@ -1,0 +1,70 @@
+"""Calls as JSON objects behind an opening tag: alone, one after the other, or in a list.
+
+Sources: Hermes: the model card of NousResearch/Hermes-2-Pro-Llama-3-8B and Qwen2.5's chat template. Granite: the chat
+template of ibm-granite/granite-3.1-8b-instruct; the older granite-20b-functioncalling's card. Phi-4: that of
+microsoft/Phi-4-mini-instruct, and vLLM's template for it. Jamba: that of ai21labs/AI21-Jamba-1.5-Mini. LongCat: that
+of meituan-longcat/LongCat-Flash-Chat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.output_parsers.answer_text import AnswerText
+from quire.output_parsers.events import Tool
+from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.scanner import Steps, Tags, TextScanner
+from quire.output_parsers.tool_calls import JsonCall, ToolCalls
+
+
+def tagged_json(*opening: str, closing: tuple[str, ...] = ()) -> ToolFormat:
+    """The format with these tags; several are other spellings of one. Without a closing tag, the JSON ends itself."""
+    either, opens = Tags(*opening, *closing), Tags(*opening)
+
+    def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+        answer = AnswerText()
+        calls = ToolCalls(answer)
+        called = False  # then a closing tag is expected, and is no content
+        while tag := (yield from scanner.until(either if called else opens, answer.text)):
+            called = tag in opening and (yield from read_objects(scanner, answer, calls, tag, either))
+        yield from answer.finish()
+
+    return ToolFormat(read, special_tokens=(*opening, *closing))
+
+
+def read_objects(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tag: str, tags: Tags) -> Steps[bool]:
+    """What stands behind the opening `tag`: one call, several, or a list of them.
+
+    Returns:
+        Whether there is a call. What is none has become content, with the tag if no call came before it.
+    """
+    scanner.start_recording(tag)
+    called = False
+    first = yield from scanner.skip_space()
+    in_list = first == "["
+    if in_list:
+        scanner.take()
+        first = yield from scanner.skip_space()
+    while first == "{" and (yield from JsonCall(scanner, calls, closing=tags).read()):
+        called = True
+        scanner.start_recording()
+        first = yield from scanner.skip_space()
+        if first in (",", ";"):
+            scanner.take()
+            first = yield from scanner.skip_space()
+    if called and in_list and first == "]":
+        scanner.take()
+        scanner.recorded()
+        return True
+    skipped = scanner.recorded()
+    if not (called and skipped.isspace()):
+        yield from answer.text(skipped)
+    return called
+
+
+HERMES = tagged_json("<tool_call>", closing=("</tool_call>",))
+GRANITE = tagged_json("<|tool_call|>", "<tool_call>", closing=("</tool_call>",))
+GRANITE_20B_FC = tagged_json("<function_call>")
+PHI4_MINI = tagged_json("functools", "<|tool_call|>", closing=("<|/tool_call|>",))
+JAMBA = tagged_json("<tool_calls>", closing=("</tool_calls>",))
+LONGCAT = tagged_json("<longcat_tool_call>", closing=("</longcat_tool_call>",))
