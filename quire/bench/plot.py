@@ -12,7 +12,7 @@ from html import escape
 
 WIDTH, HEIGHT = 820, 260
 LEFT, RIGHT, TOP, BOTTOM = 84, 20, 36, 46
-COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2")
+COLORS = ("#1f5fbf", "#d1495b", "#2e8b57", "#8a5cc2", "#c77d1e")
 TICKS = 6
 CHARACTER = 7.5
 """Width of a letter of the legend, about."""

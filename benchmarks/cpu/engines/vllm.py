@@ -1,0 +1,28 @@
+"""vLLM's CPU build: the wheel that the project's CPU backend is published as, with the settings its guide names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; read when vllm is imported
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+from vllm import LLM, SamplingParams
+from vllm import __version__ as version
+
+from engines import vllm_api
+
+PACKAGES = ("vllm-cpu",)
+
+
+class Engine:
+    """See the package."""
+
+    version = version
+
+    def __init__(self, checkpoint: str, max_running: int) -> None:
+        self._llm = LLM(checkpoint, skip_tokenizer_init=True, max_num_seqs=max_running, max_model_len=1024)
+
+    def generate(self, prompts: Sequence[list[int]], outputs: Sequence[int]) -> list[int]:
+        return vllm_api.generate(self._llm, SamplingParams, prompts, outputs)
