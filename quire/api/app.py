@@ -18,6 +18,8 @@ from pydantic.json_schema import models_json_schema
 
 from quire.api.auth import AuthenticationMiddleware
 from quire.api.body_limit import BodyLimitMiddleware
+from quire.api.chat_parsers import choose_parsers
+from quire.api.chat_service import ChatService
 from quire.api.engine_session import EngineSession
 from quire.api.error_responses import ServerErrorMiddleware, add_error_handlers
 from quire.api.http_metrics import HttpMetricsMiddleware
@@ -110,8 +112,10 @@ def create_app(
         ConfigError: The store cannot be used.
     """
     server = config.server
+    renderer = PromptRenderer(text, server.chat_template_content_format, server.default_chat_template_kwargs)
+    chat = ChatService(server, session, text, renderer, choose_parsers(server, text))
     store = open_store(server, environment.responses_store())
-    serving = Serving(config, session, text, PromptRenderer(text), int(time.time()), slow_reader_s, store)
+    serving = Serving(config, session, text, renderer, chat, int(time.time()), slow_reader_s, store)
     app = FastAPI(
         title="Quire",
         version=__version__,

@@ -1,22 +1,33 @@
 """Conversations: from a ChatRequest to its answers, which are running.
 
-Owns all that endpoints for conversations share: rendering and encoding the prompt, the sampling parameters, and handing
-the request to the engine. An endpoint with another JSON makes a ChatRequest from it and writes the choices in its own
-way. Knows nothing about HTTP and about responses.
+Owns all that endpoints for conversations share: rendering and encoding the prompt, the sampling parameters, tools,
+parsing, and handing the request to the engine. An endpoint with another JSON makes a ChatRequest from it and writes the
+choices in its own way. Knows nothing about HTTP and about responses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from quire.api.chat_parsers import ChatParsers
+from quire.api.choice_parsing import OutputParsing
 from quire.api.engine_session import EngineSession
-from quire.api.prompt_renderer import PromptRenderer
+from quire.api.prompt_renderer import Conversation, PromptRenderer
 from quire.api.request_choices import RequestChoices
 from quire.api.schemas.chat import ChatRequest
+from quire.api.schemas.tools import shown_tools
+from quire.config import ServerConfig
+from quire.errors import RequestError
+from quire.output_parsers.formats import Turn
 from quire.sampling import SamplingParams
 from quire.text.model_text import ModelText
+
+TURN_CHARACTERS = 256
+"""How much of a prompt's end a parser sees: it may have opened the answer's reasoning."""
+_THINKING = ("enable_thinking", "thinking")
+"""What templates call the variable that switches reasoning on or off."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +37,26 @@ class ChatPrompt:
     Attributes:
         tokens: The rendered conversation; `params.truncate_prompt_tokens` may cut it.
         options: See EngineSession.add_request.
+        parsing: How the answer is parsed; None if its text is all content.
+        may_call: Whether the answer may call tools.
     """
 
     tokens: Sequence[int]
     params: SamplingParams
     options: dict[str, Any]
+    parsing: OutputParsing | None = None
+    may_call: bool = False
 
 
 @dataclass(frozen=True)
 class ChatService:
     """Conversations with one model."""
 
+    server: ServerConfig
     session: EngineSession
     text: ModelText
     renderer: PromptRenderer
+    parsers: ChatParsers = field(default_factory=ChatParsers)
 
     async def start(self, fields: ChatRequest) -> RequestChoices:
         """The running answers. Must be closed.
@@ -59,17 +76,16 @@ class ChatService:
         longest = self.session.submission.longest
         with fields.named_as_sent():
             params, options = self._sampling(fields), fields.options(self.text.tokenizer)
-        text = await self.renderer.render(
-            fields.messages,
-            add_generation_prompt=fields.add_generation_prompt,
-            continue_final_message=fields.continue_final_message,
-            variables=fields.chat_template_kwargs,
-        )
+        tools = fields.tool_use()
+        if tools is not None and fields.use_beam_search:
+            raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
+        text = await self.renderer.render(self._conversation(fields))
         limit = longest if params.truncate_prompt_tokens is None else None
         tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), limit)
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
-        return ChatPrompt(tokens, params, options)
+        turn = Turn(text[-TURN_CHARACTERS:], fields.continued)
+        return ChatPrompt(tokens, params, options, self.parsers.parsing(tools, turn), may_call=tools is not None)
 
     def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
         """Start what was prepared. Must be closed.
@@ -80,7 +96,37 @@ class ChatService:
         """
         with fields.named_as_sent():
             collector = self.session.add_request([prompt.tokens], prompt.params, **prompt.options)
-        return RequestChoices(self.session, collector, self.text.tokenizer)
+        return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
+
+    def _conversation(self, fields: ChatRequest) -> Conversation:
+        if fields.chat_template is not None and not self.server.trust_request_chat_template:
+            raise RequestError(
+                "chat_template needs a server with --trust-request-chat-template: leave it out.", param="chat_template"
+            )
+        hidden = fields.tool_choice == "none" and self.server.exclude_tools_when_tool_choice_none
+        return Conversation(
+            fields.messages,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            variables=self._variables(fields),
+            tools=() if hidden else shown_tools(fields.tools or ()),
+            documents=fields.documents or (),
+            template=fields.chat_template,
+        )
+
+    def _variables(self, fields: ChatRequest) -> Mapping[str, Any]:
+        """The template's variables: what reasoning_effort means, then the request's own."""
+        variables: dict[str, Any] = {}
+        effort, template = fields.reasoning_effort, self.text.chat_template
+        if effort is not None and template is not None:
+            known = template.variables.intersection(("reasoning_effort", *_THINKING))
+            if not known and effort != "none":
+                raise RequestError(
+                    "reasoning_effort: this model's chat template knows no effort: leave it out.",
+                    param="reasoning_effort",
+                )
+            variables |= {name: effort if name == "reasoning_effort" else effort != "none" for name in known}
+        return variables | (fields.chat_template_kwargs or {})
 
     def _sampling(self, fields: ChatRequest) -> SamplingParams:
         return fields.sampling(

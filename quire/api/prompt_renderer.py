@@ -6,13 +6,15 @@ Owns where that work runs: short texts in the event loop, long ones in a few thr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
-from quire.api.schemas.chat import ChatMessage, plain_messages
-from quire.errors import ContextLengthError, RequestError
+from quire.api.schemas.chat import ChatMessage, MessageContent, plain_messages
+from quire.config.server import ContentFormat
+from quire.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
 from quire.text.model_text import ModelText
@@ -23,13 +25,57 @@ T = TypeVar("T")
 THREAD_THRESHOLD = 4_000
 """Texts of more characters are encoded in a thread; shorter ones take less time than handing them over would."""
 THREADS = 4
+MAX_TEMPLATE = 131_072
+"""Characters of a request's own chat template."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a chat template is given.
+
+    Attributes:
+        messages: As they came.
+        add_generation_prompt: End with the head of an answer; by default, unless the last message is continued.
+        continue_final_message: End inside the last message.
+        variables: Of the template, by name.
+        tools, documents: As JSON.
+        template: Text of another template than the model's.
+    """
+
+    messages: list[ChatMessage]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+    documents: Sequence[Mapping[str, Any]] = ()
+    template: str | None = None
 
 
 class PromptRenderer:
     """Renders chat templates and encodes prompts for one model."""
 
-    def __init__(self, text: ModelText) -> None:
+    def __init__(
+        self, text: ModelText, content_format: ContentFormat = "auto", variables: Mapping[str, Any] | None = None
+    ) -> None:
+        """
+        Args:
+            text: The model's tokenizer and template.
+            content_format: How the template gets a message's content, see ServerConfig.chat_template_content_format.
+            variables: Of the template, for conversations that do not set them.
+
+        Raises:
+            ConfigError: The template has no such variable.
+        """
         self._text = text
+        self._content_format = content_format
+        self._variables = variables or {}
+        known = text.chat_template.variables if text.chat_template else frozenset[str]()
+        if wrong := self._variables.keys() - known:
+            raise ConfigError(
+                f"--default-chat-template-kwargs: '{min(wrong)}' is no variable of this model's chat template (it has: "
+                f"{', '.join(sorted(known)) or 'none'}).",
+                param="default_chat_template_kwargs",
+            )
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
 
     @property
@@ -77,38 +123,56 @@ class PromptRenderer:
         tokenizer = self.tokenizer
         return await self._run(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))
 
-    async def render(
-        self,
-        messages: list[ChatMessage],
-        *,
-        add_generation_prompt: bool | None,
-        continue_final_message: bool | None,
-        variables: dict[str, Any] | None,
-    ) -> str:
+    async def render(self, conversation: Conversation) -> str:
         """The text of a conversation.
 
         Raises:
-            RequestError: The model has no chat template, or the template refuses the messages.
+            RequestError: The model has no chat template, or the template refuses the conversation.
         """
-        template = self._template()
-        plain = plain_messages(messages, knows_developer="developer" in template.source)
-        size = sum(len(message["content"]) for message in plain) + THREAD_THRESHOLD // 100 * len(plain)
-        continues = bool(continue_final_message)
-        opens = not continues if add_generation_prompt is None else add_generation_prompt
+        template = await self._template(conversation)
+        plain = plain_messages(
+            conversation.messages, knows_developer="developer" in template.source, content=self._content(template)
+        )
+        size = sum(len(str(message["content"])) for message in plain) + THREAD_THRESHOLD // 100 * len(plain)
+        size += sum(len(str(shown)) for shown in (*conversation.tools, *conversation.documents))
+        continues = bool(conversation.continue_final_message)
+        opens = conversation.add_generation_prompt
+        variables = {name: value for name, value in self._variables.items() if name in template.variables}
         return await self._run(
             size,
             lambda: template.render(
-                plain, add_generation_prompt=opens, continue_final_message=continues, variables=variables
+                plain,
+                tools=conversation.tools,
+                documents=conversation.documents,
+                add_generation_prompt=not continues if opens is None else opens,
+                continue_final_message=continues,
+                variables={**variables, **conversation.variables},
             ),
         )
 
-    def _template(self) -> ChatTemplate:
-        if self._text.chat_template is None:
+    async def _template(self, conversation: Conversation) -> ChatTemplate:
+        template = self._text.chat_template
+        if template is None:
             raise RequestError(
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
-        return self._text.chat_template
+        if conversation.template is not None:
+            replaced = partial(_replaced, template, conversation.template)
+            template = await self._run(len(conversation.template), replaced)
+        elif conversation.tools:
+            template = template.with_tools()
+        for name, shown in (("tools", template.shows_tools), ("documents", template.shows_documents)):
+            if getattr(conversation, name) and not shown:
+                raise RequestError(f"{name}: this model's chat template shows none: leave them out.", param=name)
+        return template
+
+    def _content(self, template: ChatTemplate) -> MessageContent:
+        """How this template gets the content of messages."""
+        if self._content_format == "string" or (self._content_format == "auto" and not template.reads_parts):
+            return "text"
+        reads_text = self._content_format == "auto" and " is string" in template.source
+        return "as sent" if reads_text else "parts"
 
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size <= THREAD_THRESHOLD:
@@ -122,3 +186,13 @@ def _check_length(fewest: int, longest: int | None) -> None:
             f"The prompt has more than {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
             param="prompt",
         )
+
+
+def _replaced(template: ChatTemplate, source: str) -> ChatTemplate:
+    """A request's own template, with the special tokens of the model's."""
+    if len(source) > MAX_TEMPLATE:
+        raise RequestError(f"chat_template may have at most {MAX_TEMPLATE} characters.", param="chat_template")
+    try:
+        return template.replaced(source)
+    except CheckpointError as error:
+        raise RequestError(f"chat_template: {error.message}", param="chat_template") from None

@@ -48,6 +48,7 @@ class Serving:
     session: EngineSession
     text: ModelText
     renderer: PromptRenderer
+    chat: ChatService
     created: int
     slow_reader_s: float
     store: Store | None = None
@@ -62,11 +63,6 @@ class Serving:
         if self.store is None:
             raise RequestError("This server keeps nothing: it was started with --disable-responses-store.")
         return self.store
-
-    @property
-    def chat(self) -> ChatService:
-        """Conversations."""
-        return ChatService(self.session, self.text, self.renderer)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from quire.errors import ConfigError
+
+ContentFormat = Literal["auto", "string", "openai"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,21 @@ class ServerConfig:
     """Path under which a proxy serves this server."""
     chat_template: str | None = None
     """A jinja chat template, or a file with one, in place of the model's."""
+    chat_template_content_format: ContentFormat = "auto"
+    """How the chat template gets messages' content: as text ('string'), as a list of parts ('openai'), or as the
+    template reads it."""
+    default_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables of the chat template for requests that do not set them, as JSON."""
+    trust_request_chat_template: bool = False
+    """Let requests bring a chat template of their own. It runs in a sandbox."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls. Default: as its chat template tells."""
+    enable_auto_tool_choice: bool = True
+    """Let the model choose whether to call a tool."""
+    exclude_tools_when_tool_choice_none: bool = False
+    """Do not show tools to the model when the request says tool_choice 'none'."""
+    reasoning_parser: str | None = None
+    """How the model writes its reasoning. Default: as its chat template tells."""
     response_role: str = "assistant"
     """Role of chat answers."""
     enable_tokenizer_info_endpoint: bool = False

@@ -138,13 +138,11 @@ _ENGINE: dict[str, VllmSetting] = {
 
 _SERVER: dict[str, VllmSetting] = {
     **_group("tools and structured output come in a later version; leave it out",
-        enable_auto_tool_choice=False, tool_call_parser=None, tool_parser_plugin=None, tool_server=None,
-        exclude_tools_when_tool_choice_none=False, reasoning_parser=None, reasoning_parser_plugin=None,
-        enable_reasoning=False, reasoning_config=None, structured_outputs_config=None,
+        tool_parser_plugin=None, tool_server=None, reasoning_parser_plugin=None, enable_reasoning=False,
+        reasoning_config=None, structured_outputs_config=None,
         guided_decoding_backend="auto", guided_decoding_disable_any_whitespace=False,
     ),
     **_group(_LATER,
-        chat_template_content_format="auto", trust_request_chat_template=False, default_chat_template_kwargs=None,
         return_tokens_as_token_ids=False, enable_force_include_usage=False,
         enable_log_outputs=False, log_config_file=None, max_log_len=None, log_error_stack=False, uds=None,
         middleware=None, tokens_only=False, grpc=False, fingerprint_mode="none",

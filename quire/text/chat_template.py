@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,18 @@ class ChatTemplate:
     Attributes:
         source: The template's text.
         variables: Names a request may set: those the template reads and Quire does not set itself.
+        shows_tools, shows_documents: Whether the template reads them.
+        reads_parts: Whether a message's content may be a list of parts, which the template goes through.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str] | None = None, for_tools: ChatTemplate | None = None
+    ) -> None:
         """
         Args:
             source: Jinja text.
             special_tokens: `bos_token`, `eos_token` and the like, by name.
+            for_tools: Another template for conversations with tools, which some models have.
 
         Raises:
             CheckpointError: The text is no jinja template.
@@ -54,17 +59,35 @@ class ChatTemplate:
         try:
             environment = _environment()
             self._template = environment.from_string(source)
-            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            parsed = environment.parse(source)
+            read = jinja2.meta.find_undeclared_variables(parsed)
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(f"The chat template cannot be compiled: {error}.") from error
         ours = {"messages", "tools", "documents", "add_generation_prompt", *self._special_tokens, *environment.globals}
         self.variables = frozenset(read - ours)
+        self._for_tools = for_tools
+        self.shows_tools = "tools" in read or for_tools is not None
+        self.shows_documents = "documents" in read
+        self.reads_parts = _goes_through_content(parsed)
+
+    def with_tools(self) -> ChatTemplate:
+        """The template for conversations with tools."""
+        return self._for_tools or self
+
+    def replaced(self, source: str) -> ChatTemplate:
+        """Another template for the same model.
+
+        Raises:
+            CheckpointError: The text is no jinja template.
+        """
+        return ChatTemplate(source, self._special_tokens)
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -72,8 +95,9 @@ class ChatTemplate:
         """The text of a conversation.
 
         Args:
-            messages: Plain JSON data; content is a string.
+            messages: Plain JSON data; content is a string, or a list of parts if the template reads these.
             tools: What the model may call, as JSON.
+            documents: What the model may refer to, as JSON.
             add_generation_prompt: End with the opening of an assistant message.
             continue_final_message: End inside the last message, for the model to go on with it.
             variables: Further variables, from `self.variables`.
@@ -84,16 +108,14 @@ class ChatTemplate:
         self._check(variables or {}, add_generation_prompt, continue_final_message)
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         if continue_final_message:
-            if not chat or not isinstance(chat[-1].get("content"), str):
-                raise RequestError("continue_final_message needs a last message with text.", param="messages")
-            chat[-1]["content"] += _MARK
+            _mark_end(chat)
         text = self._run(
             {
                 **self._special_tokens,
                 **(variables or {}),
                 "messages": chat,
                 "tools": list(tools) if tools else None,
-                "documents": None,
+                "documents": list(documents) if documents else None,
                 "add_generation_prompt": add_generation_prompt,
                 "range": _counted_range(),
             }
@@ -149,6 +171,9 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
     if isinstance(entry, list):  # several, by name
         named = {item.get("name"): item.get("template") for item in entry if isinstance(item, dict)}
         entry = named.get("default") or next(iter(named.values()), None)
+        for_tools = named.get("tool_use")
+        if isinstance(entry, str) and isinstance(for_tools, str):
+            return ChatTemplate(entry, special, ChatTemplate(for_tools, special))
     return ChatTemplate(entry, special) if isinstance(entry, str) else None
 
 
@@ -167,6 +192,37 @@ def _text_of(entry: Any) -> str | None:
     if isinstance(entry, dict):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None
+
+
+def _mark_end(chat: list[dict[str, Any]]) -> None:
+    """Let the text of the last message end with the mark."""
+    content = chat[-1].get("content") if chat else None
+    if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
+        chat[-1]["content"] = [*content[:-1], {**content[-1], "text": content[-1]["text"] + _MARK}]
+    elif isinstance(content, str):
+        chat[-1]["content"] += _MARK
+    else:
+        raise RequestError("continue_final_message needs a last message with text.", param="messages")
+
+
+def _goes_through_content(template: jinja2.nodes.Template) -> bool:
+    """Whether there is a loop over `message.content`, or over a name that was set to it."""
+    content: set[str] = set()
+    for assignment in template.find_all(jinja2.nodes.Assign):
+        if isinstance(assignment.target, jinja2.nodes.Name) and _is_content(assignment.node, content):
+            content.add(assignment.target.name)
+    return any(_is_content(loop.iter, content) for loop in template.find_all(jinja2.nodes.For))
+
+
+def _is_content(node: jinja2.nodes.Node, names: Collection[str]) -> bool:
+    match node:
+        case jinja2.nodes.Getattr(attr="content"):
+            return True
+        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="content")):
+            return True
+        case jinja2.nodes.Name(name=name):
+            return name in names
+    return False
 
 
 def _cut_at_mark(text: str) -> str:

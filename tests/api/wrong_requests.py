@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tests.api.wrong_request import BAD_JSON, WrongRequest, chat, completion, raw, unsupported
 from tests.api.wrong_sampling import SAMPLING
+from tests.api.wrong_tools import TOOLS
 
 _PROMPT = "prompt must be a text, a list of texts, a list of token ids, or a list of lists of token ids."
 _NO_ROUTE = "There is no such route. GET /docs lists all of them."
@@ -165,9 +166,8 @@ CHAT = [
           "chat_template_kwargs", chat_template_kwargs={"messages": []}),
     chat("continue and generate", "continue_final_message needs add_generation_prompt=false: …",
           "continue_final_message", continue_final_message=True, add_generation_prompt=True),
-    unsupported("chat_template", "{{ cycler.__init__.__globals__ }}", "start the server with --chat-template"),
-    unsupported("tools", [{"type": "function", "function": {"name": "f"}}]),
-    unsupported("tool_choice", "required"),
+    chat("a chat template", "chat_template needs a server with --trust-request-chat-template: leave it out.",
+          "chat_template", chat_template="{{ cycler.__init__.__globals__ }}"),
     unsupported("functions", [{"name": "f"}]),
     unsupported("function_call", {"name": "f"}),
     unsupported("response_format", {"type": "json_object"}),
@@ -194,7 +194,10 @@ CHAT = [
                 length_penalty=2),
     completion("length_penalty beyond measure", "length_penalty must be in [-16, 16], got 17.0.", "length_penalty",
                 length_penalty=17, use_beam_search=True),
-    unsupported("reasoning_effort", "high"),
+    chat("an effort that no template knows", "reasoning_effort: this model's chat template knows no effort: …",
+          "reasoning_effort", reasoning_effort="high"),
+    chat("documents that no template shows", "documents: this model's chat template shows none: leave them out.",
+          "documents", documents=[{"text": "a"}]),
     unsupported("modalities", ["audio"]),
     chat("a request id with spaces", "request_id must have 1 to 128 letters, digits or characters of '._:-'.",
           "request_id", request_id="a b"),
@@ -217,5 +220,5 @@ TOKENS = [
          path="/detokenize"),
 ]  # fmt: skip
 
-WRONG_REQUESTS: list[WrongRequest] = BODIES + ROUTES + COMPLETIONS + CHAT + SAMPLING + TOKENS
+WRONG_REQUESTS: list[WrongRequest] = BODIES + ROUTES + COMPLETIONS + CHAT + TOOLS + SAMPLING + TOKENS
 assert len({request.name for request in WRONG_REQUESTS}) == len(WRONG_REQUESTS)

@@ -170,7 +170,7 @@ def shown(capsys: pytest.CaptureFixture[str], flag: str) -> set[str]:
         config(flag)
     assert caught.value.code == 0
     plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    return set(re.findall(r"^[ │|]+--([a-z][a-z0-9-]+)", plain, re.MULTILINE))
+    return set(re.findall(r"^[ │|]+--(?!no-)([a-z][a-z0-9-]+)", plain, re.MULTILINE))
 
 
 def test_help_shows_all_a_group_or_what_speaks_of_a_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.chat_serializer import ChatSerializer
+from quire.api.chat_service import ChatPrompt
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_ids import use_request_id
@@ -32,7 +33,6 @@ async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -
     serving.model_name(fields.model)
     fields.check_stream_options()
     prompt = await serving.chat.prepare(fields)
-    num_reported = prompt.params.num_reported
     if fields.use_beam_search:
         with fields.named_as_sent():
             return await serving.respond_with_beams(
@@ -41,21 +41,23 @@ async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -
                 [prompt.tokens],
                 prompt.params,
                 prompt.options,
-                lambda prompts: _serializer(serving, fields, num_reported, prompts),
+                lambda prompts: _serializer(serving, fields, prompt, prompts),
             )
     choices = serving.chat.run(fields, prompt)
-    return await serving.respond(request, fields, choices, _serializer(serving, fields, num_reported, choices.prompts))
+    return await serving.respond(request, fields, choices, _serializer(serving, fields, prompt, choices.prompts))
 
 
 def _serializer(
-    serving: Serving, fields: ChatRequest, num_logprobs: int | None, prompts: Sequence[Sequence[int]]
+    serving: Serving, fields: ChatRequest, prompt: ChatPrompt, prompts: Sequence[Sequence[int]]
 ) -> ChatSerializer:
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
     return ChatSerializer(
         fields.token_names(tokenizer),
-        num_logprobs,
+        prompt.params.num_reported,
         role,
         fields.prompt_fields(prompts, tokenizer),
         echo=fields.echoed(role),
         token_ids=bool(fields.return_token_ids),
+        reasoning=fields.include_reasoning is not False,
+        may_call=prompt.may_call,
     )

@@ -8,8 +8,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.prompt_renderer import Conversation
 from quire.api.request_body import openapi_body, read_body
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.api.schemas.tools import shown_tools
 from quire.api.serving import Serving, json_response
 from quire.errors import RequestError
 
@@ -58,9 +60,11 @@ async def _text(serving: Serving, fields: TokenizeRequest) -> str:
         raise RequestError("Send either prompt or messages.", param="prompt")
     if fields.messages is None:
         return fields.prompt or ""
-    return await serving.renderer.render(
+    conversation = Conversation(
         fields.messages,
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=fields.continue_final_message,
-        variables=fields.chat_template_kwargs,
+        variables=fields.chat_template_kwargs or {},
+        tools=shown_tools(fields.tools or ()),
     )
+    return await serving.renderer.render(conversation)

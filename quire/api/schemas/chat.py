@@ -11,7 +11,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.schemas.sampling import SamplingFields
+from quire.api.schemas.tools import ChatTool, ToolChoice, ToolUse, tool_use
 from quire.errors import RequestError
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+MessageContent = Literal["text", "parts", "as sent"]
 
 
 class ContentPart(BaseModel):
@@ -33,7 +39,8 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
 
 
 class ChatRequest(SamplingFields):
@@ -51,6 +58,15 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables of the model's chat template."
     )
+    chat_template: str | None = Field(
+        default=None, description="A jinja template; only with --trust-request-chat-template."
+    )
+    documents: list[dict[str, Any]] | None = Field(default=None, description="For templates that show documents.")
+    tools: list[ChatTool] | None = Field(default=None, description="Functions that the model may call.")
+    tool_choice: ToolChoice | None = Field(default=None, description="Default auto, if there are tools.")
+    parallel_tool_calls: bool | None = Field(default=None, description="Default true; false for one call at most.")
+    include_reasoning: bool | None = Field(default=None, description="Default true: show the model's reasoning.")
+    reasoning_effort: ReasoningEffort | None = Field(default=None, description="For templates that know of it.")
 
     @property
     def longest(self) -> int | None:
@@ -67,12 +83,28 @@ class ChatRequest(SamplingFields):
             )
         return older if newer is None else newer
 
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may call; None if it may call none.
+
+        Raises:
+            RequestError: A tool is wrong, or tool_choice does not fit the tools.
+        """
+        return tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+
     @property
     def opens_answer(self) -> bool:
         """Whether the prompt ends with the head of a new message; else the last message goes on."""
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
+
+    @property
+    def continued(self) -> str:
+        """The text that the answer continues: the last message's, with continue_final_message."""
+        if not self.continue_final_message or not self.messages:
+            return ""
+        (last,) = plain_messages(self.messages[-1:], knows_developer=True, content="text")
+        return str(last["content"])
 
     def echoed(self, role: str) -> str:
         """The text that begins the answer: with `echo` the last message, if the answer goes on with it or has its role.
@@ -82,7 +114,7 @@ class ChatRequest(SamplingFields):
         """
         if not self.echo or (self.opens_answer and self.messages[-1].role != role):
             return ""
-        (last,) = plain_messages(self.messages[-1:], knows_developer=True)
+        (last,) = plain_messages(self.messages[-1:], knows_developer=True, content="text")
         return str(last["content"])
 
     @contextmanager
@@ -113,39 +145,51 @@ class ChatRequest(SamplingFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-def plain_messages(messages: list[ChatMessage], *, knows_developer: bool) -> list[dict[str, Any]]:
-    """The messages as a chat template reads them: content is text, null fields are gone.
+def plain_messages(
+    messages: list[ChatMessage], *, knows_developer: bool, content: MessageContent
+) -> list[dict[str, Any]]:
+    """The messages as a chat template reads them: null fields are gone.
 
     Args:
         messages: As they came.
         knows_developer: Whether the template has that role; else it is the system's.
+        content: As text, parts being joined; as a list of parts; or whichever was sent.
 
     Raises:
         RequestError: A message is empty or has content that is no text.
     """
     if not messages:
         raise RequestError("messages must not be empty.", param="messages")
-    return [_plain(message, f"messages[{i}]", knows_developer) for i, message in enumerate(messages)]
+    plain = [_plain(message, f"messages[{i}]", content) for i, message in enumerate(messages)]
+    for message in plain:
+        if message["role"] == "developer" and not knows_developer:
+            message["role"] = "system"
+    return plain
 
 
-def _plain(message: ChatMessage, place: str, knows_developer: bool) -> dict[str, Any]:
+def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, Any]:
     for name, value in (message.model_extra or {}).items():
         if value is not None and value != []:
             raise RequestError(f"{place}: '{name[:64]}' is not a known field.", param=place)
-    content = message.content
+    content: Any = message.content
     if isinstance(content, list):
-        content = "\n".join(_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
+        texts = [_text(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
+        content = "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
+    elif content is not None and form == "parts":
+        content = [{"type": "text", "text": content}]
     if content is None and not (message.role == "assistant" and message.tool_calls):
         raise RequestError(f"{place}.content must be a text.", param=f"{place}.content")
     plain: dict[str, Any] = {"role": message.role, "content": content or ""}
-    if message.role == "developer" and not knows_developer:
-        plain["role"] = "system"
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(call, f"{place}.tool_calls") for call in message.tool_calls]
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            plain[name] = value
-    return plain
+    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+    fields = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning": reasoning,  # templates read either name
+        "reasoning_content": reasoning,
+    }
+    return plain | {name: value for name, value in fields.items() if value is not None}
 
 
 def _text(part: ContentPart, place: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.schemas.chat import ChatMessage
+from quire.api.schemas.tools import ChatTool
 
 
 class TokenizeRequest(BaseModel):
@@ -21,6 +22,7 @@ class TokenizeRequest(BaseModel):
     add_generation_prompt: bool | None = Field(default=None, description="Default true.")
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ChatTool] | None = Field(default=None, description="As in /v1/chat/completions.")
     return_token_strs: bool | None = Field(
         default=None, description="Also return the tokens as the vocabulary writes them."
     )

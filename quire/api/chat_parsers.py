@@ -1,0 +1,107 @@
+"""Which output parsers a server's conversations go through: named by a flag, or told by the chat template.
+
+Owns the choice and what is said about it at start. Knows no format.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from quire.api.choice_parsing import OutputParsing
+from quire.api.schemas.tools import ToolUse
+from quire.config import ServerConfig
+from quire.errors import RequestError, UnsupportedField
+from quire.output_parsers.formats import Turn
+from quire.output_parsers.registry import create_parser, reasoning_format, special_tokens, tool_format
+from quire.text.model_text import ModelText
+from quire.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChatParsers:
+    """The parsers of one server, by vLLM's names.
+
+    Attributes:
+        tool_parser, reasoning_parser: None for none.
+        auto_tool_choice: Whether the model may choose to call tools.
+        tokenizer: None on a server without one.
+    """
+
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    auto_tool_choice: bool = True
+    tokenizer: Tokenizer | None = None
+
+    def parsing(self, tools: ToolUse | None, turn: Turn) -> OutputParsing | None:
+        """How an answer is parsed; None if its text is all content.
+
+        Args:
+            tools: What it may call.
+            turn: How it begins.
+
+        Raises:
+            RequestError: There are tools, and no parser for calls.
+        """
+        if tools is not None:
+            self._check(tools)
+        tool_parser = self.tool_parser if tools is not None else None
+        if tool_parser is None and self.reasoning_parser is None:
+            return None
+        known = tools.tools if tools is not None else ()
+        make = partial(create_parser, tool_parser, self.reasoning_parser, tools=known, turn=turn)
+        return OutputParsing(make, self._shown(tool_parser), one_call=tools is not None and not tools.parallel)
+
+    def _check(self, tools: ToolUse) -> None:
+        if tools.must_call:
+            raise UnsupportedField("tool_choice", "send 'auto'")
+        if tools.constrained:
+            raise UnsupportedField("strict", "leave it out of the functions")
+        if self.tool_parser is None:
+            raise RequestError(
+                "tools: this model's chat template does not tell how it calls tools. Start the server with "
+                "--tool-call-parser.",
+                param="tools",
+            )
+        if not self.auto_tool_choice and not tools.must_call:
+            raise RequestError(
+                "tool_choice 'auto' needs a server without --no-enable-auto-tool-choice.", param="tool_choice"
+            )
+
+    def _shown(self, tool_parser: str | None) -> frozenset[int]:
+        if self.tokenizer is None:
+            return frozenset()
+        ids = map(self.tokenizer.token_id, special_tokens(tool_parser, self.reasoning_parser))
+        return frozenset(token for token in ids if token is not None)
+
+
+def choose_parsers(server: ServerConfig, text: ModelText) -> ChatParsers:
+    """The parsers that flags name, and else those that the chat template tells; the log says which.
+
+    Raises:
+        ConfigError: A flag names no parser.
+    """
+    if text.chat_template is None:
+        return ChatParsers(auto_tool_choice=server.enable_auto_tool_choice)
+    source = text.chat_template.source
+    tool_parser = server.tool_call_parser or ("hermes" if "<tool_call>" in source else None)
+    reasoning_parser = server.reasoning_parser
+    if server.tool_call_parser:
+        tool_format(server.tool_call_parser)
+    if server.reasoning_parser:
+        reasoning_format(server.reasoning_parser)
+    logger.info(
+        "Chat: tool calls are read as %s, reasoning as %s.",
+        _said(tool_parser, server.tool_call_parser),
+        _said(reasoning_parser, server.reasoning_parser),
+    )
+    return ChatParsers(tool_parser, reasoning_parser, server.enable_auto_tool_choice, text.tokenizer)
+
+
+def _said(name: str | None, flag: str | None) -> str:
+    if name is None:
+        return "none (the chat template tells no format)"
+    return f"{name} ({'as told by the flag' if flag else 'from the chat template'})"

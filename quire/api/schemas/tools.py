@@ -1,0 +1,155 @@
+"""The tools of a chat request, and which of them its answer may or must call.
+
+Owns checking them. How a model is told about them, and how it calls them, is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.errors import RequestError
+from quire.output_parsers.events import Tool
+
+MAX_TOOLS = 1_024
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
+
+
+class Function(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str = Field(description="Letters, digits and '_.:/-'.")
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema of type object.")
+    strict: bool | None = Field(default=None, description="Calls must match the schema.")
+
+
+class ChatTool(BaseModel):
+    """A tool; only functions are served."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: str
+    function: Function
+
+
+class ChosenFunction(BaseModel):
+    """The name of a function."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+
+
+class ChosenTool(BaseModel):
+    """The one tool that the answer must call."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | ChosenTool
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which tools an answer may or must call; there is at least one.
+
+    Attributes:
+        tools: Those that it may call.
+        must_call: Whether the answer is a call and nothing else.
+        parallel: Whether there may be several calls.
+    """
+
+    tools: tuple[Tool, ...]
+    must_call: bool = False
+    parallel: bool = True
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the form of the output is enforced while it is generated."""
+        return self.must_call or any(tool.strict for tool in self.tools)
+
+
+def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, parallel: bool | None) -> ToolUse | None:
+    """The tools that the answer may call; None if it may call none.
+
+    Raises:
+        RequestError: A tool is wrong, or the choice does not fit the tools.
+    """
+    tools = tools or ()
+    _check(tools)
+    if not tools and (choice == "required" or isinstance(choice, ChosenTool)):
+        raise RequestError("tool_choice needs tools: send the functions that may be called.", param="tool_choice")
+    if not tools or choice == "none":
+        return None
+    callable_ = tools
+    if isinstance(choice, ChosenTool):
+        name = choice.function.name
+        callable_ = [tool for tool in tools if tool.function.name == name]
+        if not callable_:
+            raise RequestError(f"tool_choice: '{name[:64]}' is none of tools.", param="tool_choice")
+    return ToolUse(
+        tools=tuple(_parsed(tool.function) for tool in callable_),
+        must_call=choice == "required" or isinstance(choice, ChosenTool),
+        parallel=parallel is not False and not isinstance(choice, ChosenTool),
+    )
+
+
+def shown_tools(tools: Sequence[ChatTool]) -> tuple[Mapping[str, Any], ...]:
+    """The tools as chat templates were written for: as they were sent but for `strict`, which says nothing to a model.
+
+    Raises:
+        RequestError: A tool is wrong.
+    """
+    _check(tools)
+    return tuple(tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for tool in tools)
+
+
+def _parsed(function: Function) -> Tool:
+    return Tool(function.name, function.parameters or {"type": "object", "properties": {}}, bool(function.strict))
+
+
+def _check(tools: Sequence[ChatTool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools may have at most {MAX_TOOLS} entries, got {len(tools)}.", param="tools")
+    names: set[str] = set()
+    for at, tool in enumerate(tools):
+        place = f"tools[{at}]"
+        if tool.type != "function":
+            raise RequestError(
+                f"{place}.type: tools of type '{tool.type[:64]}' are not supported: send functions.",
+                param=f"{place}.type",
+            )
+        name = tool.function.name
+        if not _NAME.fullmatch(name):
+            raise RequestError(
+                f"{place}.function.name must have 1 to 256 letters, digits or characters of '_.:/-'.",
+                param=f"{place}.function.name",
+            )
+        if name in names:
+            raise RequestError(f"{place}.function.name: '{name}' is there twice.", param=f"{place}.function.name")
+        names.add(name)
+        _check_parameters(tool.function.parameters, f"{place}.function.parameters")
+
+
+def _check_parameters(schema: Mapping[str, Any] | None, place: str) -> None:
+    """The outermost level, which models and parsers rely on. A grammar checks the rest where it needs it."""
+    if not schema:
+        return
+    if schema.get("type", "object") != "object":
+        raise RequestError(f"{place} must be a JSON schema of type object.", param=place)
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict) or not all(isinstance(value, dict | bool) for value in properties.values()):
+        raise RequestError(f"{place}.properties must be an object of JSON schemas.", param=place)
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise RequestError(f"{place}.required must be a list of texts.", param=place)

@@ -1,0 +1,271 @@
+"""Tools and reasoning through the official client and over plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import openai.types.chat as openai_chat
+import pytest
+
+from tests.api.server import Server
+from tests.api.speaker import Speaker, speaking
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+MESSAGES: Any = [{"role": "user", "content": "How is the weather in Oslo?"}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+SECOND = CALL.replace("Oslo", "Rome")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Speaker]]:
+    with speaking(tmp_path_factory.mktemp("model"), reasoning_parser="qwen3") as both:
+        yield both
+
+
+@pytest.fixture
+def server(both: tuple[Server, Speaker]) -> Server:
+    return both[0]
+
+
+@pytest.fixture
+def model(both: tuple[Server, Speaker]) -> Speaker:
+    return both[1]
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def ask(server: Server, **fields: Any) -> dict[str, Any]:
+    """A choice, whose types were checked."""
+    answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": [WEATHER], **fields})
+    assert answer.status_code == 200, answer.text
+    openai_chat.ChatCompletion.model_validate(answer.json(), strict=True)
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def stream(server: Server, **fields: Any) -> list[dict[str, Any]]:
+    """All choices of a stream, whose types were checked."""
+    body = {"messages": MESSAGES, "tools": [WEATHER], **fields, "stream": True}
+    lines = server.post("/v1/chat/completions", body).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    for chunk in chunks:
+        openai_chat.ChatCompletionChunk.model_validate(chunk, strict=True)
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
+def prompt(server: Server, **fields: Any) -> str:
+    """The prompt of a chat request."""
+    body = {"messages": MESSAGES, "max_tokens": 1, "return_token_ids": True, **fields}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    tokens = answer.json()["prompt_token_ids"]
+    text: str = server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    return text
+
+
+def test_a_call_and_the_answer_to_its_result(client: openai.OpenAI, model: Speaker) -> None:
+    model.text = CALL
+    called = client.chat.completions.create(model="tiny", messages=MESSAGES, tools=[WEATHER])  # type: ignore[list-item]
+    (choice,) = called.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Oslo"}')
+    model.text = "Rain."
+    result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    again = [*MESSAGES, choice.message, result]
+    answer = client.chat.completions.create(model="tiny", messages=again, tools=[WEATHER])  # type: ignore[list-item]
+    assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("stop", "Rain.")
+
+
+def test_calls_streamed(client: openai.OpenAI, model: Speaker) -> None:
+    model.text = f"<think>\nhm\n</think>\n\nI look it up.\n{CALL}\n{SECOND}"
+    with client.chat.completions.stream(model="tiny", messages=MESSAGES, tools=[WEATHER]) as events:  # type: ignore[list-item]
+        kinds = {event.type for event in events}
+    message = events.get_final_completion().choices[0].message
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done", "content.delta"} <= kinds
+    assert [call.function.arguments for call in message.tool_calls or []] == ['{"city": "Oslo"}', '{"city": "Rome"}']
+    assert len({call.id for call in message.tool_calls or []}) == 2
+    assert events.get_final_completion().choices[0].finish_reason == "tool_calls"
+
+
+def test_calls_streamed_by_the_asynchronous_client(server: Server, model: Speaker) -> None:
+    model.text = CALL
+
+    async def arguments() -> str:
+        async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
+            chunks = await client.chat.completions.create(
+                model="tiny", messages=MESSAGES, tools=[WEATHER], stream=True  # type: ignore[list-item]
+            )  # fmt: skip
+            calls = [call async for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        assert [call.index for call in calls] == [0] * len(calls)
+        return "".join(call.function.arguments or "" for call in calls if call.function)
+
+    assert asyncio.run(arguments()) == '{"city": "Oslo"}'
+
+
+@pytest.mark.parametrize(
+    "said", ["hello", CALL, f"<think>hm</think>ok {CALL}", f"a{CALL}{SECOND}", CALL[:-20], "<tool"]
+)
+def test_streamed_and_whole_answers_are_equal(server: Server, model: Speaker, said: str) -> None:
+    model.text = said
+    whole = ask(server)
+    first, *others = stream(server)
+    assert first["delta"] == {"role": "assistant", "content": None}
+    joined: dict[str, str] = {}
+    calls: dict[int, dict[str, str]] = {}
+    for choice in others[:-1]:
+        assert choice["finish_reason"] is None
+        for call in choice["delta"].pop("tool_calls", []):
+            known = calls.setdefault(call["index"], {"name": "", "arguments": ""})
+            for name, text in call["function"].items():
+                known[name] += text
+        for name, text in choice["delta"].items():
+            joined[name] = joined.get(name, "") + text
+    assert (others[-1]["delta"], others[-1]["finish_reason"]) == ({}, whole["finish_reason"])
+    message = whole["message"]
+    assert joined.get("content") == message["content"]
+    assert joined.get("reasoning") == message.get("reasoning") == message.get("reasoning_content")
+    assert list(calls.values()) == [call["function"] for call in message.get("tool_calls", [])]
+    assert whole["finish_reason"] == ("tool_calls" if calls else "stop")
+
+
+def test_parallel_tool_calls_false_ends_behind_the_first_call(server: Server, model: Speaker) -> None:
+    model.text = CALL + SECOND * 10
+    choice = ask(server, parallel_tool_calls=False)
+    assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"city": "Oslo"}']
+    assert choice["finish_reason"] == "tool_calls"
+    names = [call for c in stream(server, parallel_tool_calls=False) for call in c["delta"].get("tool_calls", [])]
+    assert {call["index"] for call in names} == {0}
+    server.assert_all_free()
+
+
+def test_an_answer_cut_off_within_a_call_ends_by_length(server: Server, model: Speaker) -> None:
+    model.text = CALL
+    choice = ask(server, max_tokens=len(model.tokenizer.encode(CALL[:-25])) if model.tokenizer else 0)
+    (call,) = choice["message"]["tool_calls"]
+    assert '{"city": "Oslo"}'.startswith(call["function"]["arguments"])
+    assert choice["finish_reason"] == "length"
+
+
+def test_without_tools_or_with_none_to_be_called_text_stays_text(server: Server, model: Speaker) -> None:
+    model.text = CALL
+    assert ask(server, tools=None)["message"] == {"role": "assistant", "content": CALL}
+    assert ask(server, tool_choice="none")["message"] == {"role": "assistant", "content": CALL}
+    assert "<tools>" in prompt(server, tools=[WEATHER], tool_choice="none")
+    assert "<tools>" not in prompt(server)
+
+
+def test_log_probabilities_cover_calls(server: Server, model: Speaker) -> None:
+    model.text = "ok " + CALL
+    entries = ask(server, logprobs=True)["logprobs"]["content"]
+    streamed = [e for c in stream(server, logprobs=True) if c["logprobs"] for e in c["logprobs"]["content"]]
+    assert "".join(entry["token"] for entry in entries) == model.text + "<|im_end|>"
+    assert streamed == entries
+
+
+def test_token_ids_of_calls_are_streamed_once(server: Server, model: Speaker) -> None:
+    model.text = f"<think>hm</think>{CALL}"
+    whole = ask(server, return_token_ids=True)["token_ids"]
+    assert [token for choice in stream(server, return_token_ids=True) for token in choice["token_ids"]] == whole
+
+
+def test_several_choices_have_calls_of_their_own(server: Server, model: Speaker) -> None:
+    model.text = CALL
+    choices = stream(server, n=3)
+    starts = [c for c in choices if c["delta"].get("tool_calls", [{}])[0].get("id")]
+    assert sorted(choice["index"] for choice in starts) == [0, 1, 2]
+    assert len({choice["delta"]["tool_calls"][0]["id"] for choice in starts}) == 3
+
+
+def test_reasoning_can_be_left_out_and_comes_back_in_prompts(server: Server, model: Speaker) -> None:
+    model.text = "<think>hm</think>ok"
+    assert ask(server)["message"] == {
+        "role": "assistant", "content": "ok", "reasoning": "hm", "reasoning_content": "hm",
+    }  # fmt: skip
+    assert ask(server, include_reasoning=False)["message"] == {"role": "assistant", "content": "ok"}
+    shown = [choice["delta"] for choice in stream(server, include_reasoning=False)]
+    assert all("reasoning" not in delta for delta in shown)
+    for name in ("reasoning", "reasoning_content"):
+        echoed = [*MESSAGES, {"role": "assistant", "content": "ok", name: "hm"}, *MESSAGES]
+        assert "<think>hm</think>ok" in prompt(server, messages=echoed)
+
+
+def test_reasoning_that_the_prompt_has_ended_is_none(server: Server, model: Speaker) -> None:
+    assert prompt(server, reasoning_effort="none").endswith("</think>\n\n")
+    assert not prompt(server, reasoning_effort="high").endswith("</think>\n\n")
+    model.text = "ok"
+    for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        assert ask(server, **fields)["message"] == {"role": "assistant", "content": "ok"}
+
+
+def test_the_template_gets_tools_as_they_were_sent(server: Server) -> None:
+    tool = {**WEATHER, "function": {**WEATHER["function"], "strict": False}}  # type: ignore[dict-item]
+    text = prompt(server, tools=[tool])
+    assert f"<tools>{json.dumps(WEATHER)}</tools>" in text
+    tokenized = server.post("/tokenize", {"messages": MESSAGES, "tools": [tool]}).json()
+    assert server.post("/detokenize", {"tokens": tokenized["tokens"]}).json()["prompt"] == text
+
+
+def test_special_tokens_are_seen_by_the_parser_and_hidden_from_the_reader(tmp_path: Path) -> None:
+    with speaking(tmp_path, special_tokens=("<tool_call>", "</tool_call>", "<|other|>")) as (server, model):
+        model.text = f"a<|other|>b{CALL}"
+        message = ask(server)["message"]
+        assert message["content"] == "ab"
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Oslo"}'
+        shown = ask(server, skip_special_tokens=False)["message"]
+        assert (shown["content"], len(shown["tool_calls"])) == ("a<|other|>b", 1)
+        hidden = CALL.removeprefix("<tool_call>").removesuffix("</tool_call>")
+        assert ask(server, tools=None)["message"]["content"] == "ab" + hidden
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "message"),
+    [
+        ({"tool_call_parser": None}, {}, "tools: this model's chat template shows none"),
+        ({"chat_template": "{{ tools }}"}, {}, "Start the server with --tool-call-parser"),
+        ({"enable_auto_tool_choice": False, "chat_template": "{{ tools }}<tool_call>"}, {}, "tool_choice 'auto' needs"),
+    ],
+)
+def test_tools_are_refused_where_they_cannot_work(
+    tmp_path: Path, options: dict[str, Any], fields: dict[str, Any], message: str
+) -> None:
+    with speaking(tmp_path, "{{ messages[0].content }}", **options) as (server, _):
+        answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": [WEATHER], **fields})
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
+
+
+def test_flags(tmp_path: Path) -> None:
+    flags = {
+        "exclude_tools_when_tool_choice_none": True,
+        "default_chat_template_kwargs": {"enable_thinking": False},
+        "trust_request_chat_template": True,
+    }
+    with speaking(tmp_path, **flags) as (server, _):
+        assert "<tools>" not in prompt(server, tools=[WEATHER], tool_choice="none")
+        assert prompt(server).endswith("</think>\n\n")
+        assert not prompt(server, chat_template_kwargs={"enable_thinking": True}).endswith("</think>\n\n")
+        template = "{{ documents[0].text }}{{ messages[0].content }}{{ eos_token }}"
+        assert prompt(server, chat_template=template, documents=[{"text": "Doc"}]) == (
+            "Doc" + MESSAGES[0]["content"] + "<|im_end|>"
+        )
+        for wrong in ("{% if %}", "{{ ''.__class__.__mro__ }}", "x" * 200_000):
+            answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "chat_template": wrong})
+            assert answer.status_code == 400, wrong
