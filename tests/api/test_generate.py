@@ -100,7 +100,8 @@ def test_wrong_requests_name_their_field(server: Server, fields: dict[str, Any],
 
 def test_the_body_is_documented(server: Server) -> None:
     document = server.get("/openapi.json").json()
-    content = document["paths"][PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = document["paths"][PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    content = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]
     assert {"token_ids", "sampling_params", "stream", "cache_salt", "priority", "request_id"} <= set(
         content["properties"]
     )
