@@ -14,13 +14,24 @@ if TYPE_CHECKING:
     from quire.beam_search import BeamSearchParams as BeamSearchParams
     from quire.offline.llm import LLM as LLM
     from quire.sampling import SamplingParams as SamplingParams
+    from quire.structured_outputs_params import GuidedDecodingParams as GuidedDecodingParams
+    from quire.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
 
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "GuidedDecodingParams",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _EXPORTS = {
     "BeamSearchParams": "quire.beam_search",
+    "GuidedDecodingParams": "quire.structured_outputs_params",
     "LLM": "quire.offline.llm",
     "SamplingParams": "quire.sampling",
+    "StructuredOutputsParams": "quire.structured_outputs_params",
 }
 
 

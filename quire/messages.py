@@ -57,6 +57,10 @@ class Add(_Message, frozen=True):
         cache_salt: Cached prefixes are shared only between requests of the same salt.
         forks: The other sequences, which share the first one's prompt blocks.
         bad_words: `sampling.bad_words` as tokens: after all but the last token of one, its last token is not sampled.
+        grammar: What the output must be, as the text that `quire.structured_output` makes of a constraint it has
+            checked; empty for anything.
+        grammar_after: The grammar begins behind the first place where the output has these tokens, such as the end of
+            its reasoning; empty: at once.
         fork_of: In what `sequences` returns: the first sequence of the prompt, for all others. Never sent.
     """
 
@@ -71,6 +75,8 @@ class Add(_Message, frozen=True):
     cache_salt: str = ""
     forks: list[Fork] = []
     bad_words: list[list[int]] = []
+    grammar: str = ""
+    grammar_after: list[int] = []
     fork_of: int | None = None
 
     def sequences(self) -> list[Add]:

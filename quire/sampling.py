@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import RequestError, UnsupportedField
+from quire.structured_outputs_params import StructuredOutputsParams
 from quire.validation import integer, number, number_between, token_ids
 
 MAX_STOP_STRINGS = 64
@@ -94,6 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         include_stop_str_in_output: Keep the stop string that ended the text.
         output_kind: See RequestOutputKind.
         repetition_detection: End an output that repeats itself.
+        structured_outputs: The form that the output must have.
+        guided_decoding: Older name of `structured_outputs`.
         thinking_token_budget: Not supported yet.
         skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
         extra_args: For logits processors.
@@ -130,11 +133,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     include_stop_str_in_output: bool = False
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     repetition_detection: RepetitionDetectionParams | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_decoding: StructuredOutputsParams | None = None
     thinking_token_budget: int | None = None
     skip_reading_prefix_cache: bool | None = None
     extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        self._use_newer_names()
         self._check_supported()
         self._check_counts()
         self._check_shape_of_distribution()
@@ -169,6 +175,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
             for token in getattr(self, name) or ():
                 yield name, token
+
+    def _use_newer_names(self) -> None:
+        if self.guided_decoding is None:
+            return
+        if self.structured_outputs is not None:
+            raise RequestError(
+                "guided_decoding is the older name of structured_outputs: send one of them.", param="guided_decoding"
+            )
+        msgspec.structs.force_setattr(self, "structured_outputs", self.guided_decoding)
+        msgspec.structs.force_setattr(self, "guided_decoding", None)
 
     def _check_supported(self) -> None:
         if not self.spaces_between_special_tokens:

@@ -84,6 +84,7 @@ class ChatService:
         tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), limit)
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
+        options |= await self.session.grammar_options(params)
         turn = Turn(text[-TURN_CHARACTERS:], fields.continued)
         return ChatPrompt(tokens, params, options, self.parsers.parsing(tools, turn), may_call=tools is not None)
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ from quire.messages import (
 )
 from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
+from quire.structured_output.checker import MAX_HELPERS, GrammarChecker
 from quire.text.deltas import deltas_by_sequence
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,8 @@ class EngineSession:
         self._health = EngineHealth(self._clock)
         self._receiver = EngineReceiver(client, self._on_message)
         self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()
+        self._grammars = GrammarChecker()
+        self._checking = ThreadPoolExecutor(MAX_HELPERS, thread_name_prefix="grammar")
         self._closing = False
         self._heartbeats: asyncio.Task[None] | None = None
 
@@ -142,6 +146,8 @@ class EngineSession:
             await asyncio.wait([self._heartbeats])
         await self._receiver.close()
         self._client.close()
+        self._checking.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -160,6 +166,24 @@ class EngineSession:
             raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
         return self._submission
 
+    async def grammar_options(self, params: SamplingParams) -> dict[str, Any]:
+        """What `add_request` needs for `params.structured_outputs`, if there are any: their grammar, checked.
+
+        Raises:
+            RequestError: They cannot be honoured; the message names the field.
+            UnavailableError: Too many are being checked.
+        """
+        asked = params.structured_outputs
+        if asked is None:
+            return {}
+        if self._config.model.skip_tokenizer_init:
+            raise asked.error("this server has no tokenizer: start it without --skip-tokenizer-init.")
+        grammar = self._grammars.known(asked)
+        if grammar is None:
+            loop = asyncio.get_running_loop()
+            grammar = await loop.run_in_executor(self._checking, self._grammars.grammar, asked)
+        return {"grammar": grammar}
+
     def add_request(
         self,
         prompts: Sequence[Sequence[int]],
@@ -169,12 +193,15 @@ class EngineSession:
         cache_salt: str = "",
         bad_words: Sequence[Sequence[int]] = (),
         truncation_side: Literal["left", "right"] = "left",
+        grammar: str = "",
+        grammar_after: Sequence[int] = (),
         continuing: bool = False,
     ) -> OutputCollector:
         """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
 
         Args:
-            priority, cache_salt, bad_words, truncation_side: See Submission.adds.
+            priority, cache_salt, bad_words, truncation_side, grammar_after: See Submission.adds.
+            grammar: What `grammar_options` returned for `params`.
             continuing: It belongs to a request that was taken before (see `keep_open`), so a drain lets it in.
 
         Raises:
@@ -189,6 +216,8 @@ class EngineSession:
             "cache_salt": cache_salt,
             "bad_words": bad_words,
             "truncation_side": truncation_side,
+            "grammar": grammar,
+            "grammar_after": grammar_after,
         }
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
         collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])

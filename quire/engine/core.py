@@ -38,6 +38,8 @@ from quire.scheduler.request import Request
 
 HEARTBEAT_S = 1.0
 """Longest time between two heartbeats of a live engine."""
+_AWAITING_POLL_S = 0.001
+"""How often it is looked whether what requests await has come, while nothing else can run."""
 
 
 class EngineCore:
@@ -83,8 +85,10 @@ class EngineCore:
     def turn(self, wait: float | None) -> None:
         """One turn of the loop. An idle engine waits up to `wait` seconds for a message (None: for ever), a busy one up
         to `wait` for the oldest step, but no longer than HEARTBEAT_S; neither spins."""
-        for message in self._port.drain(0.0 if self._scheduler.has_work else wait):
+        for message in self._port.drain(self._idle_wait(wait)):
             self._receive(message)
+        if self._masks is not None:
+            self._finish(self._masks.release_prepared())
         while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
             self._steps.planned(plan.counts)
@@ -98,6 +102,15 @@ class EngineCore:
         self._finish_drains()
         self._outbox.flush(self._load)
         self._send_heartbeats()
+
+    def _idle_wait(self, wait: float | None) -> float | None:
+        """How long a message may be waited for: not at all while there is work."""
+        scheduler = self._scheduler
+        if not scheduler.has_work:
+            return wait
+        if scheduler.only_awaiting and not scheduler.steps_in_flight:
+            return _AWAITING_POLL_S if wait is None else min(wait, _AWAITING_POLL_S)
+        return 0.0
 
     # --- messages in ------------------------------------------------------------------------------------------------
 
@@ -133,7 +146,7 @@ class EngineCore:
             elif len(tokens) - sequence.prompt_len >= (sequence.sampling.max_tokens or 0):
                 self._outbox.end(End(sequence.id, "length"))  # a replay that has all its tokens
             else:
-                self._scheduler.add(sequence, ids)
+                self._scheduler.add(sequence, ids, () if self._masks is None else self._masks.prepare(sequence))
 
     def _refusal(self, message: Add) -> str:
         """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
@@ -143,6 +156,8 @@ class EngineCore:
             return "The prompt is empty."
         if not message.sampling.max_tokens:
             return "max_tokens is missing."
+        if message.grammar and self._masks is None:
+            return "This engine follows no grammars."
         if message.prompt_len + message.sampling.max_tokens > self.ready.capacity:
             return f"Prompt and output exceed the {self.ready.capacity} tokens that a sequence can hold here."
         if any(not 0 <= token < self.ready.vocab_size for token in _sampling_tokens(message)):

@@ -74,7 +74,7 @@ class InProcessClient:
             config, device_limits, runtime_info or ModelRuntimeInfo(), executor, self._port, self._clock, masker
         )
         # A worker's thread that outlives the interpreter ends the process by SIGABRT.
-        self._close = weakref.finalize(self, executor.close)
+        self._close = weakref.finalize(self, _close, executor, masker)
         self._failure = ""  # of a turn
         self.interrupts = InterruptGuard()
         self._port.outbox.append(self._core.ready)
@@ -108,3 +108,9 @@ class InProcessClient:
 
     def close(self) -> None:
         self._close()  # once; else when this object is collected, or the process exits
+
+
+def _close(executor: Executor, masker: TokenBitmaskSource | None) -> None:
+    if masker is not None:
+        masker.close()
+    executor.close()

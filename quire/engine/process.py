@@ -16,6 +16,7 @@ from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
 from quire.processes.child_main import one_line_error, run_child
 from quire.processes.launch import LaunchConfig, StatusReport
+from quire.structured_output.bitmask_source import grammar_bitmasks
 
 
 def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
@@ -28,11 +29,12 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
 
     clock = SystemClock()
     port = ZmqPort(Path(launch.directory))
-    executor = build_executor(launch.config, clock)
+    executor, masker = build_executor(launch.config, clock), None
     try:
         device_limits = executor.start()
         runtime_info = build_model_runtime_info(launch.config, read_spec(launch.config.model.model))
-        core = EngineCore(launch.config, device_limits, runtime_info, executor, port, clock)
+        masker = grammar_bitmasks(launch.config, device_limits.vocab_size)
+        core = EngineCore(launch.config, device_limits, runtime_info, executor, port, clock, masker)
         signal.signal(signal.SIGTERM, stop)
         gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
         report(StatusReport("ready", startup=device_limits.startup))
@@ -42,6 +44,8 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
         port.announce_death(one_line_error(error))
         raise
     finally:
+        if masker is not None:
+            masker.close()
         executor.close()
         port.close()
 

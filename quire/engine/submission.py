@@ -81,6 +81,8 @@ class Submission:
         cache_salt: str = "",
         bad_words: Sequence[Sequence[int]] = (),
         truncation_side: Literal["left", "right"] = "left",
+        grammar: str = "",
+        grammar_after: Sequence[int] = (),
     ) -> list[Add]:
         """One Add for each of the `params.n` sequences of a prompt. Only the first is sent: it carries the others as
         its forks.
@@ -91,6 +93,8 @@ class Submission:
             cache_salt: Cached prefixes are shared only between requests of the same salt.
             bad_words: `params.bad_words` as tokens.
             truncation_side: The end of a prompt that is cut off.
+            grammar: Of `params.structured_outputs`, see GrammarChecker.
+            grammar_after: See Add.
 
         Raises:
             RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
@@ -109,6 +113,9 @@ class Submission:
                 "priority needs a server with --scheduling-policy priority; this one serves in the order of arrival.",
                 param="priority",
             )
+        assert bool(grammar) == (params.structured_outputs is not None), "a constraint travels as its grammar"
+        if grammar:
+            params = msgspec.structs.replace(params, structured_outputs=None)
         params = self._resolve_logprobs(self._resolve_length(len(tokens), params))
         stop_ids = [*(() if params.ignore_eos else self._eos_ids), *(params.stop_token_ids or ())]
         seed = self._new_seed() if params.seed is None else params.seed
@@ -126,6 +133,8 @@ class Submission:
             cache_salt=cache_salt,
             forks=[Fork(number, choice_seed(seed, index)) for index, number in enumerate(others, 1)],
             bad_words=[list(word) for word in bad_words],
+            grammar=grammar,
+            grammar_after=list(grammar_after),
         ).sequences()
 
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:

@@ -15,6 +15,9 @@ from quire.messages import Add, TokenBitmasks
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 
+GRAMMAR = "grammar"
+"""What a request awaits until its masks can be made."""
+
 
 class TokenBitmaskSource(Protocol):
     """The seam to what says which tokens may come next: a grammar, say."""
@@ -23,13 +26,26 @@ class TokenBitmaskSource(Protocol):
         """Whether the tokens of this sequence are masked; asked once."""
         ...
 
-    def bits(self, requests: Sequence[Request]) -> Sequence[bytes | GenerationError]:
-        """For each request the bitmask of the token after `request.tokens` (see `TokenBitmasks.bits`), or the error
-        that ends it."""
+    def prepare(self, message: Add) -> bool:
+        """A sequence that is masked waits. Returns whether its bits can be asked for at once; else it runs only when
+        `prepared` has named it."""
+        ...
+
+    def prepared(self) -> list[tuple[int, str]]:
+        """Sequences whose bits can be asked for by now, since the last call; or that have failed, and why."""
+        ...
+
+    def bits(self, requests: Sequence[Request]) -> Sequence[bytes | GenerationError | None]:
+        """For each request the bitmask of the token after `request.tokens` (see `TokenBitmasks.bits`), the error that
+        ends it, or None: it is complete, and no token may follow."""
         ...
 
     def forget(self, request_id: int) -> None:
         """A sequence has ended; called for unmasked ones too."""
+        ...
+
+    def close(self) -> None:
+        """No more is asked for."""
         ...
 
 
@@ -51,23 +67,40 @@ class TokenBitmaskSender:
         self._sent = 0
 
     def send(self) -> list[Request]:
-        """Send the masks that are due, once. Returns the requests that got none: they have ended with an error."""
+        """Send the masks that are due, once. Returns the requests that got none: they are over."""
         step, rows, requests = self._scheduler.bitmasks_due()
         if not rows or step == self._sent:
             return []
         self._sent = step
         alive = [request for request in requests if request.ended is None]
-        bits, failed = {}, []
+        bits, ended = {}, []
         for request, mask in zip(alive, self._masker.bits(alive) if alive else (), strict=True):
-            if isinstance(mask, GenerationError):
+            if mask is None:
+                self._scheduler.stop(request.id)
+                ended.append(request)
+            elif isinstance(mask, GenerationError):
                 self._scheduler.fail(request.id, mask.message)
-                failed.append(request)
+                ended.append(request)
             else:
                 bits[request.id] = mask
         # An ended request's row is still in the step and waits; its token is dropped.
         self._executor.submit_bitmasks(
             TokenBitmasks(step, rows, [bits.get(request.id, self._open) for request in requests])
         )
+        return ended
+
+    def prepare(self, message: Add) -> tuple[str, ...]:
+        """A sequence arrives. Returns what it has to wait for, see `Request.awaits`."""
+        return (GRAMMAR,) if self._masker.wants(message) and not self._masker.prepare(message) else ()
+
+    def release_prepared(self) -> list[Request]:
+        """Requests whose masks can be made by now no longer wait for that. Returns those that have failed instead."""
+        failed = []
+        for request_id, error in self._masker.prepared():
+            if not error:
+                self._scheduler.arrived(request_id, GRAMMAR)
+            elif (request := self._scheduler.fail(request_id, error)) is not None:
+                failed.append(request)
         return failed
 
     def forget(self, request_id: int) -> None:

@@ -31,6 +31,8 @@ from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.planning.auto_config import resolve
 from quire.sampling import SamplingParams
+from quire.structured_output.bitmask_source import grammar_bitmasks
+from quire.structured_output.checker import GrammarChecker
 from quire.text.bad_words import bad_word_tokens
 from quire.text.choice_state import ChoiceState
 from quire.text.model_text import load_model_text
@@ -66,7 +68,14 @@ class LLM:
         self._config = resolved.config
         self._text = load_model_text(self._config)
         runtime_info, clock = build_model_runtime_info(self._config, resolved.spec), SystemClock()
-        self._engine = InProcessClient(self._config, build_executor(self._config, clock), clock, runtime_info)
+        self._engine = InProcessClient(
+            self._config,
+            build_executor(self._config, clock),
+            clock,
+            runtime_info,
+            grammar_bitmasks(self._config, resolved.spec.vocab_size),
+        )
+        self._grammars = GrammarChecker()
         ready = self._engine.receive(None)
         assert isinstance(ready, Ready)
         self.startup: dict[str, float] = ready.startup
@@ -187,6 +196,7 @@ class LLM:
     def close(self) -> None:
         """Free the engine; the object cannot generate afterwards."""
         self._engine.close()
+        self._grammars.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -215,13 +225,26 @@ class LLM:
             for prompt, each, rank in zip(prompts, params, priority or [0] * len(params), strict=True):
                 bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
                 adds = self._submission.adds(
-                    prompt.tokens, each, priority=rank, cache_salt=prompt.cache_salt, bad_words=bad_words
+                    prompt.tokens,
+                    each,
+                    priority=rank,
+                    cache_salt=prompt.cache_salt,
+                    bad_words=bad_words,
+                    grammar=self._grammar(each),
                 )
                 sequences = [self._sequence(add, index) for index, add in enumerate(adds)]
                 run.submit(sequences)
                 requests.append((prompt.text, sequences))
             run.finish()
         return [self._output(text, sequences) for text, sequences in requests]
+
+    def _grammar(self, params: SamplingParams) -> str:
+        asked = params.structured_outputs
+        if asked is None:
+            return ""
+        if self._text.tokenizer is None:
+            raise asked.error("there is no tokenizer: skip_tokenizer_init was set.")
+        return self._grammars.grammar(asked)
 
     def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
         """The likeliest next tokens of each sequence, for one step of beam search."""

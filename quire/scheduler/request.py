@@ -24,6 +24,7 @@ class Request:
     Attributes:
         tokens: Prompt and output, as far as the host knows them.
         block_hashes: Of its full blocks.
+        awaits: What it needs and is not there yet, such as a compiled grammar; it is not admitted before.
         parent: The request it forks from: it waits to share all of the parent's prompt but the last token.
         queue_key: Its place in the order of service; the lowest goes first.
         index: Its index into Lengths.
@@ -40,7 +41,7 @@ class Request:
     """
 
     __slots__ = (
-        "_lengths", "add", "admitted_at", "block_hashes", "ended", "error", "first_token_at", "id", "index",
+        "_lengths", "add", "admitted_at", "awaits", "block_hashes", "ended", "error", "first_token_at", "id", "index",
         "num_cached_tokens", "parent", "preemptions", "prompt_logprobs_planned", "prompt_step", "queue_key",
         "repetition", "rope_length", "slot", "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
@@ -67,6 +68,7 @@ class Request:
         self._lengths = lengths
         self.index = lengths.allocate(len(add.tokens), add.prompt_len, add.prompt_len + (add.sampling.max_tokens or 0))
         self.slot: int | None = None
+        self.awaits: set[str] = set()
         self.parent: Request | None = None
         self.prompt_step = 0
         self.swapped = False

@@ -172,8 +172,19 @@ class Scheduler:
 
     # --- requests come and go ---------------------------------------------------------------------------------------
 
-    def add(self, message: Add, ids: bytes = b"") -> None:
-        """A new request waits; `ids` are its tokens as int64 bytes, if the caller has them."""
+    @property
+    def only_awaiting(self) -> bool:
+        """Whether every request awaits something that is not there yet."""
+        return self._waiting.num_awaiting == len(self._request_table)
+
+    def add(self, message: Add, ids: bytes = b"", awaits: Iterable[str] = ()) -> None:
+        """A new request waits.
+
+        Args:
+            message: What is asked.
+            ids: Its tokens as int64 bytes, if the caller has them.
+            awaits: See Request.
+        """
         parent = None if message.fork_of is None else self._request_table.get(message.fork_of)
         table = BlockTable(self.pool, self._groups)
         if parent is None:
@@ -185,12 +196,25 @@ class Scheduler:
         if self._host_bound is not None:
             request.host_bound = self._host_bound(message.sampling)
         request.masked = self._masked is not None and self._masked(message)
+        request.awaits.update(awaits)
         self._rope_lengths.limit_drafts(request)
         self._request_table.add(request)
+
+    def arrived(self, request_id: int, what: str) -> None:
+        """What a request awaits is there; once that is all, it is admitted as any other. It may be over."""
+        request = self._request_table.get(request_id)
+        if request is not None and what in request.awaits:
+            request.awaits.remove(what)
+            if not request.awaits:
+                self._waiting.release(request)
 
     def abort(self, request_id: int) -> Request | None:
         """End a request now: it is in no later plan, and its slot and blocks are free. None if it is already over."""
         return self._end(request_id, "abort")
+
+    def stop(self, request_id: int) -> Request | None:
+        """The same because it is complete."""
+        return self._end(request_id, "stop")
 
     def fail(self, request_id: int, message: str) -> Request | None:
         """The same because of an error; `message` is for the client."""

@@ -20,6 +20,7 @@ class _Share(NamedTuple):
     tokens: int
     uncomputed: int
     deferred: bool
+    awaiting: bool
 
 
 class WaitingQueue:
@@ -28,13 +29,16 @@ class WaitingQueue:
     Attributes:
         num_tokens: Known tokens of all requests.
         num_uncomputed: Tokens of these that are still to be computed, if the prefix cache holds nothing of theirs.
-        num_deferred: Requests that wait for a token in flight or the prompt they fork from, not for room.
+        num_deferred: Requests that wait for a token in flight, the prompt they fork from, or what they await, not for
+            room.
+        num_awaiting: Requests that await something, see Request. They hold nobody: `first` passes over them.
     """
 
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_uncomputed = 0
         self.num_deferred = 0
+        self.num_awaiting = 0
         self._heap: list[tuple[float, int]] = []  # queue keys; removed requests stay until they come first
         self._skipped: list[tuple[float, int]] = []
         self._requests: dict[int, Request] = {}
@@ -65,8 +69,14 @@ class WaitingQueue:
     def add(self, request: Request) -> None:
         """A request waits."""
         self._requests[request.id] = request
-        heapq.heappush(self._heap, request.queue_key)
+        if not request.awaits:
+            heapq.heappush(self._heap, request.queue_key)
         self._count(request)
+
+    def release(self, request: Request) -> None:
+        """A request awaits nothing any more."""
+        heapq.heappush(self._heap, request.queue_key)
+        self.refresh(request)
 
     def remove(self, request: Request) -> None:
         """A request runs, or is over."""
@@ -89,13 +99,16 @@ class WaitingQueue:
             self.refresh(request)
 
     def _count(self, request: Request) -> None:
-        known, in_flight = len(request.tokens), request.in_flight_tokens
+        known, in_flight, awaits = len(request.tokens), request.in_flight_tokens, bool(request.awaits)
         computed = request.planned if request.parent is None else max(request.planned, request.add.prompt_len - 1)
-        share = _Share(known, known - computed, in_flight > 0 or request.parent is not None)
+        share = _Share(
+            known, 0 if awaits else known - computed, in_flight > 0 or request.parent is not None or awaits, awaits
+        )
         self._shares[request.id] = share
         self.num_tokens += share.tokens
         self.num_uncomputed += share.uncomputed
         self.num_deferred += share.deferred
+        self.num_awaiting += share.awaiting
         if in_flight:
             self._in_flight[request.id] = request
 
@@ -104,4 +117,5 @@ class WaitingQueue:
         self.num_tokens -= share.tokens
         self.num_uncomputed -= share.uncomputed
         self.num_deferred -= share.deferred
+        self.num_awaiting -= share.awaiting
         self._in_flight.pop(request.id, None)

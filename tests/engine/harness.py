@@ -49,7 +49,7 @@ def add(
     prompt_len = prompt_len or len(prompt)
     return Add(
         number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt,
-        [Fork(fork, fork) for fork in forks], [list(word) for word in bad_words], fork_of,
+        [Fork(fork, fork) for fork in forks], [list(word) for word in bad_words], fork_of=fork_of,
     )  # fmt: skip
 
 
@@ -68,6 +68,15 @@ class HashMasker:
 
     def wants(self, message: Add) -> bool:
         return bool((message.sampling.extra_args or {}).get("masked"))
+
+    def prepare(self, message: Add) -> bool:
+        return True
+
+    def prepared(self) -> list[tuple[int, str]]:
+        return []
+
+    def close(self) -> None:
+        pass
 
     def bits(self, requests: Sequence[Request]) -> list[bytes | GenerationError]:
         return [

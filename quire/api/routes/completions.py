@@ -61,7 +61,7 @@ async def prepare_completion(
     """
     longest = serving.session.submission.longest
     params = _sampling(serving, fields)
-    options = fields.options(serving.text.tokenizer)
+    options = fields.options(serving.text.tokenizer) | await serving.session.grammar_options(params)
     prompts = fields.prompts()
     check_num_sequences(len(prompts), params.n, param="prompt")
     limit = longest if params.truncate_prompt_tokens is None else None

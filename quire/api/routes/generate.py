@@ -39,7 +39,11 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
             raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
         bad_words = bad_word_tokens(serving.text.tokenizer, params.bad_words)
         collector = serving.session.add_request(
-            [fields.token_ids], params, **fields.queue_options(), bad_words=bad_words
+            [fields.token_ids],
+            params,
+            **fields.queue_options(),
+            **await serving.session.grammar_options(params),
+            bad_words=bad_words,
         )
     tokenizer = serving.text.tokenizer
     choices = RequestChoices(serving.session, collector, tokenizer)

@@ -19,8 +19,9 @@ IGNORED = frozenset({
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "guided_decoding_backend",
 })  # fmt: skip
-"""Bookkeeping of the caller that changes no answer."""
+"""Bookkeeping of the caller that changes no answer; and which compiler a grammar should have: there is one here."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -30,12 +31,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "features": ({},),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
     "include_reasoning": (True, False),
     "kv_transfer_params": ({},),
     "logits_processors": ([],),
@@ -46,9 +41,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "prompt_embeds": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "return_prompt_text": (False,),
-    "structured_outputs": ({},),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.api.prompt_fields import PromptFields
+from quire.api.schemas.output_form import OutputFormFields
 from quire.api.schemas.request_fields import RequestFields
 from quire.api.token_names import TokenNames
 from quire.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
@@ -39,6 +40,11 @@ _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (),
     "repetition_detection": (),
     "vllm_xargs": ({},),
+    "structured_outputs": ({},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
 }
 """Fields that would change which tokens are found, or ask for what the search does not report; with the values (beside
 null) that ask for nothing."""
@@ -59,7 +65,7 @@ class RepetitionDetection(BaseModel):
         return RepetitionDetectionParams(**self.model_dump(exclude_none=True))
 
 
-class SamplingFields(RequestFields):
+class SamplingFields(RequestFields, OutputFormFields):
     """How tokens are sampled and reported; what is left open comes from the model's defaults."""
 
     n: int | None = Field(default=None, description="Number of answers.")
@@ -116,6 +122,7 @@ class SamplingFields(RequestFields):
         names = SamplingParams.__struct_fields__
         given = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         given |= {"logit_bias": self._logit_bias(), "extra_args": self.vllm_xargs}
+        given["structured_outputs"] = self.output_form()
         given["repetition_detection"] = self.repetition_detection and self.repetition_detection.params()
         if self.use_beam_search:
             given["n"] = 1  # each step asks for one token of each beam
@@ -173,6 +180,8 @@ class SamplingFields(RequestFields):
             raise RequestError(f"best_of must be n ({self.n or 1}), got {self.best_of}.", param="best_of")
         if self.prompt_logprobs is not None and self.stream:
             raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
+        if self.guided_whitespace_pattern is not None and self.guided_json is None:
+            raise RequestError("guided_whitespace_pattern needs guided_json.", param="guided_whitespace_pattern")
         if self.use_beam_search:
             self._check_beam_search(logprobs)
         elif self.length_penalty not in (None, 1.0):
@@ -183,6 +192,8 @@ class SamplingFields(RequestFields):
         for name, neutral in _NOT_FOR_BEAM_SEARCH.items():
             if (value := getattr(self, name)) is not None and value not in neutral:
                 asked = name
+        if self.response_format is not None and self.response_format.type != "text":
+            asked = "response_format"
         if asked is not None:
             raise RequestError(f"{asked} cannot be combined with use_beam_search: leave it out.", param=asked)
 

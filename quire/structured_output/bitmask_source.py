@@ -1,0 +1,198 @@
+"""The engine's side of constrained sequences: a TokenBitmaskSource over a matcher process.
+
+Owns that process: it starts with the first constrained sequence, and when it dies, the sequences that it followed fail
+and the next one starts another.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Sequence
+
+from quire.config import Config
+from quire.errors import GenerationError
+from quire.messages import Add
+from quire.scheduler.request import Request
+from quire.structured_output.helper_process import ChannelClosed, HelperProcess
+from quire.structured_output.matcher_messages import (
+    Fill,
+    Filled,
+    Forget,
+    FromMatchers,
+    Prepare,
+    Prepared,
+    Row,
+    RowState,
+    ToMatchers,
+)
+
+logger = logging.getLogger(__name__)
+
+_MODULE = "quire.structured_output.matcher_process"
+_FILL_SECONDS = 20.0
+"""Masks take milliseconds; a process that needs so long is given up."""
+_LOST = "The process that follows grammars was lost. Send the request again."
+
+
+def grammar_bitmasks(config: Config, vocab_size: int) -> GrammarBitmasks | None:
+    """For a model under resolved settings; None where work is on token ids only."""
+    model = config.model
+    if model.skip_tokenizer_init:
+        return None
+    rows = config.scheduler.max_num_seqs
+    assert rows, "settings are resolved by quire.planning.auto_config"
+    return GrammarBitmasks(model.model, model.tokenizer or model.model, vocab_size, rows)
+
+
+class GrammarBitmasks:
+    """Bitmasks of sequences with a grammar.
+
+    Args:
+        model: Its directory.
+        tokenizer: The tokenizer's directory.
+        vocab_size: Of the model.
+        max_rows: Sequences that are asked about at once.
+    """
+
+    def __init__(self, model: str, tokenizer: str, vocab_size: int, max_rows: int) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._mask_bytes = 4 * -(-vocab_size // 32)
+        self._max_rows = max_rows
+        self._process: HelperProcess[ToMatchers, FromMatchers] | None = None
+        self._masks: mmap.mmap | None = None
+        self._sent: dict[int, int] = {}  # by sequence: how many of its tokens the process knows
+        self._preparing: set[int] = set()
+        self._prepared: list[tuple[int, str]] = []
+
+    def wants(self, message: Add) -> bool:
+        return bool(message.grammar)
+
+    def prepare(self, message: Add) -> bool:
+        sampling = message.sampling
+        prepare = Prepare(
+            message.id,
+            message.grammar,
+            message.grammar_after,
+            sampling.ignore_eos,
+            message.stop_ids if sampling.min_tokens else [],
+            sampling.min_tokens,
+        )
+        self._sent[message.id] = message.prompt_len
+        if not self._post(prepare) and not self._post(prepare):  # the second goes to a new process
+            self._prepared.append((message.id, _LOST))
+            return False
+        self._preparing.add(message.id)
+        return False
+
+    def prepared(self) -> list[tuple[int, str]]:
+        if self._preparing and self._process is not None:
+            try:
+                self._process.channel.flush()
+                while (message := self._process.channel.receive(0.0)) is not None:
+                    self._take(message)
+            except ChannelClosed:
+                self._lose()
+        prepared, self._prepared = self._prepared, []
+        return prepared
+
+    def bits(self, requests: Sequence[Request]) -> list[bytes | GenerationError | None]:
+        bits: list[bytes | GenerationError | None] = []
+        for start in range(0, len(requests), self._max_rows):
+            bits += self._fill(requests[start : start + self._max_rows])
+        return bits
+
+    def forget(self, request_id: int) -> None:
+        if self._sent.pop(request_id, None) is None:
+            return
+        self._preparing.discard(request_id)
+        if self._process is not None:
+            try:
+                self._process.channel.post(Forget(request_id))
+            except ChannelClosed:
+                self._lose()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _fill(self, requests: Sequence[Request]) -> list[bytes | GenerationError | None]:
+        rows = []
+        for request in requests:
+            rows.append(Row(request.id, request.tokens[self._sent.get(request.id, 0) :]))
+            self._sent[request.id] = len(request.tokens)
+        filled = self._ask(Fill(rows))
+        if filled is None:
+            return [GenerationError(_LOST)] * len(rows)
+        assert self._masks is not None
+        return [self._bits_of(place, state, filled.errors) for place, state in enumerate(filled.states)]
+
+    def _bits_of(self, place: int, state: RowState, errors: dict[int, str]) -> bytes | GenerationError | None:
+        match state:
+            case "masked":
+                assert self._masks is not None
+                return self._masks[place * self._mask_bytes : (place + 1) * self._mask_bytes]
+            case "free":
+                return b"\xff" * self._mask_bytes
+            case "complete":
+                return None
+            case "failed":
+                return GenerationError(errors[place])
+
+    def _post(self, prepare: Prepare) -> bool:
+        """Whether there is a process that took it."""
+        try:
+            self._running().channel.post(prepare)
+        except (ChannelClosed, OSError):
+            self._lose()
+            return False
+        return True
+
+    def _ask(self, fill: Fill) -> Filled | None:
+        """The answer; None when the process is lost."""
+        if self._process is None:
+            return None
+        try:
+            self._process.channel.send(fill)
+            while (message := self._process.channel.receive(_FILL_SECONDS)) is not None:
+                if isinstance(message, Filled):
+                    return message
+                self._take(message)
+        except ChannelClosed:
+            pass
+        self._lose()
+        return None
+
+    def _take(self, message: FromMatchers) -> None:
+        assert isinstance(message, Prepared)
+        if message.id in self._preparing:
+            self._preparing.remove(message.id)
+            self._prepared.append((message.id, message.error))
+
+    def _running(self) -> HelperProcess[ToMatchers, FromMatchers]:
+        if self._process is None:
+            fd = os.memfd_create("quire-bitmasks")
+            try:
+                os.ftruncate(fd, self._max_rows * self._mask_bytes)
+                self._masks = mmap.mmap(fd, self._max_rows * self._mask_bytes)
+                arguments = (
+                    "--masks-fd", str(fd), "--model", self._model, "--tokenizer", self._tokenizer,
+                    "--vocab-size", str(self._vocab_size),
+                )  # fmt: skip
+                self._process = HelperProcess(_MODULE, FromMatchers, (fd,), arguments)  # type: ignore[arg-type]
+            finally:
+                os.close(fd)
+        return self._process
+
+    def _lose(self) -> None:
+        """The process is gone or useless: who waits for it, fails; who runs, fails at the next mask."""
+        if self._process is not None:
+            logger.error("The process that follows grammars was lost; it starts again with the next grammar.")
+            self._process.kill()
+            self._process = None
+        self._prepared += [(sequence, _LOST) for sequence in sorted(self._preparing)]
+        self._preparing.clear()

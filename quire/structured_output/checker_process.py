@@ -1,0 +1,77 @@
+"""`python -m quire.structured_output.checker_process`: translates constraints and tries to compile them.
+
+It may run out of time, stack or memory at each of them; whoever asks kills it and starts another. Single bytes are its
+vocabulary, because it is a grammar's own size that may explode.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import socket
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from quire.structured_output.constraint import Constraint
+from quire.structured_output.grammars import grammar_of
+from quire.structured_output.helper_process import Channel, run_helper
+from quire.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
+from quire.structured_output.verdict import Verdict
+
+_LONGEST_MESSAGE = 400
+_KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
+
+
+def main(connection: socket.socket) -> None:
+    """Judge constraints, one after the other."""
+    os.nice(5)  # engines come first
+    resource.setrlimit(resource.RLIMIT_AS, (CHECK_ADDRESS_SPACE, CHECK_ADDRESS_SPACE))
+    channel: Channel[Verdict, Constraint] = Channel(connection, Constraint)
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    channel.send(Verdict())  # ready
+    while True:
+        constraint = channel.receive(None)
+        assert constraint is not None
+        channel.send(_judge(constraint, tokenizer))
+
+
+def _judge(constraint: Constraint, tokenizer: LLTokenizer) -> Verdict:
+    try:
+        grammar = grammar_of(constraint)
+        matcher = LLMatcher(tokenizer, grammar, limits=parser_limits(), log_level=0)
+        if matcher.is_error():
+            return Verdict(error=_readable(matcher.get_error()))
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            return Verdict(error=_readable(matcher.get_error()))
+    except RecursionError:
+        return Verdict(error="it is nested too deeply: make it flatter")
+    except MemoryError:
+        return Verdict(error="it needs too much memory: make it smaller")
+    except (ValueError, KeyError, TypeError) as error:
+        return Verdict(error=_readable(str(error)))
+    return Verdict(grammar)
+
+
+def _readable(message: str) -> str:
+    """A message of the compiler, as part of a sentence."""
+    if match := _KEYS.match(message):
+        return f"keyword '{match[1]}' is not supported: leave it out"
+    return " ".join(message.split())[:_LONGEST_MESSAGE].rstrip(".")
+
+
+class _Bytes:
+    """A tokenizer of single bytes, and one token for the end."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+if __name__ == "__main__":
+    run_helper(main)

@@ -1,0 +1,78 @@
+"""Grammars compiled for one model's tokens, kept by their text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from quire.structured_output.limits import parser_limits
+from quire.text.generation_config import eos_ids
+from quire.text.tokenizer import Tokenizer, load_tokenizer
+
+MAX_KEPT = 256
+MAX_KEPT_BYTES = 16 * 2**20
+"""Of the grammars' texts."""
+
+
+class CompiledGrammars:
+    """A matcher at the beginning of each grammar that was used lately. For one thread."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._limits = parser_limits()
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._bytes = 0
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """The matcher of a grammar, not to be changed.
+
+        Raises:
+            ValueError: It does not compile.
+        """
+        matcher = self._kept.get(grammar)
+        if matcher is None:
+            matcher = LLMatcher(self._tokenizer, grammar, limits=self._limits, log_level=0)
+            if matcher.is_error():
+                raise ValueError(matcher.get_error())
+            self._keep(grammar, matcher)
+        self._kept.move_to_end(grammar)
+        return matcher
+
+    def _keep(self, grammar: str, matcher: LLMatcher) -> None:
+        self._kept[grammar] = matcher
+        self._bytes += len(grammar)
+        while len(self._kept) > MAX_KEPT or (self._bytes > MAX_KEPT_BYTES and len(self._kept) > 1):
+            oldest, _ = self._kept.popitem(last=False)
+            self._bytes -= len(oldest)
+
+
+def load_grammar_tokenizer(model: Path, directory: Path, vocab_size: int) -> tuple[LLTokenizer, list[int]]:
+    """The tokenizer as the compiler wants it, and the end-of-sequence tokens, which may come where a grammar may end.
+
+    Args:
+        model: The model's directory.
+        directory: The tokenizer's.
+        vocab_size: Of the model: bits in a mask.
+    """
+    tokenizer = load_tokenizer(directory)
+    ends = [token for token in eos_ids(model, tokenizer.eos_id) if token < vocab_size]
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, ends, vocab_size)), vocab_size, ends or None), ends
+
+
+class _Vocabulary:
+    """The bytes of each token, as the detokenizer has them; special tokens never stand for text."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(token) for token in range(min(tokenizer.vocab_size, vocab_size))]
+        special = tokenizer.special_ids.union(eos_ids)
+        self.special_token_ids = sorted(token for token in special if token < len(self.tokens))
+        self.eos_token_id = eos_ids[0] if eos_ids else len(self.tokens) - 1
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)

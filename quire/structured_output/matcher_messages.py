@@ -1,0 +1,73 @@
+"""What the engine and its matcher process say to each other."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sequence is going to be constrained; answered by a Prepared.
+
+    Attributes:
+        id: The sequence.
+        grammar: See `grammars.py`.
+        after: The grammar begins behind these tokens of the output; empty: at once.
+        ignore_eos: The end of sequence is not sampled where the grammar may end, but can go on.
+        stop_ids: Tokens that are not sampled among the first `min_tokens` of the output.
+        min_tokens: See `stop_ids`.
+    """
+
+    id: int
+    grammar: str
+    after: list[int]
+    ignore_eos: bool
+    stop_ids: list[int]
+    min_tokens: int
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The sequence is over."""
+
+    id: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence whose next token is to be sampled, and its output tokens since the last time it was asked about."""
+
+    id: int
+    tokens: list[int]
+
+
+class Fill(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Put the bitmask of each row into the shared memory; answered by a Filled."""
+
+    rows: list[Row]
+
+
+class Prepared(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sequence may begin; or it cannot, for the reason in `error`."""
+
+    id: int
+    error: str = ""
+
+
+RowState = Literal["masked", "free", "complete", "failed"]
+"""`free`: its grammar has not begun, any token may come. `complete`: no token may follow."""
+
+
+class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The bitmasks of a Fill are in the shared memory.
+
+    Attributes:
+        states: By row.
+        errors: By row that failed.
+    """
+
+    states: list[RowState]
+    errors: dict[int, str] = {}
+
+
+ToMatchers = Prepare | Forget | Fill
+FromMatchers = Prepared | Filled

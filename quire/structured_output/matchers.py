@@ -1,0 +1,119 @@
+"""The grammars of running sequences: which tokens each of them may sample next.
+
+Owns following a sequence's tokens, and when it is complete. Knows nothing about processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+
+from quire.structured_output.matcher_messages import Prepare, Row, RowState
+
+Bitmasks = npt.NDArray[np.uint8]
+"""[rows, bytes]: token t is bit t % 8 of byte t // 8."""
+GRAMMAR_LOST = "The grammar of this output was lost. Send the request again."
+
+
+class Matcher:
+    """One sequence under its grammar.
+
+    Args:
+        prepared: What the engine said.
+        matcher: At the beginning of the grammar; this one's own.
+        never: Tokens that it must not sample.
+        early: Tokens that it must not sample before `min_tokens`.
+    """
+
+    def __init__(self, prepared: Prepare, matcher: LLMatcher, never: set[int], early: set[int]) -> None:
+        self._matcher = matcher
+        self._after = prepared.after
+        self._tail: list[int] = []  # the last tokens before the grammar begins
+        self._begun = not prepared.after
+        self._never = np.array(sorted(never), dtype=np.int64)
+        self._early = np.array(sorted(early | never), dtype=np.int64)
+        self._min_tokens = prepared.min_tokens
+        self._num_tokens = 0
+        self.error = ""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """The output has these tokens more."""
+        self._num_tokens += len(tokens)
+        for place, token in enumerate(tokens):
+            if self._begun:
+                self._consume(list(tokens[place:]))
+                return
+            self._tail = [*self._tail, token][-len(self._after) :]
+            self._begun = self._tail == self._after
+
+    def fill(self, mask: Bitmasks) -> RowState:
+        """Write which tokens may come next into `mask` [bytes]."""
+        if not self._begun:
+            return "free"
+        if not self.error and not self._matcher.is_stopped():
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            self.error = self.error or f"The grammar could not go on: {self._matcher.get_error()[:200]}"
+        if self.error:
+            return "failed"
+        if self._matcher.is_stopped():
+            return "complete"
+        _clear(mask, self._early if self._num_tokens < self._min_tokens else self._never)
+        if mask.any():
+            return "masked"
+        if self._matcher.is_accepting():
+            return "complete"
+        self.error = "No token of the vocabulary continues the grammar."
+        return "failed"
+
+    def _consume(self, tokens: list[int]) -> None:
+        if self._matcher.try_consume_tokens(tokens) < len(tokens) and not self.error:
+            self.error = "The output left its grammar."
+
+
+class Matchers:
+    """The matchers of all sequences by id.
+
+    Args:
+        tokenizer: The model's.
+        eos_ids: The model's end-of-sequence tokens.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, eos_ids: Sequence[int]) -> None:
+        self._eos_ids = set(eos_ids)
+        self._guessed_eos = set(tokenizer.eos_tokens) - self._eos_ids
+        self._matchers: dict[int, Matcher] = {}
+
+    def add(self, prepared: Prepare, pristine: LLMatcher) -> None:
+        """A sequence begins. `pristine` is its grammar's matcher, which stays as it is."""
+        never = self._guessed_eos | (self._eos_ids if prepared.ignore_eos else set())
+        early = self._eos_ids.union(prepared.stop_ids) if prepared.min_tokens else set()
+        self._matchers[prepared.id] = Matcher(prepared, pristine.deep_copy(), never, early)
+
+    def forget(self, sequence: int) -> None:
+        """A sequence is over, or never began."""
+        self._matchers.pop(sequence, None)
+
+    def fill(self, rows: Sequence[Row], masks: Bitmasks) -> tuple[list[RowState], dict[int, str]]:
+        """Fill `masks` [rows, bytes]; the state of each row, and by row why it failed."""
+        states: list[RowState] = []
+        errors = {}
+        for place, row in enumerate(rows):
+            matcher = self._matchers.get(row.id)
+            if matcher is None:
+                states.append("failed")
+                errors[place] = GRAMMAR_LOST
+                continue
+            matcher.advance(row.tokens)
+            states.append(matcher.fill(masks[place]))
+            if states[-1] == "failed":
+                errors[place] = matcher.error
+        return states, errors
+
+
+def _clear(mask: Bitmasks, tokens: npt.NDArray[np.int64]) -> None:
+    if len(tokens):
+        np.bitwise_and.at(mask, tokens >> 3, ~(1 << (tokens & 7)).astype(np.uint8))

@@ -1,0 +1,20 @@
+"""What a helper process says about a Constraint."""
+
+from __future__ import annotations
+
+import msgspec
+
+CHECK_SECONDS = 1.6
+"""After so long a new constraint is given up, and its request is refused."""
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a Constraint.
+
+    Attributes:
+        grammar: For the compiler; empty if the constraint is refused.
+        error: Why it is refused, as part of a sentence.
+    """
+
+    grammar: str = ""
+    error: str = ""

@@ -1,0 +1,195 @@
+"""Constrained sequences in a real engine: its own process for grammars, a fake device, the built-in tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import quire.builtin
+from quire.executor.fake import FakeExecutor
+from quire.messages import Add
+from quire.structured_output.bitmask_source import GrammarBitmasks
+from quire.structured_output.constraint import constraint_of
+from quire.structured_output.grammars import grammar_of
+from quire.structured_outputs_params import StructuredOutputsParams
+from quire.text.tokenizer import load_tokenizer
+from tests.engine.harness import Engine, add, alone
+
+QUILL = Path(quire.builtin.__file__).parent / "quill"
+VOCAB = 4096
+TOKENIZER = load_tokenizer(QUILL)
+EOS = TOKENIZER.eos_id
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+def source() -> Iterator[GrammarBitmasks]:
+    source = GrammarBitmasks(str(QUILL), str(QUILL), VOCAB, 8)
+    yield source
+    source.close()
+
+
+def constrained(number: int, prompt: list[int], max_tokens: int, *, after: list[int] = [], **asked: Any) -> Add:  # noqa: B006
+    sampling = {name: asked.pop(name) for name in ("ignore_eos", "min_tokens") if name in asked}
+    forks = asked.pop("forks", ())
+    message = add(
+        number, prompt, max_tokens, stop_ids=[] if sampling.get("ignore_eos") else [EOS or 0], forks=forks, **sampling
+    )
+    grammar = grammar_of(constraint_of(StructuredOutputsParams(**asked)))
+    return msgspec.structs.replace(message, grammar=grammar, grammar_after=after)
+
+
+def engine_of(source: GrammarBitmasks, blocks: int = 256, max_in_flight: int = 2) -> Engine:
+    executor = FakeExecutor(blocks, 8, vocab_size=VOCAB, max_in_flight=max_in_flight)
+    return Engine(executor, masker=source, block_size=8)  # type: ignore[arg-type]
+
+
+def text_of(tokens: list[int]) -> str:
+    return TOKENIZER.decode([token for token in tokens if token != EOS])
+
+
+def run(engine: Engine, adds: list[Add]) -> Any:
+    return engine.run(adds, steps=1_000_000)
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2, 3])
+def test_every_kind_is_followed_and_others_get_what_they_get_alone(source: GrammarBitmasks, max_in_flight: int) -> None:
+    engine = engine_of(source, max_in_flight=max_in_flight)
+    outcome = run(
+        engine,
+        [
+            constrained(1, [5, 6], 60, json=SCHEMA),
+            constrained(2, [7], 60, regex="[a-c]{3,9}-[0-9]{2}"),
+            add(3, [8, 9], 30),
+            constrained(4, [7], 60, choice=["left", "right"]),
+        ],
+    )
+    document = json.loads(text_of(outcome.tokens[1]))
+    assert set(document) == {"name", "age"}
+    assert re.fullmatch("[a-c]{3,9}-[0-9]{2}", text_of(outcome.tokens[2]))
+    assert outcome.tokens[3] == alone([8, 9], 30, vocab_size=VOCAB)
+    assert text_of(outcome.tokens[4]) in ("left", "right")
+    assert {outcome.ends[number].reason for number in (1, 2, 4)} == {"stop"}
+    engine.assert_all_free()
+
+
+def test_a_preempted_sequence_goes_on_in_its_grammar(source: GrammarBitmasks) -> None:
+    engine = engine_of(source, blocks=12)
+    adds = [constrained(number, [number] * 12, 70, regex="[a-z]{60,70}") for number in range(1, 7)]
+    outcome = run(engine, adds)
+    assert engine.client.counts()["preemptions"] > 0
+    for number in range(1, 7):
+        assert re.fullmatch("[a-z]{60,70}", text_of(outcome.tokens[number]))
+    engine.assert_all_free()
+
+
+def test_forks_follow_the_grammar_each_for_itself(source: GrammarBitmasks) -> None:
+    engine = engine_of(source)
+    outcome = run(engine, [constrained(1, [5, 6, 7], 40, regex="[a-z]{5,9}", forks=(2, 3))])
+    for number in (1, 2, 3):
+        assert re.fullmatch("[a-z]{5,9}", text_of(outcome.tokens[number]))
+
+
+def test_a_replay_continues_where_its_tokens_end(source: GrammarBitmasks) -> None:
+    begun = TOKENIZER.encode("left or ri", add_special_tokens=False)
+    message = constrained(1, [5, 6, *begun], 40, choice=["left or right", "left or up"])
+    message = msgspec.structs.replace(message, prompt_len=2)
+    outcome = run(engine_of(source), [message])
+    assert text_of([*begun, *outcome.tokens[1]]) == "left or right"
+
+
+def test_ignore_eos_goes_on_as_far_as_the_grammar_does(source: GrammarBitmasks) -> None:
+    outcome = run(engine_of(source), [constrained(1, [5], 60, regex="[a-z]{1,20}", ignore_eos=True)])
+    assert re.fullmatch("[a-z]{20}", text_of(outcome.tokens[1]))
+    assert EOS not in outcome.tokens[1]
+    assert outcome.ends[1].reason == "stop"
+
+
+def test_min_tokens_holds_the_end_back_but_not_beyond_the_grammar(source: GrammarBitmasks) -> None:
+    engine = engine_of(source)
+    outcome = run(
+        engine,
+        [
+            constrained(1, [5], 60, regex="(a|bc)*", min_tokens=12),
+            constrained(2, [6], 60, choice=["yes", "no"], min_tokens=50),
+        ],
+    )
+    assert len(outcome.tokens[1]) >= 12
+    assert text_of(outcome.tokens[2]) in ("yes", "no")
+    assert outcome.ends[2].reason == "stop"
+
+
+def test_a_grammar_may_begin_behind_the_reasoning(source: GrammarBitmasks) -> None:
+    free = alone([5], 3, vocab_size=VOCAB)  # the fake model's own tokens; the third ends its "reasoning"
+    outcome = run(engine_of(source), [constrained(1, [5], 60, choice=["left", "right"], after=free[1:3])])
+    assert outcome.tokens[1][:3] == free
+    assert text_of(outcome.tokens[1][3:]) in ("left", "right")
+
+
+def test_the_length_limit_cuts_an_output_that_is_not_complete(source: GrammarBitmasks) -> None:
+    outcome = run(engine_of(source), [constrained(1, [5], 4, regex="[a-z]{200}")])
+    assert (outcome.ends[1].reason, len(outcome.tokens[1])) == ("length", 4)
+
+
+def test_nobody_waits_for_a_request_that_waits_for_its_grammar(source: GrammarBitmasks) -> None:
+    engine = engine_of(source)
+    engine.client.send(constrained(1, [5], 20, regex="[a-z]{5}"))  # the process starts: that takes a while
+    outcome = engine.run([add(2, [7, 8], 30)], steps=60)
+    assert outcome.tokens[2] == alone([7, 8], 30, vocab_size=VOCAB)
+    assert 1 not in outcome.tokens
+    assert engine.client.counts()["running"] == 0
+    run(engine, [constrained(3, [9], 20, regex="[a-z]{5}")])
+    while 1 not in engine.outcome.ends:
+        engine.step()
+    assert re.fullmatch("[a-z]{5}", text_of(outcome.tokens[1]))
+
+
+def test_an_aborted_request_leaves_nothing_behind(source: GrammarBitmasks) -> None:
+    from quire.messages import Abort
+
+    engine = engine_of(source)
+    engine.client.send(constrained(1, [5], 20, regex="[a-z]{5}"))
+    engine.step()
+    engine.client.send(Abort([1]))
+    outcome = run(engine, [constrained(2, [6], 20, regex="[a-z]{5}")])
+    assert outcome.ends[1].reason == "abort"
+    engine.assert_all_free()
+
+
+def test_a_grammar_that_does_not_compile_fails_alone(source: GrammarBitmasks) -> None:
+    message = msgspec.structs.replace(constrained(1, [5], 20, regex="a"), grammar="start: nothing")
+    outcome = run(engine_of(source), [message, constrained(2, [6], 20, regex="[a-z]{5}")])
+    assert outcome.ends[1].reason == "error"
+    assert "unknown name" in outcome.ends[1].message
+    assert outcome.ends[2].reason == "stop"
+
+
+def test_a_lost_process_fails_what_it_followed_and_starts_again(source: GrammarBitmasks) -> None:
+    engine = engine_of(source)
+    engine.client.send(constrained(1, [5], 400, regex="[a-z]{5000}"))
+    engine.client.send(add(2, [7], 200))
+    while 1 not in engine.outcome.tokens:
+        engine.step()
+    assert source._process is not None
+    os.kill(source._process.pid, signal.SIGKILL)
+    time.sleep(0.05)
+    outcome = run(engine, [constrained(3, [6], 20, regex="[a-z]{5}")])
+    assert outcome.ends[1].reason == "error"
+    assert re.fullmatch("[a-z]{5}", text_of(outcome.tokens[3]))
+    while 2 not in outcome.ends:
+        engine.step()
+    assert outcome.tokens[2] == alone([7], 200, vocab_size=VOCAB)

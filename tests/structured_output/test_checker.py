@@ -1,0 +1,99 @@
+"""Constraints are tried by a helper process, which may be killed by them; the caller gets a grammar or a refusal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire.errors import RequestError
+from quire.structured_output.checker import GrammarChecker
+from quire.structured_outputs_params import StructuredOutputsParams
+
+EXPLOSIVE: dict[str, dict[str, Any]] = {
+    "a multiple of a large prime": {"json": {"type": "integer", "multipleOf": 99999989}},
+    "many patterns of properties": {
+        "json": {"patternProperties": {f"^{i}a.*b": {"type": "integer"} for i in range(1000)}}
+    },
+    "many patterns at once": {"json": {"type": "string", "allOf": [{"pattern": f".*a{i}.*"} for i in range(45)]}},
+}
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    checker = GrammarChecker()
+    yield checker
+    checker.close()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+        {"json": '{"type": "string"}'},
+        {"json": True},
+        {"json_object": True},
+        {"regex": "[0-9]{3}/[a-z]+"},
+        {"choice": ["a/b", 'c"d', "\n", "ü"]},
+        {"grammar": 'start: "a" b*\nb: "b"'},
+    ],
+)
+def test_a_sound_constraint_becomes_a_grammar(checker: GrammarChecker, asked: dict[str, Any]) -> None:
+    params = StructuredOutputsParams(**asked)
+    assert checker.known(params) is None
+    grammar = checker.grammar(params)
+    assert grammar
+    assert checker.known(params) == grammar
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"properties": {"a": {"anyOf": [{"not": {}}]}}}}, "not"),
+        ({"json": {"type": "string", "format": "regex"}}, "format"),
+        ({"json": {"type": "strong"}}, "strong"),
+        ({"json": False}, "nothing"),
+        ({"json": {"$ref": "http://example.com/schema"}}, "example.com"),
+        ({"regex": "(a|b"}, "unclosed group"),
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"grammar": "start: b"}, "unknown name"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(checker: GrammarChecker, asked: dict[str, Any], named: str) -> None:
+    params = StructuredOutputsParams(**asked, name="response_format")
+    with pytest.raises(RequestError, match=named) as caught:
+        checker.grammar(params)
+    assert caught.value.param == "response_format"
+    with pytest.raises(RequestError, match=named):
+        checker.known(params)
+
+
+@pytest.mark.parametrize("asked", EXPLOSIVE.values(), ids=EXPLOSIVE)
+def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
+    checker: GrammarChecker, asked: dict[str, Any]
+) -> None:
+    refused: list[Exception] = []
+
+    def explode() -> None:
+        try:
+            checker.grammar(StructuredOutputsParams(**asked))
+        except RequestError as error:
+            refused.append(error)
+
+    began = time.monotonic()
+    thread = threading.Thread(target=explode)
+    thread.start()
+    assert checker.grammar(StructuredOutputsParams(json={"type": "string", "maxLength": len(str(asked))}))
+    assert thread.is_alive(), "the sound one passed while the other was tried"
+    thread.join()
+    assert time.monotonic() - began < 4.0  # 2 s on an idle machine
+    assert "make it smaller" in str(refused[0])
+
+
+def test_grammars_may_nest_deeply_without_ending_the_helper(checker: GrammarChecker) -> None:
+    rules = {f"r{i}": {"$ref": f"#/$defs/r{i + 1}"} for i in range(3000)} | {"r3000": {"type": "string"}}
+    assert checker.grammar(StructuredOutputsParams(json={"$ref": "#/$defs/r0", "$defs": rules}))
