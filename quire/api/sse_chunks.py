@@ -12,6 +12,7 @@ import msgspec
 
 from quire.api.request_choices import RequestChoices
 from quire.api.serializers import Serializer
+from quire.output_parsers.events import ContentDelta, OutputEvent
 from quire.text.deltas import ChoiceDelta
 
 EVENT_STREAM = "text/event-stream"
@@ -57,10 +58,11 @@ class SseChunks:
             self._around_text[index] = self._split_at_text(index) if self._text_only else (b"", b"")
             if (first := self._serializer.first_chunk(index)) is not None:
                 data = self._chunk(index, first, num_tokens=0)
-        if self._text_only and gained.events is None:
-            if gained.text:
+        text = gained.text if gained.events is None else _only_content(gained.events)
+        if self._text_only and text is not None:
+            if text:
                 before, behind = self._around_text[index]
-                data += before + _encode(gained.text) + behind
+                data += before + _encode(text) + behind
         else:
             for choice in self._serializer.chunks(index, gained):
                 data += self._chunk(index, {"choices": [choice]})
@@ -94,3 +96,10 @@ class SseChunks:
         elif self._last_usage:
             body["usage"] = None
         return event(body)
+
+
+def _only_content(events: list[OutputEvent]) -> str | None:
+    """The content that a parser has found, if it has found nothing else; merged, that is one event."""
+    if not events:
+        return ""
+    return events[0].text if len(events) == 1 and isinstance(events[0], ContentDelta) else None
