@@ -13,8 +13,9 @@ from quire.api.choice_parsing import OutputParsing
 from quire.api.schemas.tools import ToolUse
 from quire.config import ServerConfig
 from quire.errors import RequestError, UnsupportedField
+from quire.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
 from quire.output_parsers.formats import Turn
-from quire.output_parsers.registry import create_parser, reasoning_format, special_tokens, tool_format
+from quire.output_parsers.registry import create_parser, special_tokens
 from quire.text.model_text import ModelText
 from quire.text.tokenizer import Tokenizer
 
@@ -86,22 +87,13 @@ def choose_parsers(server: ServerConfig, text: ModelText) -> ChatParsers:
     """
     if text.chat_template is None:
         return ChatParsers(auto_tool_choice=server.enable_auto_tool_choice)
-    source = text.chat_template.source
-    tool_parser = server.tool_call_parser or ("hermes" if "<tool_call>" in source else None)
-    reasoning_parser = server.reasoning_parser
-    if server.tool_call_parser:
-        tool_format(server.tool_call_parser)
-    if server.reasoning_parser:
-        reasoning_format(server.reasoning_parser)
-    logger.info(
-        "Chat: tool calls are read as %s, reasoning as %s.",
-        _said(tool_parser, server.tool_call_parser),
-        _said(reasoning_parser, server.reasoning_parser),
-    )
-    return ChatParsers(tool_parser, reasoning_parser, server.enable_auto_tool_choice, text.tokenizer)
-
-
-def _said(name: str | None, flag: str | None) -> str:
-    if name is None:
-        return "none (the chat template tells no format)"
-    return f"{name} ({'as told by the flag' if flag else 'from the chat template'})"
+    tool_parser = Detection(server.tool_call_parser, "--tool-call-parser")
+    if tool_parser.name is None:
+        tool_parser = detect_tool_parser(text.chat_template.with_tools().source)
+    reasoning_parser = Detection(server.reasoning_parser, "--reasoning-parser")
+    if reasoning_parser.name is None:
+        reasoning_parser = detect_reasoning_parser(text.chat_template.source)
+    special_tokens(tool_parser.name, reasoning_parser.name)  # both exist
+    for what, parser in (("Tool calls", tool_parser), ("Reasoning", reasoning_parser)):
+        logger.info("%s: %s (%s)", what, parser.name or "not read", parser.reason)
+    return ChatParsers(tool_parser.name, reasoning_parser.name, server.enable_auto_tool_choice, text.tokenizer)

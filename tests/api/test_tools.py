@@ -30,7 +30,7 @@ SECOND = CALL.replace("Oslo", "Rome")
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Speaker]]:
-    with speaking(tmp_path_factory.mktemp("model"), reasoning_parser="qwen3") as both:
+    with speaking(tmp_path_factory.mktemp("model")) as both:
         yield both
 
 
