@@ -16,6 +16,7 @@ COMMANDS = {
     "serve": ("quire.cli.serve", "serve a model over the OpenAI API"),
     "chat": ("quire.cli.chat", "chat with a running server"),
     "complete": ("quire.cli.complete", "complete text with a running server"),
+    "run-batch": ("quire.cli.run_batch", "answer the requests of a file, without a server"),
     "bench": ("quire.cli.bench", "measure throughput, latency, a server under load, or start-up"),
     "collect-env": ("quire.cli.collect_env", "show versions and machine for a bug report"),
 }

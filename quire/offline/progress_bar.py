@@ -9,17 +9,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 class ProgressBar:
     """Progress over sequences, with output tokens a second."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, done: int = 0) -> None:
+        """
+        Args:
+            total: Sequences in all.
+            done: Those that had ended before.
+        """
         self._progress = Progress(
             TextColumn("Generating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(), console=Console(stderr=True), transient=True,
         )  # fmt: skip
         self._total = total
+        self._done = done
         self._tokens = 0
 
     def __enter__(self) -> ProgressBar:
         self._progress.start()
-        self._task: TaskID = self._progress.add_task("", total=self._total, rate="")
+        self._task: TaskID = self._progress.add_task("", total=self._total, completed=self._done, rate="")
         return self
 
     def __exit__(self, *_: object) -> None:

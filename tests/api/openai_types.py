@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 
 def check(kind: Any, value: Any) -> Any:
-    """The value as a type of the `openai` package; fails where a field is missing or of another type.
+    """The value as a type of the `openai` package; fails where a field is missing or of another type, as 1 for true.
 
     The package itself is lenient: it builds its types without looking at the values.
     """
-    return TypeAdapter(kind).validate_python(value)
+    return TypeAdapter(kind).validate_python(value, strict=True)
 
 
 def unknown_fields(value: Any, place: str = "") -> list[str]:

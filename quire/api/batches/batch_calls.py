@@ -10,7 +10,7 @@ import uuid
 
 import msgspec
 
-from quire.api.batches.batch_line import BatchLine, result_line
+from quire.api.batches.batch_line import BatchLine
 from quire.api.engine_session import EngineSession
 from quire.api.in_process_calls import Answer, InProcessCalls
 from quire.api.schemas.request_fields import MAX_PRIORITY
@@ -30,6 +30,7 @@ class BatchCalls:
         session: Says how many sequences are open.
         scheduler: How many run at once, and whether they have priorities.
         share: Of the sequences that run at once, how much a batch may fill: interactive requests always find the rest.
+            Where there are none, more than 1 keeps some waiting, so that none has to be waited for.
     """
 
     def __init__(
@@ -51,15 +52,14 @@ class BatchCalls:
             self._slots.release()
             raise
 
-    async def answer(self, line: BatchLine) -> tuple[bool, bytes]:
-        """Whether a request succeeded, and the line about it. The slot is free then."""
+    async def answer(self, line: BatchLine) -> tuple[str, Answer]:
+        """The id that a request got, and its answer. The slot is free then."""
         try:
             body = line.body
             if self._has_priorities and body.get("priority") is None:
                 body = {**body, "priority": MAX_PRIORITY}
             encoded, request_id = msgspec.json.encode(body), f"batch-{uuid.uuid4().hex}"
-            answer = await self._post(line.url, encoded, request_id)
-            return answer.status == 200, result_line(line.custom_id, request_id, answer)
+            return request_id, await self._post(line.url, encoded, request_id)
         finally:
             self._slots.release()
 

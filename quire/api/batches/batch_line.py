@@ -84,11 +84,18 @@ def result_line(custom_id: str, request_id: str, answer: Answer) -> bytes:
     return _line(custom_id, response, None)
 
 
+def run_batch_line(custom_id: str, request_id: str, answer: Answer) -> bytes:
+    """The same in the one output file of `quire run-batch`, where `error` tells failed requests apart, as in vLLM's."""
+    body = msgspec.Raw(answer.body or b"null")
+    response = {"status_code": answer.status, "request_id": request_id, "body": body}
+    return _line(custom_id, response, None if answer.status == 200 else body)
+
+
 def error_line(custom_id: str, code: str, message: str) -> bytes:
     """The line about a request that was not sent."""
     return _line(custom_id, None, {"code": code, "message": message})
 
 
-def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | msgspec.Raw | None) -> bytes:
     name = f"batch_req_{uuid.uuid4().hex}"
     return msgspec.json.encode({"id": name, "custom_id": custom_id, "response": response, "error": error})

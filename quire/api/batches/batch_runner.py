@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from quire.api.batches.batch_calls import BatchCalls
-from quire.api.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line
+from quire.api.batches.batch_line import BatchLine, BatchLineError, error_line, parse_line, result_line
 from quire.api.engine_session import EngineSession
 from quire.clock import Clock, WallClock
 from quire.errors import EngineDeadError, QuireError, UnavailableError
@@ -207,8 +207,9 @@ class BatchRun:
             cancelled.cancel()
 
     async def _send(self, number: int, line: BatchLine) -> None:
-        succeeded, text = await self._calls.answer(line)
-        self._results.append(BatchResult(number, succeeded, text))
+        request_id, answer = await self._calls.answer(line)
+        text = result_line(line.custom_id, request_id, answer)
+        self._results.append(BatchResult(number, answer.status == 200, text))
 
     async def _keep_writing(self) -> None:
         """Until the batch is cancelled, or the store is full, which the last `_write` will say."""

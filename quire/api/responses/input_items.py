@@ -55,8 +55,7 @@ def chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[
                 thought = joined(item.content or item.summary)
                 if thought:
                     turn = turn or _begin(messages)
-                    before = turn.get("reasoning_content")
-                    turn["reasoning_content"] = "\n".join(filter(None, (before, thought)))
+                    turn["reasoning"] = "\n".join(filter(None, (turn.get("reasoning"), thought)))
             case FunctionCallOutputItem():
                 if item.call_id not in calls:
                     raise RequestError(
