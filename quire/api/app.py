@@ -22,6 +22,7 @@ from quire.api.chat_parsers import choose_parsers
 from quire.api.chat_service import ChatService
 from quire.api.engine_session import EngineSession
 from quire.api.error_responses import ServerErrorMiddleware, add_error_handlers
+from quire.api.error_shapes import ErrorShapeMiddleware
 from quire.api.http_metrics import HttpMetricsMiddleware
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_ids import HEADER, RequestIdMiddleware
@@ -34,8 +35,11 @@ from quire.api.routes.docs_pages import add_docs_pages
 from quire.api.routes.files import add_files
 from quire.api.routes.generate import add_generate
 from quire.api.routes.invocations import add_invocations
+from quire.api.routes.messages import add_messages
 from quire.api.routes.models import add_models
 from quire.api.routes.monitoring import add_monitoring
+from quire.api.routes.ollama import add_ollama
+from quire.api.routes.ollama_models import add_ollama_models
 from quire.api.routes.operations import add_operations
 from quire.api.routes.render import add_render
 from quire.api.routes.responses import add_responses
@@ -44,6 +48,8 @@ from quire.api.schemas.batch import BatchRequest
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.generate import GenerateRequest
+from quire.api.schemas.messages import CountTokensRequest, MessagesRequest
+from quire.api.schemas.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from quire.api.schemas.responses import ResponsesRequest
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving
@@ -74,6 +80,9 @@ _ROUTES = (
     add_chat,
     add_responses,
     add_generate,
+    add_messages,
+    add_ollama,
+    add_ollama_models,
     add_render,
     add_invocations,
     add_tokenize,
@@ -84,6 +93,11 @@ _BODIES = (
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
     TokenizeRequest,
     DetokenizeRequest,
     BatchRequest,
@@ -153,6 +167,7 @@ def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts) -> None:
         allow_credentials=server.allow_credentials,
         expose_headers=[HEADER],
     )
+    app.add_middleware(ErrorShapeMiddleware)
     app.add_middleware(HttpMetricsMiddleware, counts=counts, clock=SystemClock())
     app.add_middleware(RequestIdMiddleware, always_answer=server.enable_request_id_headers)
     app.add_middleware(DirectSendMiddleware)

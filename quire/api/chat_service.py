@@ -26,7 +26,7 @@ from quire.text.model_text import ModelText
 
 TURN_CHARACTERS = 256
 """How much of a prompt's end a parser sees: it may have opened the answer's reasoning."""
-_THINKING = ("enable_thinking", "thinking")
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that switches reasoning on or off."""
 
 
@@ -120,7 +120,7 @@ class ChatService:
         variables: dict[str, Any] = {}
         effort, template = fields.reasoning_effort, self.text.chat_template
         if effort is not None and template is not None:
-            known = template.variables.intersection(("reasoning_effort", *_THINKING))
+            known = template.variables.intersection(("reasoning_effort", *THINKING_SWITCHES))
             if not known and effort != "none":
                 raise RequestError(
                     "reasoning_effort: this model's chat template knows no effort: leave it out.",

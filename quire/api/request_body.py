@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from quire.api.schemas.known_fields import served_fields
+from quire.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, served_fields
 from quire.errors import RequestError
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -24,6 +24,7 @@ Schema = TypeVar("Schema", bound=BaseModel)
 READ_TIMEOUT_S = 120.0
 _MALFORMED = re.compile(r"JSON is malformed: (.+) \(byte (\d+)\)")
 _DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
+_CLASS_NAME = re.compile(r"(?:[A-Z][a-z]+)+")  # of a union's members; fields are written in lower case
 _UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
@@ -37,14 +38,19 @@ async def read_body(request: Request, schema: type[Schema]) -> Schema:
     return check_fields(await read_object(request), schema)
 
 
-async def read_object(request: Request) -> dict[str, Any]:
+async def read_object(request: Request, *, any_type: bool = False) -> dict[str, Any]:
     """The request's body as a JSON object of any fields.
+
+    Args:
+        any_type: Take JSON that is announced as something else, as curl does by default; not from a browser, where any
+            page could send that.
 
     Raises:
         RequestError, HTTPException: See `read_body`.
     """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    lenient = any_type and "origin" not in request.headers
+    if kind != "application/json" and not kind.endswith("+json") and not lenient:
         raise HTTPException(415, "Send JSON, with the header 'Content-Type: application/json'.")
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
@@ -68,14 +74,17 @@ def _decode(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def check_fields(body: dict[str, Any], schema: type[Schema]) -> Schema:
+def check_fields(body: dict[str, Any], schema: type[Schema], lists: FieldLists = OPENAI_FIELDS) -> Schema:
     """The fields of a body, checked.
+
+    Args:
+        lists: Fields that the schema does not have and the API knows.
 
     Raises:
         RequestError: See `read_body`.
     """
     try:
-        return schema.model_validate(served_fields(body, schema.model_fields))
+        return schema.model_validate(served_fields(body, schema.model_fields, lists))
     except ValidationError as error:
         raise _wrong_value(error) from None
 
@@ -121,6 +130,6 @@ def _place(detail: ErrorDetails) -> str:
     for part in detail["loc"]:
         if isinstance(part, int):
             place += f"[{part}]"
-        elif part.isidentifier() and part not in _UNION_TAGS and part != "ContentPart":
+        elif part.isidentifier() and part not in _UNION_TAGS and not _CLASS_NAME.fullmatch(part):
             place += f".{part[:64]}" if place else part[:64]
     return place

@@ -58,6 +58,11 @@ class RequestChoices:
         """Tokens of all choices so far; 0 where only the prompts are wanted."""
         return self._show_output * sum(state.num_tokens for state in self.states)
 
+    @property
+    def first_token(self) -> float | None:
+        """When the first choice's first token came, by the session's clock."""
+        return self._collector.stats[0].first_token
+
     def close(self) -> None:
         """Abort what still runs."""
         self._session.close_request(self._collector)

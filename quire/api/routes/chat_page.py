@@ -20,6 +20,7 @@ def add_page(app: FastAPI, serving: Serving) -> None:
     html = resources.files("quire.api").joinpath("chat.html").read_bytes()
 
     @app.get("/", include_in_schema=False)
+    @app.head("/", include_in_schema=False)
     async def chat_page() -> Response:
         """Chat in the browser."""
         return Response(html, media_type="text/html", headers={"Content-Security-Policy": CONTENT_POLICY})

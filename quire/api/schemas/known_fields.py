@@ -6,7 +6,8 @@ Owns the lists. A field that would change the answer is never silently dropped.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError, UnsupportedField
@@ -57,8 +58,28 @@ _ADVICE = {
 _LONGEST_NAME = 64
 
 
-def served_fields(body: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class FieldLists:
+    """Fields of one API that no schema has.
+
+    Attributes:
+        ignored: Neutral ones.
+        unsupported: Known ones that are not served, each with the values (beside null) that ask for nothing.
+    """
+
+    ignored: Collection[str]
+    unsupported: Mapping[str, tuple[Any, ...]]
+
+
+OPENAI_FIELDS = FieldLists(IGNORED, UNSUPPORTED)
+
+
+def served_fields(body: dict[str, Any], known: Collection[str], lists: FieldLists = OPENAI_FIELDS) -> dict[str, Any]:
     """The fields of a request that this server acts upon.
+
+    Args:
+        known: Those of the schema.
+        lists: What else a request may have.
 
     Raises:
         UnsupportedField: One asks for something that is not served yet.
@@ -68,10 +89,10 @@ def served_fields(body: dict[str, Any], known: Collection[str]) -> dict[str, Any
     for name, value in body.items():
         if name in known:
             served[name] = value
-        elif name in UNSUPPORTED:
-            if value is not None and not any(_equal(value, neutral) for neutral in UNSUPPORTED[name]):
+        elif name in lists.unsupported:
+            if value is not None and not any(_equal(value, neutral) for neutral in lists.unsupported[name]):
                 raise UnsupportedField(name, _ADVICE.get(name, "leave it out"))
-        elif name not in IGNORED:
+        elif name not in lists.ignored:
             raise _unknown(name, known)
     return served
 

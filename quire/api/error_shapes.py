@@ -1,0 +1,59 @@
+"""Errors in the shape that the clients of an endpoint expect: OpenAI's everywhere but under a few paths.
+
+Owns which path has which shape. Whoever makes an error, a route or a middleware, makes OpenAI's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.api.anthropic_messages import error_message
+
+
+class ErrorShapeMiddleware:
+    """ASGI middleware that writes error bodies anew for other APIs than OpenAI's."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _has_own_shape(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        begun: Message | None = None  # of an error
+        body = b""
+
+        async def reshaped(message: Message) -> None:
+            nonlocal begun, body
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                begun = message
+                return
+            if begun is None:
+                await send(message)
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                content = _shaped(scope, begun["status"], body)
+                MutableHeaders(scope=begun)["content-length"] = str(len(content))
+                await send(begun)
+                await send({"type": "http.response.body", "body": content})
+
+        await self._app(scope, receive, reshaped)
+
+
+def _has_own_shape(path: str) -> bool:
+    return path.startswith(("/v1/messages", "/api/"))
+
+
+def _shaped(scope: Scope, status: int, body: bytes) -> bytes:
+    try:
+        error: dict[str, Any] = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return body  # no error of ours
+    if scope["path"].startswith("/api/"):  # Ollama's
+        return msgspec.json.encode({"error": error["error"]["message"]})
+    return msgspec.json.encode(error_message(status, error, scope["state"]["request_id"]))

@@ -1,0 +1,76 @@
+"""POST /api/chat and /api/generate: Ollama's API, which many desktop programs speak."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.disconnect import cancel_on_disconnect
+from quire.api.ollama_answers import Kind, OllamaAnswers, loaded
+from quire.api.ollama_requests import chat_request, completion_request, model_name
+from quire.api.request_body import check_fields, openapi_body, read_object
+from quire.api.request_choices import RequestChoices
+from quire.api.routes.completions import prepare_completion
+from quire.api.schemas.ollama import OLLAMA_FIELDS, OllamaChatRequest, OllamaGenerateRequest
+from quire.api.serving import Serving, json_response
+from quire.clock import SystemClock, WallClock
+
+
+def add_ollama(app: FastAPI, serving: Serving) -> None:
+    """Add the routes to the application."""
+
+    @app.post("/api/chat", openapi_extra=openapi_body(OllamaChatRequest), tags=["ollama"])
+    async def chat(request: Request) -> Response:
+        """Answer a conversation."""
+        body = await read_object(request, any_type=True)
+        fields = check_fields(body, OllamaChatRequest, OLLAMA_FIELDS)
+        if not fields.messages:
+            return _loaded(serving, "chat", fields.model, unload=body.get("keep_alive") in (0, "0"))
+        return await cancel_on_disconnect(request, _answer(serving, request, fields))
+
+    @app.post("/api/generate", openapi_extra=openapi_body(OllamaGenerateRequest), tags=["ollama"])
+    async def generate(request: Request) -> Response:
+        """Answer a prompt, or go on with it."""
+        body = await read_object(request, any_type=True)
+        fields = check_fields(body, OllamaGenerateRequest, OLLAMA_FIELDS)
+        if not fields.prompt and not fields.suffix:
+            return _loaded(serving, "generate", fields.model, unload=body.get("keep_alive") in (0, "0"))
+        return await cancel_on_disconnect(request, _answer(serving, request, fields))
+
+
+def _loaded(serving: Serving, kind: Kind, asked: str, *, unload: bool) -> Response:
+    serving.model_name(model_name(asked, serving.names))
+    return json_response(loaded(kind, asked, WallClock(), unload=unload))
+
+
+async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
+    clock = SystemClock()
+    began = clock.now()
+    serving.model_name(model_name(body.model, serving.names))
+    kind: Kind = "generate" if isinstance(body, OllamaGenerateRequest) else "chat"
+    choices = await _start(serving, body)
+    shows = body.think is not False
+    answers = OllamaAnswers(kind, body.model, choices, clock, WallClock(), began, show_thinking=shows)
+    request_id, stream = request.state.request_id, body.stream is not False
+    serving.log_request(request_id, request.scope["path"], choices.adds, stream=stream)
+    if stream:
+        return serving.stream(answers, choices, request_id)
+    try:
+        (whole,) = await choices.collect()
+    finally:
+        choices.close()
+    return json_response(answers.body(whole))
+
+
+async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateRequest) -> RequestChoices:
+    if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
+        fields = completion_request(body)
+        prompts, params, options = await prepare_completion(serving, fields)
+        if fields.max_tokens is None:
+            params = msgspec.structs.replace(params, max_tokens=None)  # all that the context leaves
+        collector = serving.session.add_request(prompts, params, **options)
+        return RequestChoices(serving.session, collector, serving.text.tokenizer)
+    template = serving.text.chat_template
+    return await serving.chat.start(chat_request(body, template.variables if template else ()))
