@@ -32,6 +32,10 @@ class ArgumentTypes:
         """Whether this argument can only be a string, so that its text needs no conversion."""
         return self._types(key) == {"string"}
 
+    def may_be_string(self, key: str) -> bool:
+        """Whether a text of any form can stand for this argument."""
+        return "string" in self._types(key) or not self._types(key)
+
     def json_of(self, key: str, text: str) -> str:
         """An argument's text as JSON."""
         types = self._types(key)

@@ -30,16 +30,68 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class KeyedArguments:
+    """Arguments one by one instead of as a JSON object.
+
+    Attributes:
+        before_key, after_key, after_value: What stands around them.
+        separator: Between two arguments.
+        text_end: What ends a string; empty where strings are written as in JSON.
+        never_in_text: What no string may have, because it would end it.
+    """
+
+    before_key: str
+    after_key: str
+    after_value: str
+    separator: str = ""
+    text_end: str = ""
+    never_in_text: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallSyntax:
+    """How calls are written, for a grammar that allows nothing else.
+
+    Attributes:
+        before_name, after_name, after_arguments: One call. NUMBER stands for digits.
+        trigger: In text before a call, what announces it, so that what follows can be enforced; empty where nothing
+            does.
+        begin, separator, end: Around several calls; they stand around a single one as well.
+        keyed: How arguments are written where they are no JSON object.
+        only_with: A special token; the syntax is that of vocabularies that have it.
+        messages: Where an answer has messages: what stands around the text of those that may come before a call.
+        last_message: What stands in front of the text of one that ends the answer.
+    """
+
+    before_name: str
+    after_name: str
+    after_arguments: str
+    trigger: str = ""
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+    keyed: KeyedArguments | None = None
+    only_with: str = ""
+    messages: tuple[tuple[str, str], ...] = ()
+    last_message: str = ""
+
+
+NUMBER = "\0"
+
+
+@dataclass(frozen=True)
 class ToolFormat:
     """How a family of models writes tool calls.
 
     Attributes:
         read: Reads an answer.
         special_tokens: Tokens that the text must show, whatever `skip_special_tokens` says.
+        syntaxes: How calls can be enforced; the first that fits the vocabulary counts.
     """
 
     read: ReadAnswer
-    special_tokens: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...]
+    syntaxes: tuple[CallSyntax, ...]
 
 
 @dataclass(frozen=True)
@@ -48,12 +100,15 @@ class ReasoningFormat:
 
     Attributes:
         read: Reads reasoning, and stops where the answer begins.
+        opened: Whether the reasoning has begun (True) or ended (False) before the output; None if the output tells.
+        start, end: Texts around the reasoning.
         special_tokens: Like a ToolFormat's.
-        end: Text that ends the reasoning.
         answer: How the answer is read where no tool parser is chosen; None for text as it is.
     """
 
     read: Callable[[TextScanner, Turn], Steps[None]]
+    opened: Callable[[Turn], bool | None]
+    start: str
     end: str
-    special_tokens: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...]
     answer: ReadAnswer | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.argument_types import ArgumentTypes
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import ToolCalls
 from quire.output_parsers.typed_arguments import TypedArguments
@@ -72,4 +72,24 @@ def _argument(scanner: TextScanner, answer: AnswerText, arguments: TypedArgument
         yield from scanner.skip_tag(_VALUE_END)
 
 
-FORMAT = ToolFormat(read, special_tokens=(OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END))
+def _format(newline: str) -> ToolFormat:
+    return ToolFormat(
+        read,
+        special_tokens=(OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END),
+        syntaxes=(
+            CallSyntax(
+                OPEN,
+                newline,
+                CLOSE,
+                trigger=OPEN,
+                separator=newline,
+                keyed=KeyedArguments(
+                    KEY, f"{KEY_END}{newline}{VALUE}", VALUE_END + newline, text_end=VALUE_END, never_in_text=(CLOSE,)
+                ),
+            ),
+        ),
+    )
+
+
+GLM45 = _format("\n")
+GLM47 = _format("")

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import OutputEvent, ReasoningDelta, Tool
-from quire.output_parsers.formats import ReasoningFormat, ToolFormat, Turn
+from quire.output_parsers.formats import CallSyntax, ReasoningFormat, ToolFormat, Turn
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import ToolCalls
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 SPECIAL_TOKENS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
-FINAL = f"{CHANNEL}final{MESSAGE}"
-"""What stands in front of the answer."""
 
+_NEXT = f"{START}assistant"
 _RECIPIENT = Tags(" to=", "to=")  # the prompt ends with the assistant's role, so an output may begin with this
 _HEADER = Tags(START, CHANNEL, MESSAGE, END, CALL, RETURN)
 _BODY = Tags(MESSAGE, START, END, CALL, RETURN)
@@ -103,5 +102,29 @@ def _no_prefix(scanner: TextScanner, turn: Turn) -> Steps[None]:
     yield from ()
 
 
-FORMAT = ToolFormat(read, special_tokens=SPECIAL_TOKENS)
-REASONING = ReasoningFormat(_no_prefix, end=FINAL, special_tokens=SPECIAL_TOKENS, answer=read_without_calls)
+def _undecided(turn: Turn) -> None:
+    """Whether a message is reasoning is said by its channel."""
+
+
+FORMAT = ToolFormat(
+    read,
+    special_tokens=SPECIAL_TOKENS,
+    syntaxes=(
+        CallSyntax(
+            f"{CHANNEL}commentary to=functions.",
+            f" {CONSTRAIN}json{MESSAGE}",
+            CALL,
+            separator=_NEXT,
+            messages=tuple((f"{CHANNEL}{channel}{MESSAGE}", END + _NEXT) for channel in ("analysis", "commentary")),
+            last_message=f"{CHANNEL}final{MESSAGE}",
+        ),
+    ),
+)
+REASONING = ReasoningFormat(
+    _no_prefix,
+    _undecided,
+    start=f"{CHANNEL}analysis{MESSAGE}",
+    end=END + _NEXT,
+    special_tokens=SPECIAL_TOKENS,
+    answer=read_without_calls,
+)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.formats import CallSyntax, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import JsonCall, ToolCalls
 
@@ -56,4 +56,8 @@ def _objects(
     return called
 
 
-FORMAT = ToolFormat(read, special_tokens=(PYTHON_TAG,))
+FORMAT = ToolFormat(
+    read,
+    special_tokens=(PYTHON_TAG,),
+    syntaxes=(CallSyntax('{"name": "', '", "parameters": ', "}", separator="; "),),
+)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.formats import NUMBER, CallSyntax, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import ToolCalls
 
@@ -101,6 +101,42 @@ _KIMI_CALLS = MarkedCalls(
     "<|tool_call_argument_begin|>",
 )
 
-DEEPSEEK_V3 = ToolFormat(_DEEPSEEK_V3_CALLS.read, _DEEPSEEK_V3_CALLS.special_tokens)
-DEEPSEEK_V31 = ToolFormat(_DEEPSEEK_V31_CALLS.read, _DEEPSEEK_V31_CALLS.special_tokens)
-KIMI_K2 = ToolFormat(_KIMI_CALLS.read, _KIMI_CALLS.special_tokens)
+_DEEPSEEK_ALL, _DEEPSEEK_END = _DEEPSEEK_TAGS[2]
+
+
+def _deepseek_syntax(before_name: str, after_name: str, after_arguments: str, separator: str) -> CallSyntax:
+    return CallSyntax(
+        f"<｜tool▁call▁begin｜>{before_name}",
+        after_name,
+        f"{after_arguments}<｜tool▁call▁end｜>",
+        trigger="<｜tool▁call▁begin｜>",
+        begin=_DEEPSEEK_ALL,
+        separator=separator,
+        end=_DEEPSEEK_END,
+    )
+
+
+DEEPSEEK_V3 = ToolFormat(
+    _DEEPSEEK_V3_CALLS.read,
+    _DEEPSEEK_V3_CALLS.special_tokens,
+    (_deepseek_syntax("function<｜tool▁sep｜>", "\n```json\n", "\n```", "\n"),),
+)
+DEEPSEEK_V31 = ToolFormat(
+    _DEEPSEEK_V31_CALLS.read,
+    _DEEPSEEK_V31_CALLS.special_tokens,
+    (_deepseek_syntax("", "<｜tool▁sep｜>", "", ""),),
+)
+KIMI_K2 = ToolFormat(
+    _KIMI_CALLS.read,
+    _KIMI_CALLS.special_tokens,
+    (
+        CallSyntax(
+            "<|tool_call_begin|>functions.",
+            f":{NUMBER}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            trigger="<|tool_call_begin|>",
+            begin="<|tool_calls_section_begin|>",
+            end="<|tool_calls_section_end|>",
+        ),
+    ),
+)

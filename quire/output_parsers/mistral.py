@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.formats import CallSyntax, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tagged_json import read_objects
 from quire.output_parsers.tool_calls import ToolCalls
@@ -63,4 +63,11 @@ def _named_call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls) -> S
     yield from scanner.json_container(_CALLS, calls.arguments)
 
 
-FORMAT = ToolFormat(read, special_tokens=(CALLS, CALL_ID, ARGS))
+FORMAT = ToolFormat(
+    read,
+    special_tokens=(CALLS, CALL_ID, ARGS),
+    syntaxes=(
+        CallSyntax(CALLS, ARGS, "", trigger=CALLS, only_with=ARGS),
+        CallSyntax('{"name": "', '", "arguments": ', "}", trigger=CALLS, begin=CALLS + " [", separator=", ", end="]"),
+    ),
+)

@@ -16,7 +16,7 @@ from typing import Any
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import ToolCalls
 
@@ -88,10 +88,21 @@ def _json_arguments(text: str) -> str | None:
         call = ast.parse("f" + text, mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
-        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
+        lines = ("f" + text).encode().split(b"\n")
+        values = {keyword.arg: _json_value(lines, keyword.value) for keyword in call.keywords}
         return None if None in values else json.dumps(values, ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return None
+
+
+def _json_value(lines: list[bytes], node: ast.expr) -> Any:
+    """A value: JSON where it is any, since both languages escape differently; else Python."""
+    if node.lineno == node.end_lineno:
+        try:
+            return json.loads(lines[node.lineno - 1][node.col_offset : node.end_col_offset])
+        except ValueError:
+            pass
+    return _value(node)
 
 
 def _value(node: ast.expr) -> Any:
@@ -111,4 +122,10 @@ def _value(node: ast.expr) -> Any:
     return value
 
 
-FORMAT = ToolFormat(read, special_tokens=(START, END))
+FORMAT = ToolFormat(
+    read,
+    special_tokens=(START, END),
+    syntaxes=(
+        CallSyntax("", "(", ")", begin="[", separator=", ", end="]", keyed=KeyedArguments("", "=", "", separator=", ")),
+    ),
+)

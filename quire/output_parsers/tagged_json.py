@@ -12,13 +12,18 @@ from collections.abc import Sequence
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.formats import CallSyntax, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import JsonCall, ToolCalls
 
 
-def tagged_json(*opening: str, closing: tuple[str, ...] = ()) -> ToolFormat:
-    """The format with these tags; several are other spellings of one. Without a closing tag, the JSON ends itself."""
+def tagged_json(syntax: CallSyntax, *opening: str, closing: tuple[str, ...] = ()) -> ToolFormat:
+    """The format with these tags; several are other spellings of one. Without a closing tag, the JSON ends itself.
+
+    Args:
+        syntax: How calls are written by the book.
+        opening, closing: Tags.
+    """
     either, opens = Tags(*opening, *closing), Tags(*opening)
 
     def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
@@ -29,7 +34,7 @@ def tagged_json(*opening: str, closing: tuple[str, ...] = ()) -> ToolFormat:
             called = tag in opening and (yield from read_objects(scanner, answer, calls, tag, either))
         yield from answer.finish()
 
-    return ToolFormat(read, special_tokens=(*opening, *closing))
+    return ToolFormat(read, special_tokens=(*opening, *closing), syntaxes=(syntax,))
 
 
 def read_objects(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tag: str, tags: Tags) -> Steps[bool]:
@@ -62,9 +67,32 @@ def read_objects(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tag
     return called
 
 
-HERMES = tagged_json("<tool_call>", closing=("</tool_call>",))
-GRANITE = tagged_json("<|tool_call|>", "<tool_call>", closing=("</tool_call>",))
-GRANITE_20B_FC = tagged_json("<function_call>")
-PHI4_MINI = tagged_json("functools", "<|tool_call|>", closing=("<|/tool_call|>",))
-JAMBA = tagged_json("<tool_calls>", closing=("</tool_calls>",))
-LONGCAT = tagged_json("<longcat_tool_call>", closing=("</longcat_tool_call>",))
+_NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
+
+
+def _one_each(opening: str, closing: str) -> CallSyntax:
+    return CallSyntax(f"{opening}\n{_NAME}", _ARGUMENTS, "}\n" + closing, trigger=opening, separator="\n")
+
+
+def _list_behind(opening: str, closing: str = "") -> CallSyntax:
+    return CallSyntax(_NAME, _ARGUMENTS, "}", trigger=opening, begin=opening + "[", separator=", ", end="]" + closing)
+
+
+HERMES = tagged_json(_one_each("<tool_call>", "</tool_call>"), "<tool_call>", closing=("</tool_call>",))
+GRANITE = tagged_json(_list_behind("<|tool_call|>"), "<|tool_call|>", "<tool_call>", closing=("</tool_call>",))
+GRANITE_20B_FC = tagged_json(
+    CallSyntax(f"<function_call> {_NAME}", _ARGUMENTS, "}", trigger="<function_call>", separator=" "),
+    "<function_call>",
+)
+PHI4_MINI = tagged_json(
+    CallSyntax(f"<|tool_call|>{_NAME}", _ARGUMENTS, "}<|/tool_call|>", trigger="<|tool_call|>"),
+    "functools",
+    "<|tool_call|>",
+    closing=("<|/tool_call|>",),
+)
+JAMBA = tagged_json(_list_behind("<tool_calls>", "</tool_calls>"), "<tool_calls>", closing=("</tool_calls>",))
+LONGCAT = tagged_json(
+    _one_each("<longcat_tool_call>", "</longcat_tool_call>"),
+    "<longcat_tool_call>",
+    closing=("</longcat_tool_call>",),
+)

@@ -32,8 +32,12 @@ def _format(
 ) -> ReasoningFormat:
     opening, closing = Tags(*starts), Tags(*ends, *interrupts)
 
+    def opened_in(turn: Turn) -> bool | None:
+        found = _opened(turn, starts, ends)
+        return True if found is None and always else found
+
     def read(scanner: TextScanner, turn: Turn) -> Steps[None]:
-        opened = _opened(turn, starts, ends)
+        opened = opened_in(turn)
         if opened is False:
             return
         scanner.start_recording()
@@ -42,7 +46,7 @@ def _format(
         before = scanner.recorded()
         if tag is None:
             scanner.read_again(before)
-            if opened is None and not always:
+            if opened is None:
                 return
         yield from scanner.skip_newlines()
         reasoning = _Reasoning()
@@ -53,7 +57,7 @@ def _format(
             yield from scanner.skip_tag(closing)
             yield from scanner.skip_newlines()
 
-    return ReasoningFormat(read, end=ends[0], special_tokens=(*starts, *ends))
+    return ReasoningFormat(read, opened_in, starts[0], ends[0], special_tokens=(*starts, *ends))
 
 
 def _opened(turn: Turn, starts: tuple[str, ...], ends: tuple[str, ...]) -> bool | None:

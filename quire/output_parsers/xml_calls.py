@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.argument_types import ArgumentTypes
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import ToolFormat
+from quire.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import ToolCalls
 from quire.output_parsers.typed_arguments import TypedArguments
@@ -106,7 +106,24 @@ class XmlCalls:
 
 
 def _format(tags: XmlTags, *special: str) -> ToolFormat:
-    return ToolFormat(XmlCalls(tags).read, special_tokens=(*tags.block, *special))
+    block, end_block = tags.block
+    function, name_end, function_end = tags.function
+    parameter, key_end, parameter_end = tags.parameter
+    syntax = CallSyntax(
+        f"{block}\n{function}",
+        f"{name_end}\n",
+        f"{function_end}\n{end_block}",
+        trigger=function,
+        separator="\n",
+        keyed=KeyedArguments(
+            parameter,
+            f"{key_end}\n",
+            f"\n{parameter_end}\n",
+            text_end=f"\n{parameter_end}",
+            never_in_text=(parameter_end, parameter, function_end, end_block),
+        ),
+    )
+    return ToolFormat(XmlCalls(tags).read, (*tags.block, *special), () if tags.typed else (syntax,))
 
 
 _QWEN = (("<function=", ">", "</function>"), ("<parameter=", ">", "</parameter>"))

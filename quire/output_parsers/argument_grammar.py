@@ -1,0 +1,157 @@
+"""The rules for a call's arguments.
+
+Owns JSON objects by schema, and arguments that a format writes one by one, in the order of the schema's properties.
+A keyword that these cannot honour is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import RequestError
+from quire.output_parsers.argument_types import ArgumentTypes
+from quire.output_parsers.events import Tool
+from quire.output_parsers.formats import KeyedArguments
+from quire.output_parsers.lark_rules import ANY_TEXT, LarkRules, escaped, quoted
+
+_SPACING = {"whitespace_pattern": " ?"}
+"""As templates show JSON to models: without line breaks, of which a model may otherwise write many."""
+_KNOWN_OF_OBJECTS = frozenset(
+    ("type", "properties", "required", "additionalProperties", "title", "description", "$schema", "$defs",
+     "definitions", "examples", "default")
+)  # fmt: skip
+_REFUSED_OF_STRINGS = ("pattern", "format", "not", "allOf", "oneOf", "if")
+_MOST_CHARACTERS = 4_096
+"""Of a string whose length is limited; more is not enforced by counting."""
+
+
+class ArgumentGrammar:
+    """Writes the arguments of tools."""
+
+    def __init__(self, rules: LarkRules, keyed: KeyedArguments | None) -> None:
+        """
+        Args:
+            rules: Where rules go.
+            keyed: How arguments are written one by one; None for a JSON object.
+        """
+        self._rules = rules
+        self._keyed = keyed
+
+    def rule(self, tool: Tool, *, enforced: bool) -> str:
+        """The rule for a tool's arguments; any JSON object, or any of its arguments, if its schema is not enforced.
+
+        Raises:
+            RequestError: A keyword of the schema cannot be honoured in this format.
+        """
+        if self._keyed is None:
+            return self._rules.json(_complete(tool.parameters if enforced else {}))
+        properties = tool.parameters.get("properties") or {}
+        required = set(tool.parameters.get("required") or ()) if enforced else set()
+        if enforced:
+            _check_object(tool, properties, required)
+        given = {key: self._argument(tool, key, enforced) for key in properties}
+        return self._in_order(given, required)
+
+    def _in_order(self, given: Mapping[str, str], required: set[str]) -> str:
+        """The arguments, of which those that are not required may be missing; separators only between two."""
+        assert self._keyed is not None
+        separator = " ".join(self._rules.literal(self._keyed.separator))
+        if not separator:
+            return self._rules.add(
+                "arguments", " ".join(rule if key in required else f"{rule}?" for key, rule in given.items()) or '""'
+            )
+        behind = '""'  # what may follow an argument, from the last one on
+        alone = '""'  # the same in front of the first argument
+        for key, rule in reversed(list(given.items())):
+            optional = key not in required
+            first = self._rules.add("first", f"{rule} {behind}" + (f" | {alone}" if optional else ""))
+            behind = self._rules.add("next", f"{separator} {rule} {behind}" + (f" | {behind}" if optional else ""))
+            alone = first
+        return alone
+
+    def _argument(self, tool: Tool, key: str, enforced: bool) -> str:
+        keyed = self._keyed
+        assert keyed is not None
+        schema = tool.parameters["properties"][key]
+        before = self._rules.literal(keyed.before_key + key + keyed.after_key)
+        after = self._rules.literal(keyed.after_value)
+        if keyed.text_end and _may_be_text(tool, key):
+            return self._rules.add("argument", " ".join([*before, self._text(tool, key, schema, enforced)]))
+        value = self._rules.json(_complete(schema if enforced else {}, tool.parameters, is_object=False))
+        return self._rules.add("argument", " ".join([*before, value, *after]))
+
+    def _text(self, tool: Tool, key: str, schema: Mapping[str, Any], enforced: bool) -> str:
+        """A string as it stands, and what ends the argument."""
+        keyed = self._keyed
+        assert keyed is not None
+        after = list(self._rules.literal(keyed.after_value))
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if enforced and values:
+            texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            choice = " | ".join(map(quoted, texts))
+            return f"({choice}) {' '.join(after)}"
+        body = ANY_TEXT
+        if enforced:
+            _check_text(tool, key, schema)
+            body = _text_of_length(tool, key, schema)
+        for unwanted in keyed.never_in_text:
+            body += f" & ~/(?s:.*){escaped(unwanted)}(?s:.*)/"
+        name = self._rules.terminal(body)
+        if after[0].startswith("<"):
+            return " ".join([name, *after])
+        return self._rules.add("text", f"{name} {after[0]}", "[lazy]") + "".join(f" {item}" for item in after[1:])
+
+
+def _complete(
+    schema: Any, root: Mapping[str, Any] | None = None, *, is_object: bool = True
+) -> dict[str, Any]:  # fmt: skip
+    """A schema that stands for itself: with the definitions of its root, and our spacing instead of the client's."""
+    if not isinstance(schema, Mapping):
+        schema = {} if schema is not False else {"not": {}}
+    complete = {key: value for key, value in schema.items() if key != "x-guidance"}
+    for key in ("$defs", "definitions", "properties"):
+        if root and key in root and key not in complete and "$ref" in str(schema):
+            complete[key] = root[key]
+    if is_object and not {"type", "anyOf", "oneOf", "allOf", "$ref"} & complete.keys():
+        complete["type"] = "object"
+    return {**complete, "x-guidance": _SPACING}
+
+
+def _may_be_text(tool: Tool, key: str) -> bool:
+    return ArgumentTypes((tool,), tool.name).may_be_string(key)
+
+
+def _check_object(tool: Tool, properties: Mapping[str, Any], required: set[str]) -> None:
+    for keyword in tool.parameters:
+        if keyword not in _KNOWN_OF_OBJECTS:
+            raise _refusal(tool, "its parameters", keyword)
+    if missing := sorted(required - properties.keys()):
+        raise _refusal(tool, f"'{missing[0]}', which is no property,", "required")
+
+
+def _check_text(tool: Tool, key: str, schema: Mapping[str, Any]) -> None:
+    for keyword in _REFUSED_OF_STRINGS:
+        if keyword in schema:
+            raise _refusal(tool, f"'{key}'", keyword)
+    for alternative in schema.get("anyOf") or ():
+        if isinstance(alternative, Mapping) and alternative.keys() - {"type", "title", "description"}:
+            raise _refusal(tool, f"'{key}'", "anyOf")
+
+
+def _text_of_length(tool: Tool, key: str, schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minLength") or 0, schema.get("maxLength")
+    if not least and most is None:
+        return ANY_TEXT
+    if not isinstance(least, int) or not isinstance(most, int | None) or max(least, most or 0) > _MOST_CHARACTERS:
+        raise _refusal(tool, f"'{key}'", "maxLength" if most else "minLength")
+    return f"/(?s:.{{{least},{'' if most is None else most}}})/"
+
+
+def _refusal(tool: Tool, what: str, keyword: str) -> RequestError:
+    return RequestError(
+        f"tools: {what} of the function '{tool.name}' has '{keyword}', which cannot be enforced in this model's format "
+        "of calls: leave it out, or 'strict' with tool_choice 'auto'.",
+        param="tools",
+    )

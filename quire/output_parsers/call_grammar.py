@@ -1,0 +1,138 @@
+"""A grammar, in llguidance's dialect of Lark, that makes a model call tools as it should.
+
+Owns how a format's syntax and the tools' schemas become rules: for an answer that must call (`tool_choice` required or
+a function), and for one that may, where what follows the announcement of a call is enforced. Knows nothing about
+compiling or masks. What cannot be enforced in full is refused.
+
+Source: docs/syntax.md in guidance-ai/llguidance (`%json`, lazy lexemes, special tokens).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quire.errors import RequestError
+from quire.output_parsers.argument_grammar import ArgumentGrammar
+from quire.output_parsers.events import Tool
+from quire.output_parsers.formats import CallSyntax, ReasoningFormat, ToolFormat, Turn
+from quire.output_parsers.lark_rules import ANY_TEXT, LarkRules
+from quire.output_parsers.registry import reasoning_format, tool_format
+
+_FIRST_KEYS = "name|type|id|function|parameters|arguments"
+
+
+def call_grammar(
+    tool_parser: str,
+    tools: Sequence[Tool],
+    *,
+    must_call: bool,
+    parallel: bool = True,
+    reasoning_parser: str | None = None,
+    turn: Turn | None = None,
+    special_ids: Mapping[str, int] | None = None,
+) -> str:
+    """The grammar of an answer.
+
+    Args:
+        tool_parser: The format's name.
+        tools: What may be called: one of them where `tool_choice` names it.
+        must_call: The answer is one call or more, and nothing else; each matches its tool's schema. Otherwise the
+            model chooses, and only tools that are `strict` have their schema enforced.
+        parallel: Whether there may be several calls.
+        reasoning_parser: Allows reasoning in front of the answer.
+        turn: How the turn begins in the prompt.
+        special_ids: The vocabulary's special tokens, which text cannot write.
+
+    Raises:
+        ConfigError: There is no such parser.
+        RequestError: The format cannot be enforced, or not this schema.
+    """
+    rules = LarkRules(special_ids or {})
+    syntax = _syntax(tool_format(tool_parser), tool_parser, rules)
+    arguments = ArgumentGrammar(rules, syntax.keyed)
+    calls = _Calls(
+        rules,
+        syntax,
+        {tool.name: arguments.rule(tool, enforced=must_call or tool.strict) for tool in tools},
+        parallel=parallel,
+    )
+    answer = calls.group() if must_call else _optional_calls(rules, syntax, calls)
+    if reasoning_parser and (must_call or not syntax.messages):
+        answer = _behind_reasoning(rules, reasoning_format(reasoning_parser), turn or Turn(), answer)
+    return rules.text(answer)
+
+
+def _syntax(found: ToolFormat, name: str, rules: LarkRules) -> CallSyntax:
+    for syntax in found.syntaxes:
+        if not syntax.only_with or rules.is_special(syntax.only_with):
+            return syntax
+    raise RequestError(
+        f"tools: calls in the format '{name}' cannot be enforced yet: leave 'strict' out and send tool_choice 'auto'.",
+        param="tools",
+    )
+
+
+class _Calls:
+    """Writes calls of these tools."""
+
+    def __init__(self, rules: LarkRules, syntax: CallSyntax, arguments: Mapping[str, str], *, parallel: bool) -> None:
+        """
+        Args:
+            rules: Where rules go.
+            syntax: How calls are written.
+            arguments: Of each tool, the rule for its arguments.
+            parallel: Whether there may be several.
+        """
+        self._rules = rules
+        self._syntax = syntax
+        self._arguments = arguments
+        self.parallel = parallel
+
+    def group(self, *, before: str | None = None, parallel: bool | None = None) -> str:
+        """One call or several; `before` replaces what stands in front of the first name."""
+        syntax = self._syntax
+        items = [self._one(syntax.begin + syntax.before_name if before is None else before)]
+        if self.parallel if parallel is None else parallel:
+            items.append(f"{self._one(syntax.separator + syntax.before_name)}*")
+        return self._rules.add("calls", " ".join([*items, *self._rules.literal(syntax.end)]))
+
+    def _one(self, before: str) -> str:
+        """One call. All up to its arguments is one literal, since a lexer takes the longest match."""
+        syntax, literal = self._syntax, self._rules.literal
+        return self._rules.add("call", " | ".join(
+            " ".join([*literal(before + name + syntax.after_name), arguments, *literal(syntax.after_arguments)])
+            for name, arguments in self._arguments.items()
+        ))  # fmt: skip
+
+
+def _optional_calls(rules: LarkRules, syntax: CallSyntax, calls: _Calls) -> str:
+    """Text in which each announced call is one, or text alone."""
+    before = syntax.begin + syntax.before_name
+    if syntax.messages:
+        return _call_among_messages(rules, syntax, calls.group())
+    if not syntax.trigger:
+        opening = rf"\{{[ \t\r\n]*\"({_FIRST_KEYS})\"" if before.startswith("{") else r"\[[ \t\r\n]*[\w.\-]+\("
+        return rules.add("answer", f"{calls.group()} | {rules.text_without_line(opening)}")
+    several = calls.parallel and bool(syntax.begin)  # else each is announced
+    group = calls.group(before=before.partition(syntax.trigger)[2], parallel=several)
+    announced = f"{rules.text_up_to(syntax.trigger)} {group}"
+    text = rules.terminal(ANY_TEXT)
+    return rules.add("answer", f"({announced})* {text}" if calls.parallel else f"{announced} | {text}")
+
+
+def _call_among_messages(rules: LarkRules, syntax: CallSyntax, group: str) -> str:
+    text = rules.terminal(ANY_TEXT)
+    others = [" ".join([*rules.literal(before), rules.text_up_to(after)]) for before, after in syntax.messages]
+    last = " ".join([*rules.literal(syntax.last_message), text])
+    return rules.add("answer", f"({' | '.join(others)})* ({group} | {last})")
+
+
+def _behind_reasoning(rules: LarkRules, found: ReasoningFormat, turn: Turn, answer: str) -> str:
+    opened = found.opened(turn)
+    if opened is False:
+        return answer
+    space = rules.terminal(r"/[\r\n]{0,4}/")
+    thought = f"{rules.text_up_to(found.end)} {space}"
+    if opened is None:
+        thought = f"({' '.join([*rules.literal(found.start), thought])})?"
+    return rules.add("turn", f"{thought} {answer}")

@@ -1,0 +1,184 @@
+"""Whatever a grammar lets through is a call that matches its tool's schema, as the format's own parser reads it.
+
+The reference is llguidance, which compiles the grammar and says what may come next; a random walk stands for a model at
+temperature 1 that knows nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.errors import RequestError
+from quire.output_parsers.call_grammar import call_grammar
+from quire.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, Tool, ToolCallStart, merge_events
+from quire.output_parsers.formats import Turn
+from quire.output_parsers.registry import TOOL_PARSERS, create_parser
+
+llguidance = pytest.importorskip("llguidance")
+llguidance_numpy = pytest.importorskip("llguidance.numpy")
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "s": {"type": "string", "minLength": 1, "maxLength": 6},
+        "i": {"type": "integer", "minimum": 0, "maximum": 99},
+        "e": {"enum": ["x", "y z"]},
+        "o": {"$ref": "#/$defs/flag"},
+    },
+    "required": ["s", "o"],
+    "additionalProperties": False,
+    "$defs": {"flag": {"type": "object", "properties": {"k": {"type": "boolean"}}, "required": ["k"],
+                       "additionalProperties": False}},
+}  # fmt: skip
+TOOLS = (Tool("f", SCHEMA, strict=True), Tool("g", {"type": "object", "additionalProperties": False}, strict=True))
+ENFORCED = [name for name in TOOL_PARSERS if name != "deepseek_v32"]
+BYTES = llguidance.LLTokenizer("byte")
+
+
+def matches(name: str, arguments: dict[str, Any]) -> bool:
+    """Whether the arguments match their tool's schema."""
+    if name == "g":
+        return arguments == {}
+    found = dict(arguments)
+    text, flag = found.pop("s", None), found.pop("o", None)
+    number, choice = found.pop("i", 0), found.pop("e", "x")
+    return (
+        isinstance(text, str) and 1 <= len(text) <= 6 and flag in ({"k": True}, {"k": False})
+        and type(number) is int and 0 <= number <= 99 and choice in ("x", "y z") and not found
+    )  # fmt: skip
+
+
+def walk(grammar: str, seed: int, first: str = "") -> str | None:
+    """A text that the grammar lets through, behind `first`; None if it became too long."""
+    matcher = llguidance.LLMatcher(BYTES, grammar)
+    assert not matcher.get_error()
+    text = bytearray(first.encode())
+    assert matcher.try_consume_tokens(list(text)) == len(text), first
+    chance = random.Random(seed)
+    mask = llguidance_numpy.allocate_token_bitmask(1, BYTES.vocab_size)
+    while len(text) < 600:
+        if matcher.is_accepting() and chance.random() < 0.5:
+            return text.decode()
+        llguidance_numpy.fill_next_token_bitmask(matcher, mask)
+        [allowed] = np.unpackbits(mask.view(np.uint8), bitorder="little")[:256].nonzero()
+        if not len(allowed):
+            return text.decode() if matcher.is_accepting() else None
+        ascii_only = [token for token in allowed if token < 128]
+        token = int(chance.choice(ascii_only if ascii_only and chance.random() < 0.8 else list(allowed)))
+        assert matcher.try_consume_tokens([token]) == 1
+        text.append(token)
+    return None
+
+
+def parsed(text: str, tool: str, reasoning: str | None = None, turn: Turn | None = None) -> list[OutputEvent]:
+    parser = create_parser(tool, reasoning, tools=TOOLS, turn=turn)
+    return merge_events([*parser.feed(text), *parser.finish()])
+
+
+def calls_of(events: list[OutputEvent]) -> list[tuple[str, dict[str, Any]]]:
+    starts = [at for at, event in enumerate(events) if isinstance(event, ToolCallStart)]
+    return [(getattr(events[at], "name", ""), json.loads(getattr(events[at + 1], "arguments", ""))) for at in starts]
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_an_answer_that_must_call_is_calls_that_match_and_nothing_else(name: str) -> None:
+    grammar = call_grammar(name, TOOLS, must_call=True)
+    texts = [text for seed in range(12) if (text := walk(grammar, seed)) is not None]
+    assert len(texts) >= 6
+    for text in texts:
+        events = parsed(text, name)
+        calls = calls_of(events)
+        assert calls, text
+        assert all(matches(*call) for call in calls), text
+        assert not any(isinstance(event, ContentDelta) for event in events), text
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_without_parallel_calls_there_is_one(name: str) -> None:
+    grammar = call_grammar(name, TOOLS[1:], must_call=True, parallel=False)
+    assert {len(calls_of(parsed(walk(grammar, seed) or "", name))) for seed in range(4)} == {1}
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_a_named_tool_is_the_only_one(name: str) -> None:
+    text = walk(call_grammar(name, TOOLS[1:], must_call=True), 1)
+    assert {call for call, _ in calls_of(parsed(text or "", name))} == {"g"}
+
+
+FIRST = {
+    "openai": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.",
+    "hermes": "Hm.<tool_call>",
+    "qwen3_coder": "Hm.\n<function=",
+    "glm45": "Hm.<tool_call>",
+    "kimi_k2": "Hm.<|tool_calls_section_begin|><|tool_call_begin|>",
+    "deepseek_v3": "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+    "mistral": "Hm.[TOOL_CALLS]",
+    "granite": "Hm.<|tool_call|>",
+    "llama3_json": '{"name": "',
+    "pythonic": "[f(",
+}
+
+
+@pytest.mark.parametrize(("name", "first"), FIRST.items())
+def test_text_may_come_first_and_a_call_that_it_announces_matches(name: str, first: str) -> None:
+    grammar = call_grammar(name, TOOLS, must_call=False, parallel=False)
+    texts = [text for seed in range(12) if (text := walk(grammar, seed, first)) is not None]
+    assert len(texts) >= 6
+    for text in texts:
+        [call] = calls_of(parsed(text, name))
+        assert matches(*call), text
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_an_answer_that_may_call_may_also_not(name: str) -> None:
+    text = "Two lines,\n[1] and {\n <x>"
+    if name == "openai":
+        text = f"<|channel|>final<|message|>{text}"
+    matcher = llguidance.LLMatcher(BYTES, call_grammar(name, TOOLS, must_call=False))
+    tokens = list(text.encode())
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+    assert matcher.is_accepting()
+
+
+def test_a_tool_that_is_not_strict_takes_any_object_unless_it_must_be_called() -> None:
+    loose = Tool("f", SCHEMA)
+    call = b'<tool_call>\n{"name": "f", "arguments": {"any": 1}}\n</tool_call>'
+    for must_call, wanted in ((False, True), (True, False)):
+        matcher = llguidance.LLMatcher(BYTES, call_grammar("hermes", [loose], must_call=must_call))
+        assert (matcher.try_consume_tokens(list(call)) == len(call)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("turn", "first"), [(Turn("<think>\n"), "Hm.\n</think>\n\n"), (Turn(), "<think>\nHm.</think>\n"), (Turn(), "")]
+)
+def test_reasoning_comes_first(turn: Turn, first: str) -> None:
+    grammar = call_grammar("hermes", TOOLS, must_call=True, reasoning_parser="qwen3", turn=turn)
+    events = parsed(walk(grammar, 2, first) or "", "hermes", "qwen3", turn)
+    assert ([ReasoningDelta("Hm.")] if first else []) == [e for e in events if isinstance(e, ReasoningDelta)]
+    assert all(matches(*call) for call in calls_of(events))
+
+
+def test_special_tokens_are_named_by_id() -> None:
+    grammar = call_grammar("mistral", TOOLS, must_call=True, special_ids={"[TOOL_CALLS]": 9, "[ARGS]": 32})
+    assert "<[9]> " in grammar
+    assert "<[32]>" in grammar
+    assert "TOOL_CALLS" not in grammar
+
+
+def test_what_cannot_be_enforced_is_refused_by_name() -> None:
+    pattern = Tool("f", {"type": "object", "properties": {"s": {"type": "string", "pattern": "a+"}}}, strict=True)
+    with pytest.raises(RequestError, match="'s' of the function 'f' has 'pattern'"):
+        call_grammar("qwen3_coder", [pattern], must_call=True)
+    assert "a+" in call_grammar("hermes", [pattern], must_call=True)
+    with pytest.raises(RequestError, match="deepseek_v32"):
+        call_grammar("deepseek_v32", TOOLS, must_call=True)
+
+
+def test_a_client_cannot_loosen_its_schema() -> None:
+    sneaky = Tool("f", {**SCHEMA, "x-guidance": {"lenient": True}}, strict=True)
+    assert "lenient" not in call_grammar("hermes", [sneaky], must_call=True)
