@@ -41,7 +41,12 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
     text = load_model_text(launch.config)
-    session = EngineSession(ZmqClient(Path(launch.directory), launch.number), launch.config, text.eos_ids)
+    session = EngineSession(
+        ZmqClient(Path(launch.directory), launch.number),
+        launch.config,
+        text.eos_ids,
+        special_tokens=text.special_tokens,
+    )
     app = create_app(launch.config, session, text, developer_mode=launch.developer_mode)
     http = _HttpServer(_uvicorn_config(app, server))
     if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -68,6 +68,13 @@ def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
 class EngineSession:
     """One engine, shared by all requests of this process. Everything but the receiving runs in the event loop.
 
+    Args:
+        client: The way to the engine.
+        config: Resolved settings.
+        eos_ids: The model's end-of-sequence tokens.
+        clock: For all times.
+        special_tokens: The model's, by text.
+
     Attributes:
         state: starting → ready → draining → dead.
         ready: What the engine said when it was ready.
@@ -75,7 +82,12 @@ class EngineSession:
     """
 
     def __init__(
-        self, client: EngineClient, config: Config, eos_ids: Sequence[int], clock: Clock | None = None
+        self,
+        client: EngineClient,
+        config: Config,
+        eos_ids: Sequence[int],
+        clock: Clock | None = None,
+        special_tokens: Mapping[str, int] | None = None,
     ) -> None:
         self.state: State = "starting"
         self.ready: Ready | None = None
@@ -90,7 +102,7 @@ class EngineSession:
         self._health = EngineHealth(self._clock)
         self._receiver = EngineReceiver(client, self._on_message)
         self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()
-        self._grammars = GrammarChecker()
+        self._grammars = GrammarChecker(special_tokens)
         self._checking = ThreadPoolExecutor(MAX_HELPERS, thread_name_prefix="grammar")
         self._closing = False
         self._heartbeats: asyncio.Task[None] | None = None

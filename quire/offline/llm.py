@@ -75,7 +75,7 @@ class LLM:
             runtime_info,
             grammar_bitmasks(self._config, resolved.spec.vocab_size),
         )
-        self._grammars = GrammarChecker()
+        self._grammars = GrammarChecker(self._text.special_tokens)
         ready = self._engine.receive(None)
         assert isinstance(ready, Ready)
         self.startup: dict[str, float] = ready.startup

@@ -8,6 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
 
 from quire.errors import UnavailableError
 from quire.structured_output.constraint import Constraint, constraint_of
@@ -30,9 +33,14 @@ _Helper = HelperProcess[Constraint, Verdict]
 
 
 class GrammarChecker:
-    """From constraints to grammars. Any thread may ask; each waits for its own answer."""
+    """From constraints to grammars. Any thread may ask; each waits for its own answer.
 
-    def __init__(self) -> None:
+    Args:
+        special_tokens: The model's special tokens, by text.
+    """
+
+    def __init__(self, special_tokens: Mapping[str, int] | None = None) -> None:
+        self._arguments = ("--special-tokens", msgspec.json.encode(special_tokens or {}).decode())
         self._verdicts: OrderedDict[Constraint, Verdict] = OrderedDict()
         self._bytes = 0
         self._idle: list[_Helper] = []
@@ -93,7 +101,7 @@ class GrammarChecker:
                 if helper.alive:
                     return helper
                 helper.kill()
-        helper = HelperProcess(_MODULE, Verdict)
+        helper = HelperProcess(_MODULE, Verdict, arguments=self._arguments)
         try:
             ready = helper.channel.receive(_START_SECONDS)
         except ChannelClosed:

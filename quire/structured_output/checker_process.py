@@ -6,16 +6,19 @@ vocabulary, because it is a grammar's own size that may explode.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import resource
 import socket
 
+import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from quire.structured_output.constraint import Constraint
 from quire.structured_output.grammars import grammar_of
 from quire.structured_output.helper_process import Channel, run_helper
+from quire.structured_output.lark_text import SpecialTokens
 from quire.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
 from quire.structured_output.verdict import Verdict
 
@@ -27,18 +30,19 @@ def main(connection: socket.socket) -> None:
     """Judge constraints, one after the other."""
     os.nice(5)  # engines come first
     resource.setrlimit(resource.RLIMIT_AS, (CHECK_ADDRESS_SPACE, CHECK_ADDRESS_SPACE))
+    special = msgspec.json.decode(_arguments().special_tokens, type=dict[str, int])
     channel: Channel[Verdict, Constraint] = Channel(connection, Constraint)
-    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(special)))
     channel.send(Verdict())  # ready
     while True:
         constraint = channel.receive(None)
         assert constraint is not None
-        channel.send(_judge(constraint, tokenizer))
+        channel.send(_judge(constraint, tokenizer, special))
 
 
-def _judge(constraint: Constraint, tokenizer: LLTokenizer) -> Verdict:
+def _judge(constraint: Constraint, tokenizer: LLTokenizer, special: SpecialTokens) -> Verdict:
     try:
-        grammar = grammar_of(constraint)
+        grammar = grammar_of(constraint, special)
         matcher = LLMatcher(tokenizer, grammar, limits=parser_limits(), log_level=0)
         if matcher.is_error():
             return Verdict(error=_readable(matcher.get_error()))
@@ -62,15 +66,31 @@ def _readable(message: str) -> str:
 
 
 class _Bytes:
-    """A tokenizer of single bytes, and one token for the end."""
+    """A tokenizer of single bytes, beside the model's special tokens under their own ids."""
 
-    eos_token_id = 256
     bos_token_id = None
-    special_token_ids = (256,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<|end|>")
+
+    def __init__(self, special: SpecialTokens) -> None:
+        names = {token: name.encode() for name, token in special.items()}
+        single = iter(range(257))  # the last is the end
+        size = max(names, default=-1) + 1 + 257
+        self.tokens = [names.get(token, b"") for token in range(size)]
+        self._of_byte = []
+        for token in range(size):
+            if token not in names and (byte := next(single, None)) is not None:
+                self.tokens[token] = bytes([byte]) if byte < 256 else b"<|quire_end|>"
+                self._of_byte.append(token)
+        self.eos_token_id = self._of_byte[256]
+        self.special_token_ids = sorted({*names, self.eos_token_id})
 
     def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
+        return [self._of_byte[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--special-tokens", default="{}")
+    return parser.parse_known_args()[0]
 
 
 if __name__ == "__main__":

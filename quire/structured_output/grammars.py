@@ -9,21 +9,29 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from quire.structured_output.constraint import Constraint
+from quire.structured_output.ebnf import is_ebnf, lark_from_ebnf
 from quire.structured_output.json_schema import prepare_schema
-from quire.structured_output.lark_text import quoted
+from quire.structured_output.lark_text import SpecialTokens, pattern, quoted
+from quire.structured_output.structural_tag import grammar_from_structural_tag
 
 _ANY_OBJECT = '{"type": "object"}'
 
 
-def grammar_of(constraint: Constraint) -> str:
+def grammar_of(constraint: Constraint, special: SpecialTokens) -> str:
     """The grammar of a constraint.
+
+    Args:
+        constraint: What is asked.
+        special: The model's special tokens.
 
     Raises:
         ValueError: It cannot be honoured; the message says what to do.
     """
+    if constraint.kind == "structural_tag":
+        return grammar_from_structural_tag(
+            constraint.text, lambda schema: _schema(json.dumps(schema), constraint), _lark, special
+        )
     return _TRANSLATIONS[constraint.kind](constraint)
 
 
@@ -36,7 +44,7 @@ def _json_object(constraint: Constraint) -> str:
 
 
 def _regex(constraint: Constraint) -> str:
-    return f"start: /{regex_to_lark(constraint.text, use_ascii='')}/"
+    return f"start: {pattern(constraint.text)}"
 
 
 def _choice(constraint: Constraint) -> str:
@@ -44,13 +52,11 @@ def _choice(constraint: Constraint) -> str:
 
 
 def _grammar(constraint: Constraint) -> str:
-    if "::=" in constraint.text:
-        raise ValueError("EBNF is not supported yet: write the grammar in Lark's syntax")
-    return constraint.text
+    return _lark(constraint.text)
 
 
-def _structural_tag(constraint: Constraint) -> str:
-    raise ValueError("structural tags are not supported yet: leave them out")
+def _lark(grammar: str) -> str:
+    return lark_from_ebnf(grammar) if is_ebnf(grammar) else grammar
 
 
 def _schema(text: str, constraint: Constraint) -> dict[str, Any]:
@@ -68,5 +74,4 @@ _TRANSLATIONS: dict[str, Callable[[Constraint], str]] = {
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,
-    "structural_tag": _structural_tag,
 }

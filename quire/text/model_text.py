@@ -31,6 +31,11 @@ class ModelText:
     eos_ids: tuple[int, ...]
     tokenizer_settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of special tokens by their text."""
+        return {} if self.tokenizer is None else self.tokenizer.special_tokens
+
 
 def load_model_text(config: Config) -> ModelText:
     """Read everything from the model's and the tokenizer's directory.

@@ -41,6 +41,11 @@ class Tokenizer:
         self._longest_piece = max((len(piece) for piece in core.get_vocab(with_added_tokens=True)), default=1)
 
     @property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of special tokens by their text."""
+        return {self._core.id_to_token(token) or "": token for token in sorted(self.special_ids)}
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's embedding may be padded beyond it."""
         return self._core.get_vocab_size(with_added_tokens=True)

@@ -49,7 +49,7 @@ def constrained(number: int, prompt: list[int], max_tokens: int, *, after: list[
     message = add(
         number, prompt, max_tokens, stop_ids=[] if sampling.get("ignore_eos") else [EOS or 0], forks=forks, **sampling
     )
-    grammar = grammar_of(constraint_of(StructuredOutputsParams(**asked)))
+    grammar = grammar_of(constraint_of(StructuredOutputsParams(**asked)), TOKENIZER.special_tokens)
     return msgspec.structs.replace(message, grammar=grammar, grammar_after=after)
 
 

@@ -24,7 +24,7 @@ EXPLOSIVE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
-    checker = GrammarChecker()
+    checker = GrammarChecker({"<|end|>": 4000})
     yield checker
     checker.close()
 
@@ -39,6 +39,8 @@ def checker() -> Iterator[GrammarChecker]:
         {"regex": "[0-9]{3}/[a-z]+"},
         {"choice": ["a/b", 'c"d', "\n", "ü"]},
         {"grammar": 'start: "a" b*\nb: "b"'},
+        {"grammar": 'root ::= "(" root ")" | [a-z]*'},
+        {"structural_tag": {"format": {"type": "const_string", "value": "a<|end|>b"}}},
     ],
 )
 def test_a_sound_constraint_becomes_a_grammar(checker: GrammarChecker, asked: dict[str, Any]) -> None:
@@ -61,6 +63,8 @@ def test_a_sound_constraint_becomes_a_grammar(checker: GrammarChecker, asked: di
         ({"regex": "(a|b"}, "unclosed group"),
         ({"regex": "a(?=b)"}, "look-around"),
         ({"grammar": "start: b"}, "unknown name"),
+        ({"grammar": "root ::= b"}, "'b', which is not defined"),
+        ({"structural_tag": {"format": {"type": "poem"}}}, "poem"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(checker: GrammarChecker, asked: dict[str, Any], named: str) -> None:
