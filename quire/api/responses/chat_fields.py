@@ -41,7 +41,7 @@ def chat_request(fields: ResponsesRequest, messages: Sequence[dict[str, Any]]) -
         "messages": list(messages),
         "max_completion_tokens": fields.max_output_tokens,
         "tools": [_chat_tool(tool) for tool in tools] or None,
-        "tool_choice": choice if tools else None,
+        "tool_choice": choice if tools or choice not in ("none", "auto") else None,
         "parallel_tool_calls": fields.parallel_tool_calls if tools else None,
         "response_format": _response_format(fields.text.format if fields.text else None),
         "reasoning_effort": fields.reasoning.effort if fields.reasoning else None,

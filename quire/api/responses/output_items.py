@@ -38,10 +38,12 @@ class OutputItems:
         self._open: dict[str, Any] | None = None
         self._pieces: list[str] = []  # of the open item's text or arguments
         self._unshown: list[dict[str, Any]] = []  # log probabilities of text that a parser holds back
+        self._parsed = False
 
     def add(self, gained: ChoiceDelta) -> None:
         """Go on with what the choice gained."""
         self._unshown += self._logprobs(gained)
+        self._parsed = gained.events is not None
         if self._kind == "reasoning" or any(isinstance(event, ReasoningDelta) for event in gained.output):
             self.reasoning_tokens += len(gained.tokens)
         for event in gained.output:
@@ -67,7 +69,7 @@ class OutputItems:
     def _add_text(self, text: str) -> None:
         if self._kind != "message":
             self._begin_message()
-        logprobs, self._unshown = self._unshown, []
+        logprobs, self._unshown = _of_text(self._unshown, text) if self._parsed else self._unshown, []
         self._part["logprobs"] += logprobs
         self._pieces.append(text)
         shown = [_without_bytes(entry) for entry in logprobs]
@@ -147,6 +149,19 @@ def _copy(value: dict[str, Any]) -> dict[str, Any]:
     if "content" in copied:
         copied["content"] = [dict(part) for part in copied["content"]]
     return copied
+
+
+def _of_text(entries: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The log probabilities of those tokens that a text is made of, without the tags around it that a parser took."""
+    begin = "".join(entry["token"] for entry in entries).find(text)
+    if begin < 0:  # characters of several tokens
+        return entries
+    found, end = [], 0
+    for entry in entries:
+        start, end = end, end + len(entry["token"])
+        if start < begin + len(text) and end > begin:
+            found.append(entry)
+    return found
 
 
 def _without_bytes(entry: dict[str, Any]) -> dict[str, Any]:

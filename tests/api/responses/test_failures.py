@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-from openai.types.responses import ResponseStreamEvent
 
 from quire.messages import Deltas, End
-from tests.api.openai_types import check, unknown_fields
+from tests.api.responses.wire import checked_events, connect
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved
 
@@ -36,10 +34,7 @@ def test_a_stream_ends_with_the_failure(scripted: tuple[Server, ScriptedClient])
     server, client = scripted
     with server.http.stream("POST", server.url + "/v1/responses", json={"input": "hi", "stream": True}) as answer:
         fail(client)
-        blocks = "".join(answer.iter_text()).strip().split("\n\n")
-    events = [json.loads(block.split("\ndata: ")[1]) for block in blocks]
-    for event in events:
-        assert unknown_fields(check(ResponseStreamEvent, event)) == []
+        events = checked_events("".join(answer.iter_text()))
     last = events[-1]["response"]
     assert events[-1]["type"] == "response.failed"
     assert (last["status"], last["error"]["code"], last["error"]["message"]) == (
@@ -51,7 +46,7 @@ def test_a_stream_ends_with_the_failure(scripted: tuple[Server, ScriptedClient])
 
 def test_the_background_keeps_the_failure(scripted: tuple[Server, ScriptedClient]) -> None:
     server, client = scripted
-    openai_client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    openai_client = connect(server)
     queued = openai_client.responses.create(model="tiny", input="hi", background=True)
     fail(client)
     events = list(openai_client.responses.retrieve(queued.id, stream=True))

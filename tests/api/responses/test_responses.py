@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItemList
 
 from tests.api.openai_types import check, unknown_fields
+from tests.api.responses.wire import checked_events, connect, events_of, kinds
 from tests.api.server import Server, running
 
 TEXT_EVENTS = [
@@ -28,37 +28,9 @@ TEXT_EVENTS = [
 ]
 
 
-def connect(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
-
-
 @pytest.fixture(scope="module")
 def client(server: Server) -> openai.OpenAI:
     return connect(server)
-
-
-def events_of(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream as they are on the wire, each checked."""
-    with server.http.stream("POST", server.url + "/v1/responses", json={**body, "stream": True}) as answer:
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        return checked_events("".join(answer.iter_text()))
-
-
-def checked_events(text: str) -> list[dict[str, Any]]:
-    events = []
-    for block in text.strip().split("\n\n"):
-        name, data = block.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-        assert unknown_fields(check(ResponseStreamEvent, events[-1])) == []
-    return events
-
-
-def kinds(events: Sequence[dict[str, Any]]) -> list[str]:
-    """Types of events, without repetitions in a row."""
-    names = [event["type"] for event in events]
-    return [name for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
 
 
 # --- whole ----------------------------------------------------------------------------------------------------------
