@@ -28,6 +28,7 @@ from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_ids import HEADER, RequestIdMiddleware
 from quire.api.routes.batches import add_batches, make_batch_runner
 from quire.api.routes.chat import add_chat
+from quire.api.routes.chat_batch import add_chat_batch
 from quire.api.routes.chat_page import add_page
 from quire.api.routes.completions import add_completions
 from quire.api.routes.debug import add_debug
@@ -46,6 +47,7 @@ from quire.api.routes.responses import add_responses
 from quire.api.routes.tokenize import add_tokenize
 from quire.api.schemas.batch import BatchRequest
 from quire.api.schemas.chat import ChatRequest
+from quire.api.schemas.chat_batch import ChatBatchRequest
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.generate import GenerateRequest
 from quire.api.schemas.messages import CountTokensRequest, MessagesRequest
@@ -78,6 +80,7 @@ _ROUTES = (
     add_models,
     add_completions,
     add_chat,
+    add_chat_batch,
     add_responses,
     add_generate,
     add_messages,
@@ -91,6 +94,7 @@ _ROUTES = (
 )
 _BODIES = (
     ChatRequest,
+    ChatBatchRequest,
     CompletionRequest,
     GenerateRequest,
     MessagesRequest,

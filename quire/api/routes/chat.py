@@ -41,15 +41,16 @@ async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -
                 [prompt.tokens],
                 prompt.params,
                 prompt.options,
-                lambda prompts: _serializer(serving, fields, prompt, prompts),
+                lambda prompts: chat_serializer(serving, fields, prompt, prompts),
             )
     choices = serving.chat.run(fields, prompt)
-    return await serving.respond(request, fields, choices, _serializer(serving, fields, prompt, choices.prompts))
+    return await serving.respond(request, fields, choices, chat_serializer(serving, fields, prompt, choices.prompts))
 
 
-def _serializer(
+def chat_serializer(
     serving: Serving, fields: ChatRequest, prompt: ChatPrompt, prompts: Sequence[Sequence[int]]
 ) -> ChatSerializer:
+    """Writes the answers to a conversation, whose prompts are as the engine got them."""
     tokenizer, role = serving.text.tokenizer, serving.config.server.response_role
     return ChatSerializer(
         fields.token_names(tokenizer),
