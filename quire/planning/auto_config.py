@@ -127,9 +127,9 @@ def _resolve_dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu |
         return "float32", "the checkpoint's"
     if gpu is not None:
         return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights"
-    if machine.native_bfloat16:
+    if machine.fast_bfloat16:
         return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights on a CPU"
-    return "float32", "this processor has no bfloat16 products"
+    return "float32", "this processor has no bfloat16 products, and there are no kernels of our own"
 
 
 def _resolve_batch_limits(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:

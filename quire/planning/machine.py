@@ -14,6 +14,7 @@ from typing import Any
 import pynvml
 
 from quire.config import environment
+from quire.kernels.cpu.build import can_build, this_processor
 
 OLDEST_CAPABILITY = (8, 0)
 """The oldest GPUs that are served: the first with bfloat16 matrix products."""
@@ -42,13 +43,14 @@ class Machine:
 
     Attributes:
         memory_bytes: Main memory that is available now.
-        native_bfloat16: Whether the processor has bfloat16 instructions.
+        fast_bfloat16: Whether bfloat16 is at least as fast as float32 on the processor: it has instructions for it, or
+            kernels of our own that read half the bytes.
         gpu: The first GPU that this process may use; None if there is none, or it cannot be served.
         why_no_gpu: The reason for None.
     """
 
     memory_bytes: int
-    native_bfloat16: bool
+    fast_bfloat16: bool
     gpu: Gpu | None = None
     why_no_gpu: str = "no NVIDIA driver was found"
 
@@ -60,10 +62,10 @@ def this_machine() -> Machine:
     if limit.isdigit():
         used = _read("/sys/fs/cgroup/memory.current")
         available = min(available, int(limit) - int(used or 0))
-    flags = next((line for line in _read("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features"))), "")
-    native = any(flag in flags.split() for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+    processor, kernels = this_processor(), environment.native_kernels()
+    own_kernels = can_build(kernels.compilers, processor, kernels.instructions)
     gpu, reason = _first_gpu()
-    return Machine(available, native, gpu, reason)
+    return Machine(available, processor.multiplies_bfloat16 or own_kernels, gpu, reason)
 
 
 def _first_gpu() -> tuple[Gpu | None, str]:

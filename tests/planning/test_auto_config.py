@@ -15,7 +15,7 @@ from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine, this_machine
 from tests.checkpoints import edit_config, make_llama
 
-ROOMY = Machine(memory_bytes=64 * GIB, native_bfloat16=True)
+ROOMY = Machine(memory_bytes=64 * GIB, fast_bfloat16=True)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_everything_open_is_resolved_with_a_reason(checkpoint: Path) -> None:
 
 
 def test_float32_where_bfloat16_is_slow(checkpoint: Path) -> None:
-    resolved = resolve_for(checkpoint, Machine(64 * GIB, native_bfloat16=False))
+    resolved = resolve_for(checkpoint, Machine(64 * GIB, fast_bfloat16=False))
     assert resolved.config.model.dtype == "float32"
     assert "no bfloat16" in resolved.reasons[2]
 
@@ -56,7 +56,7 @@ def test_what_is_asked_is_taken(checkpoint: Path) -> None:
 # --- devices ---------------------------------------------------------------------------------------------------------
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 79 * GIB)
-WITH_GPU = Machine(64 * GIB, native_bfloat16=True, gpu=H100, why_no_gpu="")
+WITH_GPU = Machine(64 * GIB, fast_bfloat16=True, gpu=H100, why_no_gpu="")
 
 
 def test_a_gpu_is_taken_and_its_worker_measures(checkpoint: Path) -> None:
@@ -117,7 +117,7 @@ SEQUENCE = 512 * PER_TOKEN
 
 
 def test_a_utilization_is_filled_to_the_last_block(checkpoint: Path) -> None:
-    machine = Machine(64 * 2**20, native_bfloat16=True)
+    machine = Machine(64 * 2**20, fast_bfloat16=True)
     half = resolve_for(checkpoint, machine, gpu_memory_utilization=0.5)
     whole = resolve_for(checkpoint, machine, gpu_memory_utilization=1)
     for resolved, share in ((half, 0.5), (whole, 1.0)):
@@ -128,7 +128,7 @@ def test_a_utilization_is_filled_to_the_last_block(checkpoint: Path) -> None:
 
 
 def test_a_memory_that_nobody_asked_for_is_left_by_half(checkpoint: Path) -> None:
-    machine = Machine(64 * 2**20, native_bfloat16=True)
+    machine = Machine(64 * 2**20, fast_bfloat16=True)
     asked = resolve_for(checkpoint, machine, gpu_memory_utilization=0.9)
     default = resolve_for(checkpoint, machine)
     assert blocks_per_sequence(default) == pytest.approx(blocks_per_sequence(asked) / 2, rel=0.01)
@@ -137,7 +137,7 @@ def test_a_memory_that_nobody_asked_for_is_left_by_half(checkpoint: Path) -> Non
 
 def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
     fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).memory.footprint.total
-    machine = Machine(int((fixed + 1.5 * SEQUENCE) / 0.9), native_bfloat16=True)
+    machine = Machine(int((fixed + 1.5 * SEQUENCE) / 0.9), fast_bfloat16=True)
     resolved = resolve_for(checkpoint, machine, max_num_seqs=4)
     assert blocks_per_sequence(resolved) == 512 // 16
     assert "one sequence at full length" in resolved.reasons[5]
@@ -145,7 +145,7 @@ def test_one_sequence_always_gets_its_room(checkpoint: Path) -> None:
 
 def test_a_length_that_does_not_fit_is_refused_and_auto_finds_the_longest(checkpoint: Path) -> None:
     fixed = resolve_for(checkpoint, max_num_seqs=4, num_gpu_blocks_override=1).memory.footprint.total
-    tight = Machine(int((fixed + 0.8 * SEQUENCE) / 0.9), native_bfloat16=True)
+    tight = Machine(int((fixed + 0.8 * SEQUENCE) / 0.9), fast_bfloat16=True)
     with pytest.raises(MemoryBudgetError, match=r"--max-model-len auto .*raise --gpu-memory-utilization"):
         resolve_for(checkpoint, tight, max_num_seqs=4)
     by_word = resolve_for(checkpoint, tight, max_num_seqs=4, max_model_len="auto")
@@ -171,14 +171,14 @@ def test_auto_takes_the_blocks_that_were_asked_for(checkpoint: Path) -> None:
 def test_no_room_at_all_says_so(checkpoint: Path) -> None:
     for length in (None, "auto"):
         with pytest.raises(MemoryBudgetError, match="are left: give a smaller model"):
-            resolve_for(checkpoint, Machine(2**20, native_bfloat16=True), max_model_len=length)
+            resolve_for(checkpoint, Machine(2**20, fast_bfloat16=True), max_model_len=length)
 
 
 def test_swap_space_is_what_memory_and_sequences_can_use(checkpoint: Path) -> None:
     roomy = resolve_for(checkpoint, swap_space=0.001)
     assert roomy.memory.footprint.swap_space == pytest.approx(0.001 * GIB, rel=0.01)
     assert resolve_for(checkpoint).memory.footprint.swap_space == 256 * SEQUENCE  # of 4 GiB: no more is of any use
-    machine = Machine(120 * 2**20, native_bfloat16=True)
+    machine = Machine(120 * 2**20, fast_bfloat16=True)
     tight = resolve_for(checkpoint, machine, gpu_memory_utilization=0.9)
     assert tight.memory.footprint.swap_space < (0.9 * machine.memory_bytes - tight.memory.footprint.total) / 2 + 1
     assert "of 4 GiB asked" in tight.reasons[6]

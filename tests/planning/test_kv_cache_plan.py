@@ -93,8 +93,8 @@ def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
     assert len(storage) == 2
 
 
-GPU = Machine(64 * GIB, native_bfloat16=True, gpu=Gpu("H100", (9, 0), 80 * GIB, 79 * GIB), why_no_gpu="")
-CPU = Machine(64 * GIB, native_bfloat16=True)
+GPU = Machine(64 * GIB, fast_bfloat16=True, gpu=Gpu("H100", (9, 0), 80 * GIB, 79 * GIB), why_no_gpu="")
+CPU = Machine(64 * GIB, fast_bfloat16=True)
 
 
 @pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])

@@ -8,6 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from quire.kernels.cpu.build import Processor
 from quire.planning import machine
 
 UUIDS = ["GPU-11aa-1", "GPU-22bb-2", "GPU-22cc-3"]
@@ -64,3 +65,23 @@ def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch, visible: str, reason
     here = machine.this_machine()
     assert here.gpu is None
     assert reason in here.why_no_gpu
+
+
+@pytest.mark.parametrize(
+    ("features", "instructions", "compiler", "fast"),
+    [
+        ({"avx512_bf16"}, "none", "sh", True),
+        ({"asimd", "bf16"}, "", "sh", True),  # Arm
+        ({"avx2", "fma"}, "", "sh", True),
+        ({"avx2", "fma"}, "", "no-such-compiler", False),
+        ({"avx2", "fma"}, "none", "sh", False),
+        ({"avx"}, "", "sh", False),
+    ],
+)
+def test_bfloat16_is_fast_with_instructions_or_our_kernels(
+    monkeypatch: pytest.MonkeyPatch, features: set[str], instructions: str, compiler: str, fast: bool
+) -> None:
+    monkeypatch.setattr(machine, "this_processor", lambda: Processor("", frozenset(features)))
+    monkeypatch.setenv("QUIRE_CPU_ISA", instructions)
+    monkeypatch.setenv("CXX", compiler)
+    assert machine.this_machine().fast_bfloat16 == fast

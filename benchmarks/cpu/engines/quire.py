@@ -17,7 +17,7 @@ class Engine:
     version = __version__
 
     def __init__(self, checkpoint: str, max_running: int) -> None:
-        self._llm = LLM(checkpoint, skip_tokenizer_init=True, max_num_seqs=max_running)
+        self._llm = LLM(checkpoint, dtype="bfloat16", skip_tokenizer_init=True, max_num_seqs=max_running)
 
     def generate(self, prompts: Sequence[list[int]], outputs: Sequence[int]) -> list[int]:
         return vllm_api.generate(self._llm, SamplingParams, prompts, outputs)

@@ -22,7 +22,8 @@ class Engine:
     version = version
 
     def __init__(self, checkpoint: str, max_running: int) -> None:
-        self._llm = LLM(checkpoint, skip_tokenizer_init=True, max_num_seqs=max_running, max_model_len=1024)
+        settings = {"skip_tokenizer_init": True, "max_num_seqs": max_running, "max_model_len": 1024}
+        self._llm = LLM(checkpoint, dtype="bfloat16", **settings)
 
     def generate(self, prompts: Sequence[list[int]], outputs: Sequence[int]) -> list[int]:
         return vllm_api.generate(self._llm, SamplingParams, prompts, outputs)

@@ -59,11 +59,16 @@ class Processor:
 
     Attributes:
         model: The name that the processor gives itself.
-        features: As Linux names them; empty if it is not an x86.
+        features: As Linux names them, which differs by architecture.
     """
 
     model: str
     features: frozenset[str]
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether it has instructions for that."""
+        return not self.features.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def this_processor() -> Processor:
@@ -73,7 +78,7 @@ def this_processor() -> Processor:
     except OSError:
         lines = []
     told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
-    features = told.get("flags", "") if platform.machine() == "x86_64" else ""
+    features = told.get("flags") or told.get("Features", "")  # on x86 and Arm
     return Processor(told.get("model name", platform.machine()), frozenset(features.split()))
 
 
@@ -93,20 +98,28 @@ def usable_instruction_sets(processor: Processor, at_most: str | None) -> list[s
     raise BuildError("the kernels need a processor with AVX2")
 
 
+def can_build(compilers: Sequence[str], processor: Processor, at_most: str | None) -> bool:
+    """Whether there is likely to be a library, by a look at what is installed.
+
+    Args:
+        compilers: Commands, see `find_compiler`.
+        processor: What it is for.
+        at_most: See `usable_instruction_sets`; or "none": no library is wanted.
+    """
+    try:
+        return at_most != "none" and bool(usable_instruction_sets(processor, at_most) and _installed(compilers))
+    except BuildError:
+        return False
+
+
 def find_compiler(candidates: Sequence[str]) -> tuple[list[str], str]:
     """The first of these commands that is there, and the version that it tells.
 
     Raises:
         BuildError: None is.
     """
-    for candidate in candidates:
-        try:
-            words = shlex.split(candidate)
-        except ValueError:  # a quote is not closed
-            words = []
-        if words and (path := shutil.which(words[0])):
-            options = words[1:]
-            return [path, *options], (_run([path, *options, "--version"]) or "?").splitlines()[0]
+    for command in _installed(candidates):
+        return command, (_run([*command, "--version"]) or "?").splitlines()[0]
     raise BuildError(f"there is no C++ compiler ({', '.join(candidates)})")
 
 
@@ -138,6 +151,19 @@ def build(compilers: Sequence[str], cache: Path, processor: Processor, instructi
     except OSError as error:
         raise BuildError(f"{cache} cannot be written: {error.strerror or error}") from None
     return target
+
+
+def _installed(candidates: Sequence[str]) -> list[list[str]]:
+    """Those of these commands whose program is there, in words."""
+    found = []
+    for candidate in candidates:
+        try:
+            words = shlex.split(candidate)
+        except ValueError:  # a quote is not closed
+            words = []
+        if words and (path := shutil.which(words[0])):
+            found.append([path, *words[1:]])
+    return found
 
 
 def _compile(compiler: list[str], version: str, flags: Sequence[str], target: Path) -> None:

@@ -120,7 +120,7 @@ def test_other_flags_are_another_library(tmp_path: Path, compiler: str) -> None:
     names = []
     for flags in (("-O0", "-DA"), ("-O0", "-DB")):
         processor = this_processor()
-        if not processor.features:
+        if "avx2" not in processor.features:
             pytest.skip("not an x86")
         names.append(build([compiler], tmp_path, processor, "avx2", (*FLAGS, *flags)))
     assert names[0] != names[1]
@@ -144,7 +144,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, compiler: str) ->
     def compiled() -> Path:
         return build([compiler], tmp_path, this_processor(), "avx2", (*FLAGS, "-O0"))
 
-    if not this_processor().features:
+    if "avx2" not in this_processor().features:
         pytest.skip("not an x86")
     path = compiled()
     path.unlink()
