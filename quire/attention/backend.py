@@ -82,6 +82,7 @@ class Rows:
         slots: [rows] int64: each row's line in the tables.
         tables: By KV group, [slots, blocks of the longest sequence] int64.
         metadata: What `AttentionBackend.build_metadata` made of counts and bounds, around tensors on the device.
+        device_counts: [rows] int64: `counts` on the device.
     """
 
     counts: IntArray
@@ -93,6 +94,7 @@ class Rows:
     slots: Tensor
     tables: tuple[Tensor, ...]
     metadata: AttentionMetadata[Tensor] = field(default_factory=AttentionMetadata)
+    device_counts: Tensor | None = None
 
 
 @dataclass(frozen=True)

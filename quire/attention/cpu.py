@@ -35,6 +35,7 @@ class CpuAttention:
     def __init__(self, kv: KVView) -> None:
         self._kv = kv
         self._qk_norm_rope_and_cache = kernel("qk_norm_rope_and_cache", "cpu")
+        self._compute_slot_mapping = kernel("compute_slot_mapping", "cpu")
         self._paged_attention = kernel("paged_attention", "cpu")
         self._step: _Step
 
@@ -45,10 +46,11 @@ class CpuAttention:
         return AttentionMetadata()
 
     def prepare(self, rows: Rows) -> None:
-        size = self._kv.block_size
-        block, offset = rows.positions // size, rows.positions % size
-        mappings = tuple(table[rows.slot_of_token, block] * size + offset for table in rows.tables)
-        self._step = _Step(mappings, rows.tables, rows.slots, rows.starts, torch.from_numpy(rows.counts))
+        mappings = tuple(torch.empty_like(rows.positions) for _ in rows.tables)
+        for table, mapping in zip(rows.tables, mappings, strict=True):
+            self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self._kv.block_size, mapping)
+        counts = torch.from_numpy(rows.counts) if rows.device_counts is None else rows.device_counts
+        self._step = _Step(mappings, rows.tables, rows.slots, rows.starts, counts)
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         kv, step = self._kv, self._step

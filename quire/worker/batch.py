@@ -89,5 +89,6 @@ class BatchBuffers:
             slots=inputs.slots,
             tables=table.tables,
             metadata=inputs.attention,
+            device_counts=inputs.counts,
         )
         return Batch(rows_on_device, Positions(positions, lengths), tokens)

@@ -110,6 +110,12 @@ class GraphShapes:
         shapes = self._decode + self._with_prompts
         return sorted(shapes, key=lambda shape: (shape.tokens, shape.sampled), reverse=True)
 
+    def for_step(self, tokens: int, rows: int, sampled: int, decode_rows: int) -> GraphShape | None:
+        """The smallest shape for a step of these sizes; `decode_rows` of its rows have one token."""
+        if tokens == rows == sampled:
+            return self.for_decode(rows)
+        return self.for_prompts(tokens, rows, decode_rows)
+
     def for_decode(self, rows: int) -> GraphShape | None:
         """The smallest shape for a decode step of so many rows."""
         at = bisect_left(self._decode, rows, key=lambda shape: shape.rows)

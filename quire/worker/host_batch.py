@@ -71,10 +71,11 @@ class HostBatch:
         )
 
     @classmethod
-    def of_dummy(cls, dummy: int, counts: Sequence[int]) -> HostBatch:
-        """Rows of the dummy slot that move by `counts` tokens; all are sampled."""
+    def of_dummy(cls, dummy: int, counts: Sequence[int], sampled: int | None = None) -> HostBatch:
+        """Rows of the dummy slot that move by `counts` tokens; `sampled` of them are sampled, or all."""
         rows = len(counts)
-        plan = Plan(0, [], [], [], [], [], [dummy] * rows, list(counts), [], [], list(range(rows)))
+        sampled_rows = list(range(rows if sampled is None else sampled))
+        plan = Plan(0, [], [], [], [], [], [dummy] * rows, list(counts), [], [], sampled_rows)
         return cls.of(plan, np.zeros(dummy + 1, dtype=np.int64))
 
     @property

@@ -6,7 +6,7 @@ On a GPU a step is only launched; its outputs come back to the host by themselve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import get_args
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
 from quire.errors import ConfigError
+from quire.kernels.cpu.recording import Sizes
+from quire.kernels.dispatch import kernel
 from quire.messages import Plan, Result, TokenBitmasks
 from quire.models.model import Model
 from quire.planning.step_limits import StepLimits
@@ -25,6 +27,7 @@ from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
 from quire.worker.host_batch import HostBatch
 from quire.worker.kv_transfer import BlockTransfer
+from quire.worker.recorded_steps import RecordedSteps, record_steps
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, PromptLogprobs, StepPromptLogprobs
 from quire.worker.sampling.sampler import Deferred
@@ -76,10 +79,13 @@ class ModelRunner:
         self._limits = limits
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device)
+        self._ring = ring
         self._staging = StagingBuffer(_STAGED_ENTRIES * (rows + limits.tokens), ring)
         self._batches = BatchBuffers(slots, rows, limits.tokens, by_length)
         self._shapes = GraphShapes(0, 0, 0, 0)
         self._graphs = CudaGraphs()
+        self._recorded: RecordedSteps | None = None
+        self._take_rows = kernel("take_rows", slots.device.type)
         self._sampler = StepSampler(slots, limits.rows, logprobs_mode, ring)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         self._timers = StepTimers(slots.device)
@@ -121,6 +127,19 @@ class ModelRunner:
                 self._graphs.capture(shape, step)
         self._shapes = shapes
         self.run_dummies(limits.fewest_rows(most + 1), sample=False)
+
+    def record_steps(self) -> None:
+        """On a device whose memory is the host's: record small steps, if kernels of ours compute all of them."""
+        if self._ring.has_device_memory:
+            return
+
+        def step(sizes: Sizes) -> Callable[[], Tensor]:
+            counts = [sizes.tokens - sizes.rows + 1, *[1] * (sizes.rows - 1)]
+            host = HostBatch.of_dummy(self._slots.dummy, counts, sizes.sampled)
+            return partial(self._forward_and_sample, host, self._stage(_EMPTY_PLAN, host))
+
+        with torch.inference_mode():
+            self._recorded = record_steps(step, self._limits.rows)
 
     def run_dummies(self, counts: Sequence[int], deferred: Deferred = nullcontext, *, sample: bool = True) -> None:
         """Run a step of rows of the dummy.
@@ -181,16 +200,15 @@ class ModelRunner:
 
     def _shape_for(self, host: HostBatch) -> GraphShape | None:
         """The captured shape that the batch can be padded to, if there is one."""
-        if host.is_decode:
-            return self._shapes.for_decode(len(host.slots))
-        return self._shapes.for_prompts(len(host.token_ids), len(host.slots), host.decode_rows)
+        shapes = self._recorded or self._shapes
+        return shapes.for_step(len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows)
 
     def _replay(self, plan: Plan, host: HostBatch, shape: GraphShape, timer: StepTimer) -> StepHandle:
         """A captured step. Its graph samples for the dummy in place of late positions, which are sampled behind it."""
         sampling = self._sampler.begin(plan.step, host.sampled_slots, host.masked, timer)
         inputs = self._stage(plan, host.padded_to(shape, self._slots.dummy), sampling, shape)
         self._apply(plan, inputs)
-        logits = self._graphs.replay(shape)
+        logits = (self._recorded or self._graphs).replay(shape)
         if inputs.late is None:
             return self._sampler.finish(sampling, logits, NO_PROMPT_LOGPROBS)
         return self._sampler.sample_late(sampling, logits[: len(sampling.slots)], inputs.late, NO_PROMPT_LOGPROBS)
@@ -230,6 +248,7 @@ class ModelRunner:
             shape: Of the captured graph, if there is one.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
+        selects = not host.is_decode or self._slots.device.type == "cpu"  # a CPU's recording is one for all steps
         late = None if sampling is None else sampling.columns()
         if sampling is not None and late is not None:
             sampled_slots = sampled_slots.copy()
@@ -246,7 +265,7 @@ class ModelRunner:
             offsets=staging.copied(host.offsets),
             attention=metadata.with_arrays([staging.copied(array) for array in metadata.arrays()]),
             sampled_slots=staging.copied(sampled_slots),
-            logits_indices=None if host.is_decode else staging.copied(host.logits_indices),
+            logits_indices=staging.copied(host.logits_indices) if selects else None,
             late=None if late is None else staging.zero_copy(late),
             slot_updates=self._slots.stage(plan, staging),
             block_moves=self._transfer.stage(plan, staging),
@@ -275,8 +294,11 @@ class ModelRunner:
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
         """[sampled, vocab]."""
-        at = inputs.logits_indices
-        return self._model.logits(hidden if at is None else hidden.index_select(0, at))
+        if (at := inputs.logits_indices) is None:
+            return self._model.logits(hidden)
+        chosen = hidden.new_empty((len(at), hidden.shape[1]))
+        self._take_rows(hidden, at, chosen)
+        return self._model.logits(chosen)
 
     def _launch_prompt_logprobs(self, plan: Plan, host: HostBatch, batch: Batch, hidden: Tensor) -> StepPromptLogprobs:
         if not plan.prompt_logprobs_rows:

@@ -21,6 +21,7 @@ from quire.attention.backend import AttentionBackend, KVView
 from quire.clock import Clock
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
+from quire.kernels.cpu.library import library
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import TensorOptions
 from quire.logits_processors import load_processors
@@ -95,6 +96,8 @@ class Worker:
             MemoryBudgetError: Weights, steps or the KV cache do not fit; the message names the flag to change.
         """
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
+        if self._device.type == "cpu":
+            library()  # before several threads, which read weights, would load one each
         with self._precompiler or nullcontext():
             loaded = self.read_weights()
             measured = self.measure(loaded)
@@ -154,8 +157,11 @@ class Worker:
             self._runner = self._build_runner(loaded.spec, loaded.model, loaded.slots, kv_cache, self._transfer)
 
     def capture_graphs(self, loaded: LoadedModel) -> None:
-        """Capture small steps as CUDA graphs."""
+        """Capture small steps as CUDA graphs; on a CPU, record them."""
         if not (most := self._config.device.max_cudagraph_capture_size):
+            if self._device.type == "cpu" and not self._config.device.enforce_eager:
+                with self._stage("graphs"):
+                    self._runner.record_steps()
             return
         precompiled = loaded.kernels_known and (loaded.gemm_warmup is None or loaded.gemm_warmup.result())
         fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"

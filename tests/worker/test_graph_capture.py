@@ -29,7 +29,7 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
     monkeypatch.setattr(ModelRunner, "_forward_and_sample", run)
     too_large: list[list[int]] = []
     monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: too_large.append(list(counts)))
-    runner = Driver(config_for(make_llama(tmp_path, tokenizer=False))).worker._runner
+    runner = Driver(config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True)).worker._runner
     runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
     runner.capture_graphs(MOST, precompiled=precompiled)
     limits = runner._limits

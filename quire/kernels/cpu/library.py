@@ -5,7 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,18 +21,51 @@ from quire.kernels.cpu.build import FLAGS, BuildError, Processor, build, this_pr
 _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (_P, _I, _I, _I, _P),
-    "embed": (_P, _I, _P, _I, _P),
+    "embed": (_P, _I, _P, _I, _F, _P),
+    "angles": (_P, _I, _P, _I, _I, _F, _P, _P),
     "linear": (_P, _I, _I, _P, _I, _I, _P, _P, _I),
     "linear_silu_and_mul": (_P, _I, _I, _P, _I, _I, _P, _P, _I),
     "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 7, _F, _F),
     "rms_norm": (_P, _P, _P, _N, _I, _F, _I, _I, _P),
     "qk_norm_rope_and_cache": (_P, *[_I] * 4, _P, _N, _F, _P, _P, _I, *[_P] * 4),
+    "layer_norm": (*[_P] * 4, _F, _I, _I, _P),
     "silu_and_mul": (_P, _I, _I, _P),
+    "gelu_and_mul": (_P, _I, _I, _P),
+    "gelu": (_P, _I, _I, _P),
+    "soft_cap": (_P, _I, _I, _F),
+    "sample": (_P, _I, _I, _I, *[_P] * 7, _F, *[_P] * 5),
 }
 """Of each kernel, its arguments; there is one for each of SUFFIXES."""
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "prepare_inputs": (*[_P] * 5, _I, _I, _P, _P, _I, *[_P] * 4),
+    "compute_slot_mapping": (_P, _I, _P, _P, _I, _I, _P),
+    "take_rows": (_P, _P, _I, _I, _P),
+}
+"""The same of kernels that work on indices and whole rows: there is one of each."""
+Arguments = tuple[float | None, ...]
+"""Numbers, and addresses of tensors; None for a tensor that is missing."""
 
 _log = logging.getLogger(__name__)
+
+
+class Kernel:
+    """One kernel of the library.
+
+    Attributes:
+        function: Takes its arguments one by one.
+        entry: The address of a function that takes them from an array; see native/calls.h.
+        types: Of the arguments.
+    """
+
+    def __init__(self, loaded: ctypes.CDLL, name: str, types: tuple[type, ...]) -> None:
+        try:
+            self.function = loaded[f"quire_{name}"]
+            self.entry = ctypes.cast(loaded[f"quire_entry_{name}"], ctypes.c_void_p).value or 0
+        except AttributeError as error:
+            raise OSError(str(error)) from None
+        self.function.argtypes, self.function.restype = types, None
+        self.types = types
 
 
 class Library:
@@ -40,21 +77,36 @@ class Library:
 
     def __init__(self, path: Path, threads: int) -> None:
         loaded = ctypes.CDLL(str(path))
-        self._functions = {}
-        for name, arguments in SIGNATURES.items():
+        self._kernels: dict[tuple[str, torch.dtype | None], Kernel] = {}
+        for name, types in SIGNATURES.items():
             for dtype, suffix in SUFFIXES.items():
-                try:
-                    function = loaded[f"quire_{name}_{suffix}"]
-                except AttributeError as error:
-                    raise OSError(str(error)) from None
-                function.argtypes, function.restype = arguments, None
-                self._functions[name, dtype] = function
+                self._kernels[name, dtype] = Kernel(loaded, f"{name}_{suffix}", types)
+        for name, types in INDEX_SIGNATURES.items():
+            self._kernels[name, None] = Kernel(loaded, name, types)
+        self._recorders: dict[int, Callable[[Kernel, Arguments], None]] = {}
+        self.replay = loaded.quire_replay
+        self.replay.argtypes, self.replay.restype = (_P, _I, _P), None
         loaded.quire_set_threads.argtypes = (_N,)
         loaded.quire_set_threads(threads)
 
-    def __call__(self, name: str, dtype: torch.dtype, *arguments: float | None) -> None:
-        """Run a kernel. Tensors are passed as addresses, None for one that is missing."""
-        self._functions[name, dtype](*arguments)
+    def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Any) -> None:
+        """Run a kernel; see Arguments."""
+        kernel = self._kernels[name, dtype]
+        if self._recorders and (record := self._recorders.get(threading.get_ident())):
+            record(kernel, arguments)
+        else:
+            kernel.function(*arguments)
+
+    @contextmanager
+    def recorded(self, record: Callable[[Kernel, Arguments], None]) -> Iterator[None]:
+        """Within it, kernels that this thread calls do not run: `record` is told of them."""
+        thread = threading.get_ident()
+        assert thread not in self._recorders, "one recording at a time"
+        self._recorders[thread] = record
+        try:
+            yield
+        finally:
+            del self._recorders[thread]
 
     def serves(self, first: Tensor, *others: Tensor | None) -> bool:
         """Whether all of these have one dtype, and it is one that the kernels know."""

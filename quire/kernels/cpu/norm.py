@@ -1,4 +1,4 @@
-"""Root mean square norm in one pass, with the residual addition before it."""
+"""Root mean square norm and layer norm in one pass, with the residual addition before it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,26 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor, delta: Tensor |
         eps,
         x.numel() // width,
         width,
+        out.data_ptr(),
+    )
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor, delta: Tensor | None = None) -> None:
+    """Arguments as in reference/norm.py."""
+    kernels = library()
+    whole = x.is_contiguous() and out.is_contiguous() and (delta is None or delta.is_contiguous())
+    if kernels is None or not whole or not kernels.serves(x, weight, bias, out, delta):
+        reference.layer_norm(x, weight, bias, eps, out, delta)
+        return
+    kernels(
+        "layer_norm",
+        x.dtype,
+        x.data_ptr(),
+        address(delta),
+        weight.data_ptr(),
+        bias.data_ptr(),
+        eps,
+        *x.shape,
         out.data_ptr(),
     )
 

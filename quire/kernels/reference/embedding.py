@@ -25,6 +25,17 @@ def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> N
         out.mul_(scale)
 
 
+def take_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
+    """out = x[rows].
+
+    Args:
+        x: [n, width].
+        rows: [m] int64.
+        out: [m, width], of the same dtype.
+    """
+    torch.index_select(x, 0, rows, out=out)
+
+
 def angles(positions: Tensor, frequencies: Tensor, scale: float, cos: Tensor, sin: Tensor) -> None:
     """Cosine and sine of position · frequency, times the scale, all in fp32 until they are stored (Su et al. 2021).
 

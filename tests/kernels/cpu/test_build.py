@@ -167,7 +167,7 @@ def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
         "import sys, pytest, quire.kernels.cpu.library as l; "
         f"l.FLAGS = (*l.FLAGS, *{flags!r}); "
         f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:faulthandler', '-k', 'avx512_bf16 or avx2', "
-        f"*{[str(HERE / f'test_{name}.py') for name in ('linear', 'norm', 'attention')]!r}]))"
+        f"*{[str(HERE / f'test_{name}.py') for name in ('linear', 'norm', 'attention', 'sample', 'step_inputs')]!r}]))"
     )
     variables = {
         **os.environ,

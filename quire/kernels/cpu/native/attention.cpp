@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "calls.h"
 #include "pool.h"
 #include "tile.h"
 
@@ -293,14 +294,15 @@ void paged_attention(const Step<T>& s) {
 using namespace quire;
 
 #define QUIRE_ATTENTION(name, T)                                                                                       \
-    extern "C" void quire_paged_attention_##name(                                                                         \
+    extern "C" void quire_paged_attention_##name(                                                                      \
         const T* q, const T* keys, const T* values, T* out, const int64_t* table, int64_t table_stride,                \
         const int64_t* slots, const int64_t* starts, const int64_t* counts, int64_t rows, int64_t heads,               \
         int64_t kv_heads, int64_t d, int64_t block_size, int64_t block_stride, int64_t window, float scale,            \
         float cap) {                                                                                                   \
-        paged_attention(Step<T>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,  \
+        paged_attention(Step<T>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,\
                              d, block_size, block_stride, window, scale, cap});                                        \
-    }
+    }                                                                                                                  \
+    QUIRE_ENTRY(paged_attention_##name)
 
 QUIRE_ATTENTION(bf16, bf16)
 QUIRE_ATTENTION(fp32, float)

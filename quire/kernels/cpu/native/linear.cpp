@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "calls.h"
 #include "pool.h"
 #include "tile.h"
 
@@ -55,11 +56,16 @@ void pack(const T* weight, int64_t stride, int64_t outputs, int64_t columns, T* 
     });
 }
 
+inline void scale_one(float& x, float scale) { x *= scale; }
+inline void scale_one(bf16& x, float scale) { x = narrow(widen(x) * scale); }
+
 template <class T>
-void unpack_row(const T* packed, int64_t columns, int64_t output, T* to) {
+void unpack_row(const T* packed, int64_t columns, int64_t output, float scale, T* to) {
     constexpr int G = Element<T>::kGroup;
     const T* from = packed + output / kPanel * panel_size<T>(columns) + output % kPanel * G;
     for (int64_t c = 0; c < columns; ++c) to[c] = from[c / G * kPanel * G + c % G];
+    if (scale != 1.0f)
+        for (int64_t c = 0; c < columns; ++c) scale_one(to[c], scale);
 }
 
 // sums [rows, 64] = x [rows, columns] times one panel.
@@ -149,21 +155,27 @@ void linear(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outpu
 using namespace quire;
 
 #define QUIRE_LINEAR(name, T)                                                                                          \
-    extern "C" void quire_pack_##name(const T* weight, int64_t stride, int64_t outputs, int64_t columns, T* packed) { \
+    extern "C" void quire_pack_##name(const T* weight, int64_t stride, int64_t outputs, int64_t columns, T* packed) {  \
         pack<T>(weight, stride, outputs, columns, packed);                                                             \
     }                                                                                                                  \
-    extern "C" void quire_embed_##name(const int64_t* tokens, int64_t n, const T* packed, int64_t columns, T* out) {  \
-        for (int64_t i = 0; i < n; ++i) unpack_row<T>(packed, columns, tokens[i], out + i * columns);                  \
+    QUIRE_ENTRY(pack_##name)                                                                                           \
+    extern "C" void quire_embed_##name(const int64_t* tokens, int64_t n, const T* packed, int64_t columns,             \
+                                       float scale, T* out) {                                                          \
+        parallel_if(n * columns >= kWorthSharing, n,                                                                   \
+                    [&](int64_t i) { unpack_row<T>(packed, columns, tokens[i], scale, out + i * columns); });          \
     }                                                                                                                  \
-    extern "C" void quire_linear_##name(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outputs,       \
+    QUIRE_ENTRY(embed_##name)                                                                                          \
+    extern "C" void quire_linear_##name(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outputs,        \
                                         int64_t columns, const T* bias, T* y, int64_t ys) {                            \
         linear<T, false>(x, xs, rows, packed, outputs, columns, bias, y, ys);                                          \
     }                                                                                                                  \
-    extern "C" void quire_linear_silu_and_mul_##name(const T* x, int64_t xs, int64_t rows, const T* packed,           \
+    QUIRE_ENTRY(linear_##name)                                                                                         \
+    extern "C" void quire_linear_silu_and_mul_##name(const T* x, int64_t xs, int64_t rows, const T* packed,            \
                                                      int64_t outputs, int64_t columns, const T* bias, T* y,            \
                                                      int64_t ys) {                                                     \
         linear<T, true>(x, xs, rows, packed, outputs, columns, bias, y, ys);                                           \
-    }
+    }                                                                                                                  \
+    QUIRE_ENTRY(linear_silu_and_mul_##name)
 
 QUIRE_LINEAR(bf16, bf16)
 QUIRE_LINEAR(fp32, float)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "calls.h"
 #include "pool.h"
 #include "tile.h"
 
@@ -39,16 +40,48 @@ void norm_row(const T* x, const V* weight, float eps, int64_t width, T* out) {
     }
 }
 
+template <class T>
+void add_row(T* x, const T* delta, int64_t width) {
+    for (int64_t c = 0; c < width; c += W) {
+        int n = int(std::min<int64_t>(W, width - c));
+        store(x + c, add(load(x + c, n), load(delta + c, n)), n);
+    }
+}
+
 template <class T, class V>
 void rms_norm(T* x, const T* delta, const V* weight, int64_t heads, float eps, int64_t rows, int64_t width, T* out) {
     parallel_rows(rows, width, [&](int64_t row) {
         T* own = x + row * width;
-        if (delta)
-            for (int64_t c = 0; c < width; c += W) {
-                int n = int(std::min<int64_t>(W, width - c));
-                store(own + c, add(load(own + c, n), load(delta + row * width + c, n)), n);
-            }
+        if (delta) add_row(own, delta + row * width, width);
         norm_row(own, weight + row % heads * width, eps, width, out + row * width);
+    });
+}
+
+// x / sqrt(var(x) + eps) · weight + bias, after the mean is taken off x.
+template <class T>
+void layer_norm(T* x, const T* delta, const T* weight, const T* bias, float eps, int64_t rows, int64_t width, T* out) {
+    parallel_rows(rows, width, [&](int64_t row) {
+        T* own = x + row * width;
+        if (delta) add_row(own, delta + row * width, width);
+        vf sums = zero(), squares = zero();
+        for (int64_t c = 0; c < width; c += W) sums = add(sums, load(own + c, int(std::min<int64_t>(W, width - c))));
+        vf mean = all(sum(sums) / float(width));
+        for (int64_t c = 0; c < width; c += W) {
+            int n = int(std::min<int64_t>(W, width - c));
+            vf v = sub(load(own + c, n), mean);
+            if (n < W) {  // behind the row stand zeros, less the mean
+                float some[W] = {};
+                store(some, v, n);
+                v = load(some);
+            }
+            squares = fma(v, v, squares);
+        }
+        vf factor = all(1.0f / std::sqrt(sum(squares) / float(width) + eps));
+        for (int64_t c = 0; c < width; c += W) {
+            int n = int(std::min<int64_t>(W, width - c));
+            vf v = mul(sub(load(own + c, n), mean), factor);
+            store(out + row * width + c, fma(v, load(weight + c, n), load(bias + c, n)), n);
+        }
     });
 }
 
@@ -96,13 +129,17 @@ void norm_rope_and_cache(const Projected<T>& s, const V* norm, float eps) {
     });
 }
 
-template <class T>
-void silu_and_mul(const T* x, int64_t rows, int64_t width, T* out) {
+// out = activate(gate) · up, where a row of x has all gates, then all that they gate; or out = activate(x).
+template <bool Gated, class T, class F>
+void activate_rows(const T* x, int64_t rows, int64_t width, T* out, const F& activate) {
+    int64_t wide = Gated ? 2 * width : width;
     parallel_rows(rows, 4 * width, [&](int64_t row) {
-        const T* gate = x + row * 2 * width;
+        const T* own = x + row * wide;
         for (int64_t c = 0; c < width; c += W) {
             int n = int(std::min<int64_t>(W, width - c));
-            store(out + row * width + c, mul(silu(load(gate + c, n)), load(gate + width + c, n)), n);
+            vf y = activate(load(own + c, n));
+            if (Gated) y = mul(y, load(own + width + c, n));
+            store(out + row * width + c, y, n);
         }
     });
 }
@@ -121,19 +158,39 @@ using namespace quire;
             rms_norm(x, delta, static_cast<const T*>(weight), heads, eps, rows, width, out);                           \
         }                                                                                                              \
     }                                                                                                                  \
-    extern "C" void quire_qk_norm_rope_and_cache_##name(                                                                     \
+    extern "C" void quire_qk_norm_rope_and_cache_##name(                                                               \
         const T* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, const void* norm, int32_t wide,      \
         float eps, const T* cos, const T* sin, int64_t half, const int64_t* places, T* keys, T* values, T* q) {        \
         Projected<T> s{qkv, tokens, heads, kv_heads, d, cos, sin, half, places, keys, values, q};                      \
         if (wide) {                                                                                                    \
-            norm_rope_and_cache(s, static_cast<const float*>(norm), eps);                                                 \
+            norm_rope_and_cache(s, static_cast<const float*>(norm), eps);                                              \
         } else {                                                                                                       \
-            norm_rope_and_cache(s, static_cast<const T*>(norm), eps);                                                     \
+            norm_rope_and_cache(s, static_cast<const T*>(norm), eps);                                                  \
         }                                                                                                              \
     }                                                                                                                  \
+    extern "C" void quire_layer_norm_##name(T* x, const T* delta, const T* weight, const T* bias, float eps,           \
+                                            int64_t rows, int64_t width, T* out) {                                     \
+        layer_norm(x, delta, weight, bias, eps, rows, width, out);                                                     \
+    }                                                                                                                  \
     extern "C" void quire_silu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out) {                       \
-        silu_and_mul(x, rows, width, out);                                                                             \
-    }
+        activate_rows<true>(x, rows, width, out, [](vf v) { return silu(v); });                                        \
+    }                                                                                                                  \
+    extern "C" void quire_gelu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out) {                       \
+        activate_rows<true>(x, rows, width, out, [](vf v) { return gelu(v); });                                        \
+    }                                                                                                                  \
+    extern "C" void quire_gelu_##name(const T* x, int64_t rows, int64_t width, T* out) {                               \
+        activate_rows<false>(x, rows, width, out, [](vf v) { return gelu(v); });                                       \
+    }                                                                                                                  \
+    extern "C" void quire_soft_cap_##name(T* x, int64_t rows, int64_t width, float cap) {                              \
+        activate_rows<false>(x, rows, width, x, [cap](vf v) { return mul(tanh(div(v, all(cap))), all(cap)); });        \
+    }                                                                                                                  \
+    QUIRE_ENTRY(rms_norm_##name)                                                                                       \
+    QUIRE_ENTRY(layer_norm_##name)                                                                                     \
+    QUIRE_ENTRY(qk_norm_rope_and_cache_##name)                                                                         \
+    QUIRE_ENTRY(silu_and_mul_##name)                                                                                   \
+    QUIRE_ENTRY(gelu_and_mul_##name)                                                                                   \
+    QUIRE_ENTRY(gelu_##name)                                                                                           \
+    QUIRE_ENTRY(soft_cap_##name)
 
 QUIRE_ROWS(bf16, bf16)
 QUIRE_ROWS(fp32, float)

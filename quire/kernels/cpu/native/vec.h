@@ -26,6 +26,9 @@ inline bf16 narrow(float x) {  // to the nearest, of two the even one
     return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+inline float load_one(const float* p) { return *p; }
+inline float load_one(const bf16* p) { return widen(*p); }
+
 #if defined(__AVX512F__)
 
 constexpr int W = 16;  // floats in a vector
@@ -201,6 +204,12 @@ inline vf exponential(vf x) {
 }
 
 inline vf silu(vf x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
+
+// In its tanh form (Hendrycks & Gimpel 2016); (1 + tanh(u)) / 2 is a logistic function of 2u.
+inline vf gelu(vf x) {
+    vf u = mul(x, fma(mul(x, x), all(0.0713548162726f), all(1.59576912161f)));
+    return div(x, add(all(1.0f), exponential(sub(zero(), u))));
+}
 
 inline vf tanh(vf x) {
     return sub(all(1.0f), div(all(2.0f), add(exponential(add(x, x)), all(1.0f))));

@@ -1,0 +1,70 @@
+"""The beginning of a step by our own kernels: where its rows stand, and where its tokens go in the KV cache."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.kernels.cpu.library import library
+from quire.kernels.reference import paged_attention
+from quire.kernels.reference import step_inputs as reference
+
+
+def prepare_inputs(
+    slots: Tensor,
+    counts: Tensor,
+    row_of_token: Tensor,
+    offsets: Tensor,
+    ids: Tensor,
+    length: Tensor,
+    last: Tensor,
+    dummy: int,
+    starts: Tensor,
+    positions: Tensor,
+    slot_of_token: Tensor,
+    tokens: Tensor,
+) -> None:
+    """Arguments as in reference/step_inputs.py; all are contiguous."""
+    kernels = library()
+    given, columns, found = (
+        (slots, counts, row_of_token, offsets, ids),
+        (length, last),
+        (starts, positions, slot_of_token),
+    )
+    if kernels is None:
+        reference.prepare_inputs(*given, *columns, dummy, *found, tokens)
+        return
+    assert all(tensor.is_contiguous() for tensor in (*given, *columns, *found, tokens))
+    kernels(
+        "prepare_inputs",
+        None,
+        *(tensor.data_ptr() for tensor in given),
+        len(slots),
+        len(ids),
+        length.data_ptr(),
+        last.data_ptr(),
+        dummy,
+        *(tensor.data_ptr() for tensor in found),
+        tokens.data_ptr(),
+    )
+
+
+def compute_slot_mapping(
+    block_table: Tensor, slots: Tensor, positions: Tensor, block_size: int, slot_mapping: Tensor
+) -> None:
+    """Arguments as in reference/paged_attention.py."""
+    kernels = library()
+    whole = all(tensor.is_contiguous() for tensor in (block_table, slots, positions, slot_mapping))
+    if kernels is None or not whole:
+        paged_attention.compute_slot_mapping(block_table, slots, positions, block_size, slot_mapping)
+        return
+    kernels(
+        "compute_slot_mapping",
+        None,
+        block_table.data_ptr(),
+        block_table.stride(0),
+        slots.data_ptr(),
+        positions.data_ptr(),
+        len(positions),
+        block_size,
+        slot_mapping.data_ptr(),
+    )
