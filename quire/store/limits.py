@@ -9,7 +9,7 @@ from quire.store.errors import StoreFullError
 
 ABANDONED_S = 3_600.0
 """A file whose upload has not ended after this long, in seconds, is deleted."""
-PROCESS_DEAD_S = 20.0
+PROCESS_DEAD_S = 12.0
 """A process that has not said for so long that it is alive works on nothing any more, in seconds."""
 EVICTED_AT_ONCE = 16
 FINISHED = ("completed", "failed", "incomplete", "cancelled")

@@ -45,6 +45,7 @@ class ResponseTasks:
         self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
         self._working: dict[str, asyncio.Task[None]] = {}
+        self._last_refusal = ""
 
     def keep(self, running: RunningResponse) -> None:
         """Begin to write down a response that has ended."""
@@ -57,7 +58,9 @@ class ResponseTasks:
         try:
             await self._store.responses.put(running.stored())
         except QuireError as error:
-            logger.warning("Response %s is not kept: %s", running.id, error.message)
+            if error.message != self._last_refusal:  # once for each reason, not for each response
+                logger.warning("Response %s is not kept, nor others like it: %s", running.id, error.message)
+            self._last_refusal = error.message
 
     def work_on(self, running: RunningResponse) -> None:
         """Finish a response that is in the store."""

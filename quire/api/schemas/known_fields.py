@@ -25,10 +25,14 @@ IGNORED = frozenset({
 """Bookkeeping of the caller that changes no answer; and which compiler a grammar should have: there is one here."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
     "audio": (),
     "chat_template": (),
+    "context_management": ([],),
+    "conversation": (),
     "documents": ([],),
     "echo": (False,),
+    "enable_response_messages": (False,),
     "features": ({},),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -38,8 +42,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
+    "moderation": (),
     "parallel_tool_calls": (True, False),
     "prediction": (),
+    "previous_input_messages": ([],),
     "prompt_embeds": (),
     "reasoning_effort": (),
     "return_prompt_text": (False,),
