@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import signal
 import statistics
 import sys
 import time
@@ -55,6 +56,7 @@ class Row:
 
 def main() -> None:
     arguments = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # and no engine stays behind
     checkpoint = make_checkpoint(arguments.shape, arguments.checkpoints)
     with ExitStack() as stack:
         clients = list(_start(arguments, checkpoint, stack))

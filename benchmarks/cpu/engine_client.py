@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -55,8 +55,12 @@ class EngineClient:
                 text=True,
                 start_new_session=True,
             )
-        self.version: str = self._answer()["version"]
-        self.seconds((8,), (1,))
+        try:
+            self.version: str = self._answer()["version"]
+            self.seconds((8,), (1,))
+        except BaseException:
+            self.close()
+            raise
         self.first_token_s = time.perf_counter() - began
 
     def seconds(self, inputs: Sequence[int], outputs: Sequence[int]) -> float:
@@ -95,14 +99,14 @@ class EngineClient:
 
     def close(self) -> None:
         """End all its processes."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _answer(self) -> dict:
         assert self._process.stdout is not None
         if line := self._process.stdout.readline():
             return json.loads(line)
-        self._process.wait()
         said = self._log.read_text(errors="replace").splitlines() or ["nothing"]
         raise EngineFailed(f"it ended, and said last: {said[-1].strip()[:200]}")
 

@@ -120,8 +120,41 @@ def native_kernels() -> NativeKernels:
     if instructions not in (None, *_INSTRUCTION_SETS):
         raise ConfigError(f"QUIRE_CPU_ISA is {instructions!r}, and must be one of {', '.join(_INSTRUCTION_SETS)}.")
     own = os.environ.get("CXX")
-    home = os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache"
-    return NativeKernels(instructions, (own,) if own else ("g++", "clang++"), Path(home) / "quire" / "kernels")
+    return NativeKernels(instructions, (own,) if own else ("g++", "clang++"), _user_cache() / "quire" / "kernels")
+
+
+@dataclass(frozen=True)
+class PackedWeightCache:
+    """Where a processor's packed weights are kept.
+
+    Attributes:
+        directory: Has a file for each checkpoint.
+        limit: QUIRE_PACKED_WEIGHTS_GB in bytes: what all files may take; 0: none is kept.
+    """
+
+    directory: Path
+    limit: int
+
+
+def packed_weight_cache() -> PackedWeightCache:
+    """From QUIRE_PACKED_WEIGHTS_GB and the place that the user has for caches.
+
+    Raises:
+        ConfigError: QUIRE_PACKED_WEIGHTS_GB is not a number of gigabytes.
+    """
+    wanted = os.environ.get("QUIRE_PACKED_WEIGHTS_GB") or "32"
+    try:
+        limit = int(float(wanted) * 1e9)
+    except (ValueError, OverflowError):
+        limit = -1
+    if limit < 0:
+        raise ConfigError(f"QUIRE_PACKED_WEIGHTS_GB is {wanted!r}, and must be a number of gigabytes, or 0 for none.")
+    return PackedWeightCache(_user_cache() / "quire" / "weights", limit)
+
+
+def _user_cache() -> Path:
+    """The directory of the user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")
 
 
 def kernel_settings() -> dict[str, str]:

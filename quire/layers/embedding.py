@@ -34,10 +34,9 @@ class Embedding:
         yield self._spec
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        self.weight = torch.empty(self._spec.shape, dtype=self._options.dtype, device=self._options.device)
-        checkpoint.read(self._spec.name, self.weight)
-        if self._pack is not None:
-            self.weight = self._pack(self.weight)
+        kind = "embedding" if self._pack is None else "tied embedding"
+        name = f"{kind} {self._spec.name} {self._spec.shape}"
+        self.weight = self._options.packed_weights.get(name, lambda: self._read(checkpoint))
 
     def tie(self) -> None:
         """Keep the weight in a layout that products with it take as well. Comes before the weight is loaded."""
@@ -48,6 +47,11 @@ class Embedding:
         x = torch.empty((len(tokens), self._spec.shape[1]), dtype=self._options.dtype, device=self._options.device)
         self._embed(tokens, self.weight, self._scale, x)
         return x
+
+    def _read(self, checkpoint: Checkpoint) -> Any:
+        weight = torch.empty(self._spec.shape, dtype=self._options.dtype, device=self._options.device)
+        checkpoint.read(self._spec.name, weight)
+        return weight if self._pack is None else self._pack(weight)
 
 
 class TiedHead:

@@ -59,7 +59,10 @@ class Linear:
                 yield WeightSpec(f"{name}.bias", (rows,))
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        self._weight = self._pack(self._read_fused(checkpoint, "weight", (self.outputs, self.columns)))
+        name = f"linear {self._names} {self._rows} × {self.columns}"
+        self._weight = self._options.packed_weights.get(
+            name, lambda: self._pack(self._read_fused(checkpoint, "weight", (self.outputs, self.columns)))
+        )
         if self.has_bias:
             self._bias = self._read_fused(checkpoint, "bias", (self.outputs,))
 

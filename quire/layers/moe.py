@@ -64,17 +64,8 @@ class Experts:
             yield WeightSpec(f"{self._name}.{number}.{self._names.down}.weight", (self._hidden, self._width))
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        gate_up = self._empty(2 * self._width, self._hidden)
-        down = self._empty(self._hidden, self._width)
-        for number in range(self._count):
-            gate, up = gate_up[number].chunk(2)
-            for projection, part in (
-                (self._names.gate, gate),
-                (self._names.up, up),
-                (self._names.down, down[number]),
-            ):
-                checkpoint.read(f"{self._name}.{number}.{projection}.weight", part)
-        self._gate_up, self._down = self._pack(gate_up), self._pack(down)
+        self._gate_up = self._load(checkpoint, (self._names.gate, self._names.up), self._width, self._hidden)
+        self._down = self._load(checkpoint, (self._names.down,), self._hidden, self._width)
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
@@ -82,8 +73,21 @@ class Experts:
         self._experts(x, self._gate_up, self._down, numbers, weights, out)
         return out
 
-    def _empty(self, rows: int, columns: int) -> Tensor:
-        return torch.empty((self._count, rows, columns), dtype=self._options.dtype, device=self._options.device)
+    def _load(
+        self, checkpoint: Checkpoint, projections: tuple[str, ...], rows: int, columns: int
+    ) -> Sequence[Tensor] | Tensor:
+        """Of all experts, these projections [rows, columns] below each other, packed."""
+
+        def read() -> Sequence[Tensor] | Tensor:
+            shape, options = (self._count, len(projections), rows, columns), self._options
+            stacked = torch.empty(shape, dtype=options.dtype, device=options.device)
+            for number, expert in enumerate(stacked):
+                for projection, part in zip(projections, expert, strict=True):
+                    checkpoint.read(f"{self._name}.{number}.{projection}.weight", part)
+            packed: Sequence[Tensor] | Tensor = self._pack(stacked.flatten(1, 2))
+            return packed
+
+        return self._options.packed_weights.get(f"experts {self._name} {projections} {rows} × {columns}", read)
 
 
 class MixtureOfExperts:

@@ -35,7 +35,8 @@ def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: 
     check_weights(checkpoint, specs, spec.architecture)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
     try:
-        load_all_weights(factory.layers, checkpoint, torch.get_num_threads(), progress)
+        with factory.options.packed_weights:
+            load_all_weights(factory.layers, checkpoint, torch.get_num_threads(), progress)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and "allocate" not in str(error):
             raise

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -39,6 +39,7 @@ from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
 from quire.worker.startup.host_memory import trim_heap
+from quire.worker.startup.packed_weights import packed_weights_for
 from quire.worker.startup.threads import usable_cores
 from quire.worker.step_handle import StepHandle
 from quire.worker.weight_loading import load_weights
@@ -118,7 +119,8 @@ class Worker:
         if self._device.type == "cuda":
             gpu_memory.use_expandable_segments(self._device)
         spec = read_spec(self._config.model.model)
-        factory = LayerFactory(self._options)
+        packed_weights = packed_weights_for(self._config, spec, self._device)
+        factory = LayerFactory(replace(self._options, packed_weights=packed_weights))
         model = build_model(spec, factory)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False

@@ -71,11 +71,15 @@ class Kernel:
 class Library:
     """The kernels by name and dtype, as functions of pointers and numbers.
 
+    Attributes:
+        name: Differs for other sources, flags, compilers and processors.
+
     Raises:
         OSError: The file is not the library.
     """
 
     def __init__(self, path: Path, threads: int) -> None:
+        self.name = path.stem
         loaded = ctypes.CDLL(str(path))
         self._kernels: dict[tuple[str, torch.dtype | None], Kernel] = {}
         for name, types in SIGNATURES.items():

@@ -1,0 +1,42 @@
+"""The seam between layers and weights that are kept packed: as a kernel takes them, by the name of what was packed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, TypeVar
+
+P = TypeVar("P")
+
+
+class PackedWeights(Protocol):
+    """Entered while weights are loaded."""
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def get(self, name: str, pack: Callable[[], P]) -> P:
+        """What `pack` returns, or the same from an earlier start. Safe to call from several threads.
+
+        Args:
+            name: Says what is packed and how; no two calls have the same.
+        """
+        ...
+
+
+class PackedAtStart:
+    """Nothing is kept: each start packs."""
+
+    def __enter__(self) -> PackedAtStart:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def get(self, name: str, pack: Callable[[], P]) -> P:
+        """Pack."""
+        return pack()
