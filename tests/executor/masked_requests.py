@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.executor.executor import Executor
 from quire.kernels.reference.philox import uniform
 from quire.messages import Add
 from quire.sampling import SamplingParams
 from tests.checkpoints import VOCAB_SIZE
-from tests.engine.harness import HashMasker, add
+from tests.engine.harness import Engine, HashMasker, add
 from tests.reference import Reference
 from tests.sampling.rules import likeliest, margin, ruled
 
 TOKENS = 24
 MASKED = {"masked": True}
 TIE = 1e-4
+WAIT = 0.05
 CASES: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0},
@@ -52,8 +54,34 @@ def adds(seed: int = 0) -> list[Add]:
     return [*requests, several]
 
 
-def assert_follows(reference: Reference, message: Add, output: list[int]) -> None:
-    """Each token is what plain torch takes from transformers' logits, unless that hangs on a rounding error."""
+def serve(reference: Reference, executor: Executor, settings: dict[str, Any], tie: float = TIE) -> Engine:
+    """Serve all of them, and judge each token. The engine is still open, so that its executor can be looked at.
+
+    Args:
+        reference: The executor's checkpoint.
+        executor: Not started yet.
+        settings: Of the engine, as of the executor; with few blocks, requests are preempted.
+        tie: See `assert_follows`.
+    """
+    masker = HashMasker(vocab_size=VOCAB_SIZE)
+    limits = {"max_num_batched_tokens": 64} | settings
+    engine = Engine(executor, masker=masker, drafts=None, wait=WAIT, **limits)
+    requests = adds()
+    outcome = engine.run(requests)
+    for request in requests:
+        for sequence in request.sequences():
+            assert outcome.ends[sequence.id].reason in ("length", "stop"), outcome.ends[sequence.id]
+            assert_follows(reference, sequence, outcome.tokens[sequence.id], tie)
+    assert len({tuple(outcome.tokens[number]) for number in (100, 101, 102)}) == 3
+    assert outcome.ends[12].reason == "stop"
+    assert len(outcome.tokens[12]) >= 9
+    assert (engine.client.counts()["preemptions"] > 0) == ("num_gpu_blocks_override" in settings)
+    engine.assert_all_free()
+    return engine
+
+
+def assert_follows(reference: Reference, message: Add, output: list[int], tie: float = TIE) -> None:
+    """Each token is what plain torch takes from transformers' logits, unless less than `tie` decides."""
     rows, sampling = reference.logits([*message.tokens, *output])[len(message.tokens) - 1 :], message.sampling
     for at, token in enumerate(output):
         known = [*message.tokens, *output[:at]]
@@ -66,13 +94,14 @@ def assert_follows(reference: Reference, message: Add, output: list[int]) -> Non
             scores = [x if bits[t // 8] >> t % 8 & 1 else float("-inf") for t, x in enumerate(scores)]
             assert scores[token] > float("-inf"), "a token that the mask forbids"
         if sampling.greedy:
-            assert token == likeliest(scores) or margin(scores) < TIE, (sampling, at)
+            assert token == likeliest(scores) or margin(scores) < tie, (sampling, at)
         else:
-            assert token in drawn(torch.tensor(scores, dtype=torch.float64), sampling, message.seed, at), (sampling, at)
+            exact = torch.tensor(scores, dtype=torch.float64)
+            assert token in drawn(exact, sampling, message.seed, at, tie), (sampling, at)
 
 
-def drawn(scores: Tensor, sampling: SamplingParams, seed: int, num_sampled: int) -> set[int]:
-    """The token that the request's random number chooses, and the one beside it where that is as near as TIE."""
+def drawn(scores: Tensor, sampling: SamplingParams, seed: int, num_sampled: int, tie: float) -> set[int]:
+    """The token that the request's random number chooses, and the one beside it where that is as near as `tie`."""
     x = scores / sampling.temperature
     x = x.masked_fill(x.softmax(-1) < sampling.min_p * x.softmax(-1).max(), float("-inf"))
     order = x.argsort(descending=True, stable=True)
@@ -86,5 +115,5 @@ def drawn(scores: Tensor, sampling: SamplingParams, seed: int, num_sampled: int)
     cumulative = kept.cumsum(-1) / kept.sum()
     number = float(uniform(torch.tensor([seed]), torch.tensor([num_sampled]))[0])
     return {
-        int(torch.searchsorted(cumulative, number + near, right=True).clamp(max=len(x) - 1)) for near in (-TIE, 0, TIE)
+        int(torch.searchsorted(cumulative, number + near, right=True).clamp(max=len(x) - 1)) for near in (-tie, 0, tie)
     }

@@ -20,7 +20,7 @@ from quire.worker import buffer_ring, model_runner, worker
 from quire.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.engine.harness import Engine, HashMasker, add
-from tests.executor.masked_requests import MASKED, TOKENS, adds, assert_follows
+from tests.executor.masked_requests import MASKED, TOKENS, WAIT, assert_follows, serve
 from tests.executor.test_cpu_executor import first, next_
 from tests.reference import Reference
 from tests.worker.driver import config_for
@@ -28,7 +28,6 @@ from tests.worker.replay_by_running import CountedBufferRing, ReplayByRunning
 from tests.worker.test_replay import attention
 
 BYTES = VOCAB_SIZE // 8
-WAIT = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +59,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "preempted, swapped": {"num_gpu_blocks_override": 12, "preemption_mode": "swap"},
     "processed log probabilities": {"logprobs_mode": "processed_logprobs"},
 }
-
-
-def serve(reference: Reference, executor: Executor, settings: dict[str, Any]) -> Engine:
-    masker = HashMasker(vocab_size=VOCAB_SIZE)
-    engine = Engine(executor, masker=masker, drafts=None, wait=WAIT, **{"max_num_batched_tokens": 64} | settings)
-    requests = adds()
-    outcome = engine.run(requests)
-    for request in requests:
-        for sequence in request.sequences():
-            assert outcome.ends[sequence.id].reason in ("length", "stop"), outcome.ends[sequence.id]
-            assert_follows(reference, sequence, outcome.tokens[sequence.id])
-    assert len({tuple(outcome.tokens[number]) for number in (100, 101, 102)}) == 3
-    assert outcome.ends[12].reason == "stop"
-    assert len(outcome.tokens[12]) >= 9
-    assert (engine.client.counts()["preemptions"] > 0) == ("num_gpu_blocks_override" in settings)
-    engine.assert_all_free()
-    return engine
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
