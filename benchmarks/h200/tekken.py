@@ -56,24 +56,19 @@ def tokenizer(tekken: Mapping[str, object]) -> Tokenizer:
     def name(token: bytes) -> str:
         return "".join(names[byte] for byte in token)
 
+    contents = [*SPECIAL, *(f"<SPECIAL_{number}>" for number in range(len(SPECIAL), special))]
     merges = [pair for token in tokens if len(token) > 1 and (pair := halves(token, ranks))]
-    vocabulary = {name(token): special + rank for token, rank in ranks.items()}
+    vocabulary = {content: number for number, content in enumerate(contents)}
+    vocabulary |= {name(token): special + rank for token, rank in ranks.items()}
     made = Tokenizer(models.BPE(vocabulary, [(name(a), name(b)) for a, b in merges], ignore_merges=True))
     made.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(config["pattern"]), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
     made.decoder = decoders.ByteLevel()
-    document = json.loads(made.to_str())
-    contents = [*SPECIAL, *(f"<SPECIAL_{number}>" for number in range(len(SPECIAL), special))]
-    document["added_tokens"] = [
-        {
-            "id": number, "content": content, "single_word": False, "lstrip": False, "rstrip": False,
-            "normalized": False, "special": True,
-        }
-        for number, content in enumerate(contents)
-    ]  # fmt: skip
-    return Tokenizer.from_str(json.dumps(document))
+    made.add_special_tokens(contents)
+    assert made.get_vocab_size() == len(vocabulary) == config["default_vocab_size"]
+    return made
 
 
 def main() -> None:
