@@ -130,7 +130,7 @@ async def arrival(server: Server, model: str, streams: int, schemas: Sequence[Sc
             connections, "/v1/completions", "openai", {"model": model, "temperature": 1.0, "ignore_eos": True}
         )
         prompts = [draw.choices(range(1_000, size), k=PROMPT) for _ in range(streams)]
-        others = [asyncio.create_task(client.ask(Sample(prompt, PROMPT, 800))) for prompt in prompts]
+        others = [asyncio.create_task(client.ask(Sample(prompt, 800))) for prompt in prompts]
         await asyncio.sleep(SETTLED_S)
         came = time.perf_counter()
         statuses = await asyncio.gather(

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from quire.structured_output.matcher_messages import Prepare, Row, RowState
+from quire.worker.startup.threads import usable_cores
 
 Bitmasks = npt.NDArray[np.uint8]
 """[rows, bytes]: token t is bit t % 8 of byte t // 8."""
+_MOST_THREADS = 8
 GRAMMAR_LOST = "The grammar of this output was lost. Send the request again."
 
 
@@ -49,12 +51,15 @@ class Matcher:
             self._tail = [*self._tail, token][-len(self._after) :]
             self._begun = self._tail == self._after
 
-    def fill(self, mask: Bitmasks) -> RowState:
-        """Write which tokens may come next into `mask` [bytes]."""
+    @property
+    def follower(self) -> LLMatcher | None:
+        """What writes which tokens may come next; None where nothing is to be written."""
+        return self._matcher if self._begun and not self.error and not self._matcher.is_stopped() else None
+
+    def finish(self, mask: Bitmasks) -> RowState:
+        """The state of its row, whose `mask` [bytes] the follower has written."""
         if not self._begun:
             return "free"
-        if not self.error and not self._matcher.is_stopped():
-            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
             self.error = self.error or f"The grammar could not go on: {self._matcher.get_error()[:200]}"
         if self.error:
@@ -86,6 +91,7 @@ class Matchers:
         self._eos_ids = set(eos_ids)
         self._guessed_eos = set(tokenizer.eos_tokens) - self._eos_ids
         self._matchers: dict[int, Matcher] = {}
+        self._executor = LLExecutor(max(1, min(_MOST_THREADS, usable_cores() // 2)))
 
     def add(self, prepared: Prepare, pristine: LLMatcher) -> None:
         """A sequence begins. `pristine` is its grammar's matcher, which stays as it is."""
@@ -99,19 +105,29 @@ class Matchers:
 
     def fill(self, rows: Sequence[Row], masks: Bitmasks) -> tuple[list[RowState], dict[int, str]]:
         """Fill `masks` [rows, bytes]; the state of each row, and by row why it failed."""
+        matchers = [self._matchers.get(row.id) for row in rows]
+        for matcher, row in zip(matchers, rows, strict=True):
+            if matcher is not None:
+                matcher.advance(row.tokens)
+        self._write(matchers, masks)
         states: list[RowState] = []
         errors = {}
-        for place, row in enumerate(rows):
-            matcher = self._matchers.get(row.id)
-            if matcher is None:
-                states.append("failed")
-                errors[place] = GRAMMAR_LOST
-                continue
-            matcher.advance(row.tokens)
-            states.append(matcher.fill(masks[place]))
+        for place, matcher in enumerate(matchers):
+            states.append("failed" if matcher is None else matcher.finish(masks[place]))
             if states[-1] == "failed":
-                errors[place] = matcher.error
+                errors[place] = GRAMMAR_LOST if matcher is None else matcher.error
         return states, errors
+
+    def _write(self, matchers: Sequence[Matcher | None], masks: Bitmasks) -> None:
+        """All masks at once, by several threads: one after another, 64 take longer than a GPU's step leaves."""
+        followers = [
+            (follower, place) for place, matcher in enumerate(matchers) if matcher and (follower := matcher.follower)
+        ]
+        if len(followers) > 1:
+            self._executor.unsafe_compute_mask_ptr(followers, masks.ctypes.data, masks.shape[1], len(masks))
+        elif followers:
+            follower, place = followers[0]
+            follower.unsafe_compute_mask_ptr(masks[place].ctypes.data, masks.shape[1])
 
 
 def _clear(mask: Bitmasks, tokens: npt.NDArray[np.int64]) -> None:
