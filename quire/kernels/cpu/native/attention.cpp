@@ -193,7 +193,7 @@ void multiply_all(int64_t rows, const T* x, int64_t xs, const T* w, int64_t ws, 
     constexpr int most = Element<T>::kRows;
     for (int64_t r = 0; r < rows; r += most) {
         int n = int(std::min<int64_t>(most, rows - r));
-        multiply_block<T, 0>(n, x + r * xs, xs, w, ws, groups, vectors, sums + r * ss, ss, accumulate, nullptr);
+        multiply_block<0>(n, x + r * xs, xs, w, ws, groups, vectors, sums + r * ss, ss, accumulate, nullptr);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "calls.h"
 #include "pool.h"
@@ -12,7 +13,7 @@ namespace quire {
 namespace {
 
 constexpr int kPanel = 64;            // outputs
-constexpr int64_t kGroups = 128;      // that are multiplied with all rows before the next ones: 32 KB of a panel
+constexpr int64_t kGroups = W == 16 ? 128 : 64;  // that are multiplied with all rows before the next ones: they stay in the first cache
 constexpr int64_t kRowsAtOnce = 96;   // whose sums stay in the first cache
 constexpr uintptr_t kPage = 1 << 21;
 constexpr int64_t kFewRows = 8;       // take no longer than one
@@ -69,14 +70,14 @@ void unpack_row(const T* packed, int64_t columns, int64_t output, float scale, T
 }
 
 // sums [rows, 64] = x [rows, columns] times one panel.
-template <class T>
-void multiply_panel(const T* x, int64_t xs, int64_t rows, const T* panel, int64_t groups, float* sums) {
+template <class X, class T>
+void multiply_panel(const X* x, int64_t xs, int64_t rows, const T* panel, int64_t groups, float* sums) {
     constexpr int G = Element<T>::kGroup, most = Element<T>::kRows;
     constexpr int64_t ws = kPanel * G;
-    constexpr int vectors = kPanel / W;
-    if (rows <= most) {
+    constexpr int vectors = kPanel / W, passes = vectors / Element<T>::kVectors;  // over a part of the panel
+    if (rows == 1 || (passes == 1 && rows <= most)) {
         const char* ahead = reinterpret_cast<const char*>(panel) + 4096;
-        multiply_block<T, 4>(int(rows), x, xs, panel, ws, groups, vectors, sums, kPanel, false, ahead);
+        multiply_block<4>(int(rows), x, xs, panel, ws, groups, vectors, sums, kPanel, false, ahead);
         return;
     }
     int64_t blocks = (rows + most - 1) / most;
@@ -86,14 +87,20 @@ void multiply_panel(const T* x, int64_t xs, int64_t rows, const T* panel, int64_
         const char* ahead = reinterpret_cast<const char*>(w + n * ws);
         for (int64_t block = 0; block < blocks; ++block) {
             int64_t first = rows * block / blocks, end = rows * (block + 1) / blocks;
-            const T* from = x + first * xs + begin * G;
+            const X* from = x + first * xs + begin * G;
             float* to = sums + first * kPanel;
-            if (blocks <= 3 && block < 2) {
-                multiply_block<T, 2>(int(end - first), from, xs, w, ws, n, vectors, to, kPanel, begin > 0, ahead + block * n * 128);
-            } else if (blocks > 3 && block < 4) {
-                multiply_block<T, 1>(int(end - first), from, xs, w, ws, n, vectors, to, kPanel, begin > 0, ahead + block * n * 64);
+            auto multiply = [&](auto lines, const char* next) {  // so many lines of the next part beside each group
+                constexpr int Ahead = decltype(lines)::value;
+                multiply_block<Ahead>(int(end - first), from, xs, w, ws, n, vectors, to, kPanel, begin > 0, next);
+            };
+            if (passes > 1 && block == 0) {
+                multiply(std::integral_constant<int, 4 / passes>(), ahead);
+            } else if (passes == 1 && blocks <= 3 && block < 2) {
+                multiply(std::integral_constant<int, 2>(), ahead + block * n * 128);
+            } else if (passes == 1 && blocks > 3 && block < 4) {
+                multiply(std::integral_constant<int, 1>(), ahead + block * n * 64);
             } else {
-                multiply_block<T, 0>(int(end - first), from, xs, w, ws, n, vectors, to, kPanel, begin > 0, nullptr);
+                multiply(std::integral_constant<int, 0>(), ahead);
             }
         }
     }
@@ -105,6 +112,29 @@ vf sum_and_bias(const float* sums, const T* bias, int64_t output, int n) {
     return bias ? add(y, load(bias + output, n)) : y;
 }
 
+// x as it is multiplied: in whole groups, and widened where there are no products of bf16.
+template <class X, class T>
+const X* prepare_rows(const T* x, int64_t& xs, int64_t rows, int64_t columns, int64_t whole) {
+    if constexpr (std::is_same_v<X, T>)
+        if (whole == columns) return x;
+    X* own = static_cast<X*>(scratch(1, rows * whole * int64_t(sizeof(X))));
+    parallel_if(rows * columns >= kWorthSharing, rows, [&](int64_t row) {
+        const T* from = x + row * xs;
+        X* to = own + row * whole;
+        if constexpr (std::is_same_v<X, T>) {
+            std::memcpy(to, from, columns * sizeof(T));
+        } else {
+            for (int64_t c = 0; c < columns; c += W) {
+                int n = int(std::min<int64_t>(W, columns - c));
+                store(to + c, load(from + c, n), n);
+            }
+        }
+        for (int64_t c = columns; c < whole; ++c) to[c] = X(0);
+    });
+    xs = whole;
+    return own;
+}
+
 // A chunk is a panel (with a gate: a panel of gates and the panel of what they gate) times a part of the rows.
 template <class T, bool Gated>
 void linear(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outputs, int64_t columns, const T* bias,
@@ -113,15 +143,7 @@ void linear(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outpu
     int64_t groups = groups_of<T>(columns), size = panel_size<T>(columns);
     int64_t width = Gated ? outputs / 2 : outputs;
     int64_t panels = (width + kPanel - 1) / kPanel;
-    T* padded = nullptr;
-    if (columns % Element<T>::kGroup) {  // the last group of x is not whole
-        padded = static_cast<T*>(scratch(1, rows * (columns + 1) * int64_t(sizeof(T))));
-        for (int64_t r = 0; r < rows; ++r) {
-            std::memcpy(padded + r * (columns + 1), x + r * xs, columns * sizeof(T));
-            padded[r * (columns + 1) + columns] = T(0);
-        }
-        x = padded, xs = columns + 1;
-    }
+    const auto* own = prepare_rows<typename Element<T>::Row>(x, xs, rows, columns, groups * Element<T>::kGroup);
     int64_t parts = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
     int64_t parts_of_chunk = std::max<int64_t>(1, parts * panels / (8 * threads()));  // a panel stays in the cache
     parts_of_chunk = std::min(parts_of_chunk, parts);
@@ -133,8 +155,8 @@ void linear(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outpu
         float* gated = sums + kRowsAtOnce * kPanel;
         for (int64_t i = part; i < std::min(part + parts_of_chunk, parts); ++i) {
             int64_t first = i * kRowsAtOnce, n = std::min(kRowsAtOnce, rows - first);
-            multiply_panel(x + first * xs, xs, n, packed + panel * size, groups, sums);
-            if (Gated) multiply_panel(x + first * xs, xs, n, packed + (panels + panel) * size, groups, gated);
+            multiply_panel(own + first * xs, xs, n, packed + panel * size, groups, sums);
+            if (Gated) multiply_panel(own + first * xs, xs, n, packed + (panels + panel) * size, groups, gated);
             for (int64_t r = 0; r < n; ++r) {
                 for (int v = 0; v < kPanel / W; ++v) {
                     int64_t output = panel * kPanel + v * W;
