@@ -204,17 +204,14 @@ class BatchStore:
         await self._owned(batch, change)
 
     async def fail(self, batch: str, errors: Sequence[dict[str, Any]]) -> None:
-        """The batch could not be run.
+        """The batch could not be run, or not to its end; results that it has are in its files.
 
         Args:
             errors: Each with code, message, param and line.
         """
-
-        def change(connection: sqlite3.Connection) -> None:
-            now, found = int(self._clock.now()), {"object": "list", "data": list(errors)}
-            _set(connection, batch, status="failed", failed_at=now, errors=found)
-
-        await self._owned(batch, change)
+        found = {"object": "list", "data": list(errors)}
+        await self._owned(batch, lambda connection: _set(connection, batch, errors=found))
+        await self.finish(batch, "failed")
 
     async def lines_done(self, batch: str) -> set[int]:
         """The lines that have a result."""
@@ -244,13 +241,13 @@ class BatchStore:
         Results move into the files step by step; a process that takes over in the middle goes on.
 
         Args:
-            status: completed, cancelled or expired.
+            status: completed, cancelled, expired or failed.
         """
 
         def begin(connection: sqlite3.Connection) -> None:
             body, now = _body(connection, batch), int(self._clock.now())
             changes: dict[str, Any] = {"status": "cancelling" if status == "cancelled" else "finalizing"}
-            if body["finalizing_at"] is None and status != "cancelled":
+            if body["finalizing_at"] is None and status not in ("cancelled", "failed"):
                 changes["finalizing_at"] = now
             for name, succeeded, kind in _OUTPUTS:
                 query = "SELECT 1 FROM batch_results WHERE batch = ? AND succeeded = ? LIMIT 1"
@@ -287,9 +284,9 @@ class BatchStore:
         rows = connection.execute(query, (batch, succeeded, RESULTS_MOVED_AT_ONCE)).fetchall()
         if not rows:
             return False
-        append(connection, self._limits, file, b"".join(data + b"\n" for _, data in rows))
         statement = "DELETE FROM batch_results WHERE batch = ? AND succeeded = ? AND line <= ?"
-        connection.execute(statement, (batch, succeeded, rows[-1][0]))
+        connection.execute(statement, (batch, succeeded, rows[-1][0]))  # first: a full store has no room for both
+        append(connection, self._limits, file, b"".join(data + b"\n" for _, data in rows))
         return True
 
     async def _owned(self, batch: str, work: Callable[[sqlite3.Connection], Any]) -> Any:

@@ -46,10 +46,12 @@ class StoredEvents:
 
     Attributes:
         last: Nothing will follow.
+        abandoned: Because the process that worked on the response is gone.
     """
 
     events: Sequence[tuple[int, bytes]]
     last: bool
+    abandoned: bool = False
 
 
 class ResponseStore:
@@ -116,8 +118,13 @@ class ResponseStore:
 
         return await self._database.write(find)
 
-    async def update(self, asked: str, status: str, body: bytes, events: Sequence[tuple[int, bytes]] = ()) -> bool:
+    async def update(
+        self, asked: str, status: str, body: bytes | None, events: Sequence[tuple[int, bytes]] = ()
+    ) -> bool:
         """Write down how far a running response is, and its next events.
+
+        Args:
+            body: None if it is as it was.
 
         Returns:
             Whether it is still wanted: not deleted and not cancelled.
@@ -127,13 +134,14 @@ class ResponseStore:
             row = connection.execute("SELECT status FROM responses WHERE id = ?", (asked,)).fetchone()
             if row is None or row[0] == "cancelled":
                 return False
-            self._limits.make_room(connection, len(body) + sum(len(data) + 64 for _, data in events))
+            self._limits.make_room(connection, len(body or b"") + sum(len(data) + 64 for _, data in events))
             owner = None
             if status in ("queued", "in_progress"):
                 owner = self._process.id
                 self._process.say_alive_in(connection, self._clock.now())
             connection.execute(
-                "UPDATE responses SET status = ?, body = ?, owner = ? WHERE id = ?", (status, body, owner, asked)
+                "UPDATE responses SET status = ?, body = coalesce(?, body), owner = ? WHERE id = ?",
+                (status, body, owner, asked),
             )
             rows = ((asked, number, data) for number, data in events)
             connection.executemany("INSERT INTO response_events VALUES (?, ?, ?)", rows)
@@ -162,7 +170,8 @@ class ResponseStore:
             response = self._one(connection, asked)
             query = "SELECT number, data FROM response_events WHERE response = ? AND number > ? ORDER BY number"
             rows = connection.execute(query, (asked, after)).fetchall()
-            return StoredEvents(rows, response.abandoned or response.status not in ("queued", "in_progress"))
+            ended = response.status not in ("queued", "in_progress")
+            return StoredEvents(rows, ended or response.abandoned, response.abandoned)
 
         return await self._database.read(find)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from quire.api.responses.response_body import ABANDONED, failed
 from quire.api.responses.response_events import sse
 from quire.api.responses.responses_service import RunningResponse
 from quire.errors import QuireError, UnavailableError
@@ -123,9 +124,18 @@ async def follow(store: Store, response: str, after: int) -> AsyncIterator[bytes
         for number, data in found.events:
             after = number
             yield sse(msgspec.json.decode(data, type=_Event).type, data)
+        if found.abandoned:
+            yield await _abandoned(store, response, after + 1)
         if found.last:
             return
         await asyncio.sleep(POLL_S)
+
+
+async def _abandoned(store: Store, response: str, number: int) -> bytes:
+    """The last event of a response on which nobody works any more."""
+    body = failed(msgspec.json.decode((await store.responses.get(response)).body), ABANDONED)
+    kind = "response.failed"
+    return sse(kind, msgspec.json.encode({"type": kind, "sequence_number": number, "response": body}))
 
 
 async def _write_while(reading: asyncio.Future[None], running: RunningResponse, store: Store) -> bool:
@@ -148,9 +158,11 @@ async def _write(running: RunningResponse, store: Store) -> bool | None:
         Whether the response is still wanted; None if the store could not be written now.
     """
     events, body = list(running.events.unread), running.events.body
+    unchanged = body["status"] == "in_progress" and not any(number == 0 for number, _, _ in events)
+    encoded = None if unchanged else msgspec.json.encode(body)
     try:
         wanted = await store.responses.update(
-            running.id, body["status"], msgspec.json.encode(body), [(number, data) for number, _, data in events]
+            running.id, body["status"], encoded, [(number, data) for number, _, data in events]
         )
     except UnavailableError as error:
         logger.warning("Events of response %s wait to be written: %s", running.id, error.message)

@@ -195,6 +195,23 @@ def test_a_batch_goes_on_after_a_restart_and_answers_nothing_twice(tmp_path: Pat
         assert done.request_counts.completed == 120
 
 
+def test_a_batch_that_fills_the_store_fails_and_what_it_has_can_be_read_and_deleted(tmp_path: Path) -> None:
+    with running(tmp_path, responses_store_max_bytes=2**18) as server:
+        client = connect(server)
+        batch = wait(client, start(client, completions(600)))
+        assert batch.status == "failed"
+        assert batch.errors is not None
+        assert "--responses-store-max-bytes" in str((batch.errors.data or [])[0].message)
+        found = results(client, batch.output_file_id)
+        assert batch.request_counts is not None
+        assert 0 < len(found) == batch.request_counts.completed < 600
+        with pytest.raises(openai.APIStatusError, match="full"):
+            client.files.create(file=("in.jsonl", b"x" * 2**17), purpose="batch")
+        for file in list(client.files.list()):
+            client.files.delete(file.id)
+        client.files.create(file=("in.jsonl", b"x" * 2**17), purpose="batch")
+
+
 def test_interactive_requests_find_room_beside_a_batch(tmp_path: Path) -> None:
     most = 0
     with running(tmp_path, step_s=0.005, max_num_seqs=8) as server:

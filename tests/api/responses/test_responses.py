@@ -325,6 +325,9 @@ def test_the_background_of_a_server_that_ended_has_failed(tmp_path: Path) -> Non
         assert answer.error.code == "server_error"
         raw = server.get(f"/v1/responses/{queued.id}").json()
         assert unknown_fields(check(Response, raw)) == []
+        events = checked_events(server.get(f"/v1/responses/{queued.id}?stream=true").text)
+        assert events[-1]["type"] == "response.failed"
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
         with pytest.raises(openai.BadRequestError, match="cannot be continued"):
             client.responses.create(model="tiny", input="x", previous_response_id=queued.id)
 
