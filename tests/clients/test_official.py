@@ -120,6 +120,16 @@ def test_openai_responses(quill: Quill, openai_client: openai.OpenAI) -> None:
     assert "snowy" in answered.output_text
 
 
+def test_openai_responses_parse_gives_a_pydantic_model(quill: Quill, openai_client: openai.OpenAI) -> None:
+    question = "Extract name and city as JSON: Anna lives in Oslo."
+    whole = openai_client.responses.parse(model="quill", input=question, text_format=Person, temperature=0)
+    assert whole.output_parsed == Person(name="Anna", city="Oslo")
+    with openai_client.responses.stream(
+        model="quill", input=question, text_format=Person, temperature=0
+    ) as stream:  # fmt: skip
+        assert stream.get_final_response().output_parsed == whole.output_parsed
+
+
 def test_openai_async(quill: Quill) -> None:
     async def ask(client: openai.AsyncOpenAI, a: int) -> str:
         stream = await client.chat.completions.create(

@@ -35,7 +35,7 @@ def served_by_name(node: Any) -> Any:
 def test_no_request_breaks_the_server(tmp_path: Path) -> None:
     key = "a key of ours"
     context = ("--max-model-len", "256", "--max-num-seqs", "16")
-    with QuireServe("--port", "0", "--api-key", key, *context, environment={"QUIRE_RESPONSES_STORE": ""}) as server:
+    with QuireServe("--port", "0", "--api-key", key, *context) as server:
         server.wait_ready()
         headers = {"Authorization": f"Bearer {key}"}
         document = httpx.get(server.url + "/openapi.json").json()

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ class QuireServe:
     """
 
     def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._state = tempfile.TemporaryDirectory()  # its store is not the user's
         self._lines: list[str] = []
         self._arrived = threading.Condition()
         self.process = subprocess.Popen(
@@ -33,7 +35,7 @@ class QuireServe:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "XDG_STATE_HOME": self._state.name, **(environment or {})},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -115,6 +117,7 @@ class QuireServe:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(10)
+        self._state.cleanup()
 
 
 def stream_lines(url: str, body: dict[str, Any], timeout: float = 60) -> Sequence[str]:
