@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.clock import Clock
+from quire.errors import RequestError
 from quire.store.database import Database
 from quire.store.errors import UnknownIdError
 from quire.store.limits import StoreLimits
@@ -104,13 +105,19 @@ class ResponseStore:
 
         Raises:
             UnknownIdError: One of them is not there any more.
+            RequestError: There are more than MAX_TURNS.
         """
         now = self._clock.now()
 
         def find(connection: sqlite3.Connection) -> list[StoredResponse]:
             found: list[StoredResponse] = []
             previous: str | None = last
-            while previous is not None and len(found) < MAX_TURNS:
+            while previous is not None:
+                if len(found) == MAX_TURNS:
+                    raise RequestError(
+                        f"The conversation has more than {MAX_TURNS} turns: send its items as input instead.",
+                        param="previous_response_id",
+                    )
                 found.append(self._one(connection, previous, "previous_response_id"))
                 previous = found[-1].previous
             connection.executemany("UPDATE responses SET used = ? WHERE id = ?", [(now, each.id) for each in found])

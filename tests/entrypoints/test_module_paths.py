@@ -12,6 +12,7 @@ import pytest
     ("module", "program"),
     [
         ("quire.entrypoints.openai.api_server", "quire serve"),
+        ("quire.entrypoints.openai.run_batch", "quire run-batch"),
         ("quire.benchmark_throughput", "quire bench throughput"),
         ("quire.benchmark_latency", "quire bench latency"),
     ],

@@ -256,6 +256,16 @@ def test_turns_come_in_order_and_a_missing_one_is_said(path: Path) -> None:
     store.close()
 
 
+def test_a_conversation_is_never_cut_in_silence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.store.responses.MAX_TURNS", 3)
+    store = Store(path, LIMITS)
+    run(*(store.responses.put(response(f"r{i}", previous=f"r{i - 1}" if i else None)) for i in range(4)))
+    assert len(run(store.responses.turns("r2"))) == 3
+    with pytest.raises(RequestError, match="more than 3 turns"):
+        run(store.responses.turns("r3"))
+    store.close()
+
+
 def test_events_follow_until_the_response_ends(path: Path) -> None:
     store = Store(path, LIMITS)
     run(store.responses.put(response("r", status="queued"), running=True))
