@@ -137,10 +137,13 @@ _ENGINE: dict[str, VllmSetting] = {
 }  # fmt: skip
 
 _SERVER: dict[str, VllmSetting] = {
-    **_group("tools and structured output come in a later version; leave it out",
+    **_group("every grammar is compiled by llguidance", guided_decoding_backend=ANY),
+    **_group("send whitespace options with the request, in structured_outputs",
+        structured_outputs_config=None, guided_decoding_disable_any_whitespace=False,
+    ),
+    **_group("it comes in a later version; leave it out",
         tool_parser_plugin=None, tool_server=None, reasoning_parser_plugin=None, enable_reasoning=False,
-        reasoning_config=None, structured_outputs_config=None,
-        guided_decoding_backend="auto", guided_decoding_disable_any_whitespace=False,
+        reasoning_config=None,
     ),
     **_group(_LATER,
         return_tokens_as_token_ids=False, enable_force_include_usage=False,

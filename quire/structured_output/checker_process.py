@@ -23,6 +23,7 @@ from quire.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
 from quire.structured_output.verdict import Verdict
 
 _LONGEST_MESSAGE = 400
+_FORMAT = re.compile(r"Unknown format: (.{1,64})")
 _KEYS = re.compile(r'Unimplemented keys: \["(.*?)"')
 
 
@@ -62,6 +63,10 @@ def _readable(message: str) -> str:
     """A message of the compiler, as part of a sentence."""
     if match := _KEYS.match(message):
         return f"keyword '{match[1]}' is not supported: leave it out"
+    if match := _FORMAT.match(message):
+        return f"format '{match[1]}' is not supported: use 'pattern'"
+    if message.startswith("oneOf "):
+        return "keyword 'oneOf' is supported only where its parts exclude each other: use 'anyOf'"
     return " ".join(message.split())[:_LONGEST_MESSAGE].rstrip(".")
 
 

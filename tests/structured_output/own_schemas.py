@@ -34,7 +34,11 @@ NUMBERS: tuple[Schema, ...] = (
     {"exclusiveMinimum": 0, "exclusiveMaximum": 3}, {"minimum": 0, "exclusiveMaximum": 1000}, {"multipleOf": 7},
     {"multipleOf": 5, "minimum": 10, "maximum": 200},
 )  # fmt: skip
-FLOATS: tuple[Schema, ...] = ({"minimum": 0.5, "maximum": 2.25}, {"exclusiveMinimum": -1, "maximum": 1}, {"minimum": 1e3})
+FLOATS: tuple[Schema, ...] = (
+    {"minimum": 0.5, "maximum": 2.25},
+    {"exclusiveMinimum": -1, "maximum": 1},
+    {"minimum": 1e3},
+)
 _PERSON = _closed(
     name=_text(20, minLength=1),
     age={"type": "integer", "minimum": 0, "maximum": 130},
@@ -59,7 +63,7 @@ OWN_SCHEMAS: list[Schema] = [
     {"type": "array", "prefixItems": [{"type": "integer"}, _text()], "items": False, "minItems": 2},
     {"type": "array", "items": [{"type": "null"}, _text()], "additionalItems": False},
     {"type": ["string", "null"], "maxLength": 5},
-    {"enum": ["a", 1, None, True, [1, {"b": 2}], "quote\"d", "ü\n"]},
+    {"enum": ["a", 1, None, True, [1, {"b": 2}], 'quote"d', "ü\n"]},
     {"const": {"a": [1, "x"], "b": None}},
     {"anyOf": [{"type": "integer"}, _text(), {"type": "null"}]},
     {"oneOf": [{"type": "integer"}, _closed(a={"type": "boolean"})]},
