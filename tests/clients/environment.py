@@ -30,12 +30,11 @@ def environment(name: str) -> Path:
             shutil.rmtree(other)
         subprocess.run([sys.executable, "-m", "venv", directory], check=True, timeout=INSTALL_S)
         pip = [
-            directory / "bin" / "python",
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
+            directory / "bin" / "pip",
             "install",
+            "--disable-pip-version-check",
             "--quiet",
+            "--no-compile",
             "--no-deps",
         ]
         subprocess.run([*pip, "--requirement", requirements], check=True, timeout=INSTALL_S)
