@@ -1,7 +1,7 @@
 """Quire: an LLM inference and serving engine.
 
-`LLM`, `SamplingParams` and `BeamSearchParams` are the offline front door; `quire serve` is the server. The names are
-loaded on first use: `import quire` imports no torch.
+`LLM`, `AsyncLLM`, `SamplingParams` and `BeamSearchParams` are the offline front door; `quire serve` is the server. The
+names are loaded on first use: `import quire` imports no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire.beam_search import BeamSearchParams as BeamSearchParams
+    from quire.offline.async_llm import AsyncEngineArgs as AsyncEngineArgs
+    from quire.offline.async_llm import AsyncLLM as AsyncLLM
+    from quire.offline.async_llm import AsyncLLM as AsyncLLMEngine  # vLLM's older name
     from quire.offline.llm import LLM as LLM
     from quire.sampling import SamplingParams as SamplingParams
     from quire.structured_outputs_params import GuidedDecodingParams as GuidedDecodingParams
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "GuidedDecodingParams",
     "SamplingParams",
@@ -27,6 +33,9 @@ __all__ = [
 ]
 
 _EXPORTS = {
+    "AsyncEngineArgs": "quire.offline.async_llm",
+    "AsyncLLM": "quire.offline.async_llm",
+    "AsyncLLMEngine": "quire.offline.async_llm",
     "BeamSearchParams": "quire.beam_search",
     "GuidedDecodingParams": "quire.structured_outputs_params",
     "LLM": "quire.offline.llm",

@@ -1,4 +1,4 @@
-"""What `LLM` returns. Plain data; names and meanings are vLLM's."""
+"""What `LLM` returns and `AsyncLLM` streams. Plain data; names and meanings are vLLM's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RequestOutput:
         prompt: Its text, if that is known.
         prompt_token_ids: What was computed; with `truncate_prompt_tokens` the end of the prompt.
         outputs: The n sequences.
-        finished: Always True: outputs are returned whole.
+        finished: Whether all sequences have ended; always so in what `LLM` returns.
         prompt_logprobs: For each token of the prompt (None for the first): it and the likeliest tokens by id.
         num_cached_tokens: Tokens of the prompt that were found computed.
     """

@@ -5,7 +5,6 @@ Assembles outputs; `OfflineRun` runs the engine, and everything else is shared w
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,29 +12,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from quire.beam_search import BatchedBeamSearch, BeamSearchParams
-from quire.clock import SystemClock
-from quire.config import BUILTIN_MODEL, Config, environment
-from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
-from quire.engine.build import build_model_runtime_info
-from quire.engine.inprocess import InProcessClient
-from quire.engine.submission import Submission
+from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
-from quire.executor.factory import build_executor
-from quire.logits_processors import import_path
-from quire.messages import Add, Ready, TokenLogprobs
+from quire.messages import TokenLogprobs
+from quire.offline.local_engine import LocalEngine
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
-from quire.planning.auto_config import resolve
 from quire.sampling import SamplingParams
-from quire.structured_output.bitmask_source import grammar_bitmasks
-from quire.structured_output.checker import GrammarChecker
-from quire.text.bad_words import bad_word_tokens
-from quire.text.choice_state import ChoiceState
-from quire.text.model_text import load_model_text
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 
@@ -61,35 +46,10 @@ class LLM:
     """
 
     def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
-        config = environment.apply(Config().with_values(model=model, **_known(settings)))
-        if config.scheduler.performance_mode is None:
-            config = config.with_values(performance_mode="throughput")
-        resolved = resolve(config)
-        self._config = resolved.config
-        self._text = load_model_text(self._config)
-        runtime_info, clock = build_model_runtime_info(self._config, resolved.spec), SystemClock()
-        self._engine = InProcessClient(
-            self._config,
-            build_executor(self._config, clock),
-            clock,
-            runtime_info,
-            grammar_bitmasks(self._config, resolved.spec.vocab_size),
-        )
-        self._grammars = GrammarChecker(self._text.special_tokens)
-        ready = self._engine.receive(None)
-        assert isinstance(ready, Ready)
-        self.startup: dict[str, float] = ready.startup
-        seeds = random.Random(self._config.model.seed)
-        self._submission = Submission(
-            self._engine.number,
-            ready,
-            self._text.eos_ids,
-            self._config.model.max_logprobs,
-            self._config.scheduler.scheduling_policy,
-            clock,
-            lambda: seeds.getrandbits(64),
-            takes_extra_args=bool(self._config.model.logits_processors),
-        )
+        self._local = LocalEngine(model, settings, "throughput")
+        self._config, self._text, self._engine = self._local.config, self._local.text, self._local.client
+        self._submission = self._local.submission
+        self.startup: dict[str, float] = self._local.startup
         self._next_request = 0
 
     def generate(
@@ -195,8 +155,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the engine; the object cannot generate afterwards."""
-        self._engine.close()
-        self._grammars.close()
+        self._local.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -223,32 +182,15 @@ class LLM:
             bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
             run = stack.enter_context(OfflineRun(self._engine, head_start, bar))
             for prompt, each, rank in zip(prompts, params, priority or [0] * len(params), strict=True):
-                bad_words = bad_word_tokens(self._text.tokenizer, each.bad_words)
-                adds = self._submission.adds(
-                    prompt.tokens,
-                    each,
-                    priority=rank,
-                    cache_salt=prompt.cache_salt,
-                    bad_words=bad_words,
-                    grammar=self._grammar(each),
-                )
-                sequences = [self._sequence(add, index) for index, add in enumerate(adds)]
+                sequences = self._local.sequences(prompt, each, rank)
                 run.submit(sequences)
                 requests.append((prompt.text, sequences))
             run.finish()
         return [self._output(text, sequences) for text, sequences in requests]
 
-    def _grammar(self, params: SamplingParams) -> str:
-        asked = params.structured_outputs
-        if asked is None:
-            return ""
-        if self._text.tokenizer is None:
-            raise asked.error("there is no tokenizer: skip_tokenizer_init was set.")
-        return self._grammars.grammar(asked)
-
     def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
         """The likeliest next tokens of each sequence, for one step of beam search."""
-        gathered = [self._sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
+        gathered = [self._local.sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
         with OfflineRun(self._engine) as run:
             for sequence in gathered:
                 run.submit([sequence])
@@ -266,20 +208,9 @@ class LLM:
                 param="beam_width",
             )
 
-    def _sequence(self, add: Add, index: int) -> SequenceAccumulator:
-        return SequenceAccumulator(add, index, ChoiceState(add, self._text.tokenizer))
-
     def _output(self, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
         number, self._next_request = self._next_request, self._next_request + 1
-        first, tokenizer = sequences[0], self._text.tokenizer
-        return RequestOutput(
-            str(number),
-            text,
-            first.add.tokens,
-            [sequence.output(tokenizer) for sequence in sequences],
-            prompt_logprobs=first.prompt_logprobs(tokenizer),
-            num_cached_tokens=first.choice.cached_tokens,
-        )
+        return self._local.output(str(number), text, sequences)
 
     def _parse(self, prompt: Prompt) -> ParsedPrompt:
         return parse_prompt(prompt, self.get_tokenizer)
@@ -293,10 +224,6 @@ class LLM:
             given = [given] * count
         if len(given) != count:
             raise RequestError(f"{count} prompts need one sampling_params or {count}, got {len(given)}.")
-        if self._text.tokenizer is None:
-            given = [
-                msgspec.structs.replace(params, detokenize=False) if params.detokenize else params for params in given
-            ]
         return given
 
 
@@ -305,17 +232,3 @@ def _bar(total: int) -> ProgressBar:
     from quire.offline.progress_bar import ProgressBar  # imports rich, which only a terminal needs
 
     return ProgressBar(total)
-
-
-def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those of vLLM that have no effect here.
-
-    Raises:
-        ConfigError: A setting of vLLM that is not supported.
-    """
-    for name in settings.keys() & VLLM_SETTINGS.keys():
-        check_vllm_setting(name, settings[name])
-    known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS}
-    if known.get("logits_processors"):
-        known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
-    return known

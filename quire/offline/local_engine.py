@@ -1,0 +1,148 @@
+"""An engine in this process, and the way from a prompt to its sequences and from these to an output.
+
+What `LLM` and `AsyncLLM` have in common. Knows nothing about who runs the engine's loop, or when.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from quire.clock import SystemClock
+from quire.config import Config, environment
+from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
+from quire.engine.build import build_model_runtime_info
+from quire.engine.inprocess import InProcessClient
+from quire.engine.submission import Submission
+from quire.executor.factory import build_executor
+from quire.logits_processors import import_path
+from quire.messages import Add, Ready
+from quire.offline.prompts import ParsedPrompt
+from quire.outputs import RequestOutput
+from quire.planning.auto_config import resolve
+from quire.sampling import SamplingParams
+from quire.structured_output.bitmask_source import grammar_bitmasks
+from quire.structured_output.checker import GrammarChecker
+from quire.text.bad_words import bad_word_tokens
+from quire.text.choice_state import ChoiceState
+from quire.text.model_text import load_model_text
+from quire.text.sequence_accumulator import SequenceAccumulator
+from quire.text.tokenizer import Tokenizer
+
+
+class LocalEngine:
+    """A model that is loaded, in the thread that will run its loop.
+
+    Args:
+        model: See LLM.
+        settings: See LLM.
+        performance_mode: What it is where the settings do not say; None: the server's default.
+
+    Attributes:
+        config: Resolved settings.
+        text: The model's tokenizer, chat template and defaults.
+        client: Of the engine.
+        submission: Makes Adds.
+        startup: Seconds of the engine's start, by stage.
+
+    Raises:
+        ConfigError: An unknown or unsupported setting; the message names it.
+        SetupError: The model cannot be served.
+    """
+
+    def __init__(self, model: str, settings: Mapping[str, Any], performance_mode: str | None = None) -> None:
+        config = environment.apply(Config().with_values(model=model, **_known(settings)))
+        if config.scheduler.performance_mode is None and performance_mode is not None:
+            config = config.with_values(performance_mode=performance_mode)
+        resolved = resolve(config)
+        self.config = resolved.config
+        self.text = load_model_text(self.config)
+        runtime_info, clock = build_model_runtime_info(self.config, resolved.spec), SystemClock()
+        self.client = InProcessClient(
+            self.config,
+            build_executor(self.config, clock),
+            clock,
+            runtime_info,
+            grammar_bitmasks(self.config, resolved.spec.vocab_size),
+        )
+        self._grammars = GrammarChecker(self.text.special_tokens)
+        ready = self.client.receive(None)
+        assert isinstance(ready, Ready)
+        self.startup: dict[str, float] = ready.startup
+        seeds = random.Random(self.config.model.seed)
+        self.submission = Submission(
+            self.client.number,
+            ready,
+            self.text.eos_ids,
+            self.config.model.max_logprobs,
+            self.config.scheduler.scheduling_policy,
+            clock,
+            lambda: seeds.getrandbits(64),
+            takes_extra_args=bool(self.config.model.logits_processors),
+        )
+
+    def sequences(self, prompt: ParsedPrompt, params: SamplingParams, priority: int = 0) -> list[SequenceAccumulator]:
+        """The sequences of a prompt, not submitted yet; the first one's Add has all of them.
+
+        Raises:
+            RequestError: They cannot be served.
+        """
+        tokenizer = self.text.tokenizer
+        if tokenizer is None and params.detokenize:
+            params = msgspec.structs.replace(params, detokenize=False)
+        adds = self.submission.adds(
+            prompt.tokens,
+            params,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            bad_words=bad_word_tokens(tokenizer, params.bad_words),
+            grammar=self._grammar(params, tokenizer),
+        )
+        return [self.sequence(add, index) for index, add in enumerate(adds)]
+
+    def sequence(self, add: Add, index: int) -> SequenceAccumulator:
+        """One sequence of a prompt."""
+        return SequenceAccumulator(add, index, ChoiceState(add, self.text.tokenizer))
+
+    def output(self, request_id: str, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
+        """What the sequences of a prompt have brought; `text` is the prompt's."""
+        first, tokenizer = sequences[0], self.text.tokenizer
+        return RequestOutput(
+            request_id,
+            text,
+            first.add.tokens,
+            [sequence.output(tokenizer) for sequence in sequences],
+            finished=all(sequence.choice.finished for sequence in sequences),
+            prompt_logprobs=first.prompt_logprobs(tokenizer),
+            num_cached_tokens=first.choice.cached_tokens,
+        )
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.client.close()
+        self._grammars.close()
+
+    def _grammar(self, params: SamplingParams, tokenizer: Tokenizer | None) -> str:
+        asked = params.structured_outputs
+        if asked is None:
+            return ""
+        if tokenizer is None:
+            raise asked.error("there is no tokenizer: skip_tokenizer_init was set.")
+        return self._grammars.grammar(asked)
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those of vLLM that have no effect here.
+
+    Raises:
+        ConfigError: A setting of vLLM that is not supported.
+    """
+    for name in settings.keys() & VLLM_SETTINGS.keys():
+        check_vllm_setting(name, settings[name])
+    known = {name: value for name, value in settings.items() if name not in VLLM_SETTINGS}
+    if known.get("logits_processors"):
+        known["logits_processors"] = tuple(import_path(each) for each in known["logits_processors"])
+    return known

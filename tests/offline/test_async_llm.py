@@ -1,0 +1,176 @@
+"""`AsyncLLM`: what `LLM` says, piece by piece, for many coroutines; and how streams end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import quire
+from quire import LLM, AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, SamplingParams, StructuredOutputsParams
+from quire.errors import ConfigError, EngineDeadError, RequestError
+from quire.outputs import RequestOutput
+from quire.sampling import RequestOutputKind
+from tests.checkpoints import make_llama
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama") / "model")
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM.from_engine_args(AsyncEngineArgs(str(checkpoint), **SETTINGS))
+    yield llm
+    llm.shutdown()
+
+
+async def outputs(llm: AsyncLLM, prompt: Any, params: SamplingParams = GREEDY, **more: Any) -> list[RequestOutput]:
+    return [output async for output in llm.generate(prompt, params, **more)]
+
+
+async def is_free(llm: AsyncLLM) -> bool:
+    """Whether the engine holds nothing, soon."""
+    for _ in range(200):
+        counts = await llm.counts()
+        if counts["requests"] == counts["in_flight"] == 0:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def test_the_older_names() -> None:
+    assert AsyncLLMEngine is AsyncLLM
+    assert {"AsyncLLM", "AsyncLLMEngine", "AsyncEngineArgs"} <= set(quire.__all__)
+
+
+def test_streams_grow_to_what_llm_returns(checkpoint: Path, llm: AsyncLLM) -> None:
+    prompts = ["the quick brown", [5, 6, 7], {"prompt_token_ids": [9, 8]}, "Paris is"]
+    with LLM(str(checkpoint), **SETTINGS) as offline:
+        expected = offline.generate(prompts, GREEDY, use_tqdm=False)
+
+    async def all_at_once() -> list[list[RequestOutput]]:
+        return await asyncio.gather(*(outputs(llm, prompt, request_id=f"r{i}") for i, prompt in enumerate(prompts)))
+
+    for number, (stream, whole) in enumerate(zip(asyncio.run(all_at_once()), expected, strict=True)):
+        assert len(stream) > 5
+        assert [output.finished for output in stream] == [False] * (len(stream) - 1) + [True]
+        assert {output.request_id for output in stream} == {f"r{number}"}
+        last, (choice,) = stream[-1], whole.outputs
+        assert (last.prompt, last.prompt_token_ids) == (whole.prompt, whole.prompt_token_ids)
+        assert last.outputs[0] == choice
+        for before, after in itertools.pairwise(stream):
+            assert after.outputs[0].text.startswith(before.outputs[0].text)
+            assert len(after.outputs[0].token_ids) > len(before.outputs[0].token_ids)
+
+
+def test_final_only_comes_once_with_all_sequences(llm: AsyncLLM) -> None:
+    params = SamplingParams(n=3, seed=3, max_tokens=9, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
+    (output,) = asyncio.run(outputs(llm, "one two", params))
+    assert output.finished
+    assert len({tuple(choice.token_ids) for choice in output.outputs}) == 3
+    assert [choice.finish_reason for choice in output.outputs] == ["length"] * 3
+
+
+def test_structured_output(llm: AsyncLLM) -> None:
+    params = SamplingParams(max_tokens=40, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    assert asyncio.run(outputs(llm, "one"))[-1].finished
+    assert asyncio.run(outputs(llm, "one", params))[-1].outputs[0].text in ("yes", "no")
+
+
+def test_a_stream_that_is_left_or_aborted_ends_in_the_engine(llm: AsyncLLM) -> None:
+    long = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+
+    async def leave() -> None:
+        stream = llm.generate("the", long)
+        assert not (await anext(stream)).finished
+        await stream.aclose()
+        assert await is_free(llm)
+
+    async def abort() -> None:
+        stream = llm.generate("the", long, "mine")
+        await anext(stream)
+        await llm.abort(["mine", "unknown"])
+        last = [output async for output in stream][-1]
+        assert last.finished
+        assert last.outputs[0].finish_reason == "abort"
+        assert await is_free(llm)
+
+    asyncio.run(leave())
+    asyncio.run(abort())
+
+
+def test_wrong_requests_fail_alone(llm: AsyncLLM) -> None:
+    async def several() -> list[Any]:
+        open_one = outputs(llm, "the", request_id="same")
+        same = outputs(llm, "the", request_id="same")
+        long = outputs(llm, [5] * 300)
+        return await asyncio.gather(open_one, same, long, outputs(llm, "one two"), return_exceptions=True)
+
+    first, same, long, other = asyncio.run(several())
+    assert first[-1].finished
+    assert isinstance(same, RequestError)
+    assert isinstance(long, RequestError)
+    assert other[-1].finished
+
+
+def test_a_cached_prefix_can_be_forgotten(llm: AsyncLLM) -> None:
+    async def cached() -> list[int]:
+        found = []
+        for forget in (False, False, True):
+            if forget:
+                assert await llm.reset_prefix_cache()
+            found.append((await outputs(llm, [7] * 100))[-1].num_cached_tokens)
+        return found
+
+    assert asyncio.run(cached()) == [0, 96, 0]
+
+
+def test_shutdown_ends_open_streams_and_refuses_new_ones(checkpoint: Path) -> None:
+    llm = AsyncLLM(str(checkpoint), **SETTINGS)
+
+    async def shut_down() -> None:
+        await llm.check_health()
+        stream = llm.generate("the", SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(stream)
+        assert llm.is_running
+        llm.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await outputs(llm, "the")
+        with pytest.raises(EngineDeadError):
+            await llm.check_health()
+
+    asyncio.run(shut_down())
+    assert llm.errored
+    llm.shutdown()
+
+
+def test_a_step_that_fails_is_told_to_every_stream(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = AsyncLLM(str(checkpoint), **SETTINGS)
+
+    def broken(message: Any) -> None:
+        raise RuntimeError("the device is lost")
+
+    async def both() -> list[Any]:
+        monkeypatch.setattr(llm._local.client._core, "turn", broken)
+        return await asyncio.gather(outputs(llm, "the"), outputs(llm, "one"), return_exceptions=True)
+
+    for error in asyncio.run(both()):
+        assert isinstance(error, EngineDeadError)
+    llm.shutdown()
+
+
+def test_what_loading_raises_is_raised() -> None:
+    with pytest.raises(ConfigError, match="no_such_setting"):
+        AsyncLLM(no_such_setting=1)
