@@ -41,7 +41,7 @@ def test_every_kind_shapes_its_own_output_in_one_batch(llm: LLM) -> None:
         params(regex=r"[0-9]{3}-[a-f]{2,5}"),
         params(choice=["left", "right"]),
         params(json=json.dumps({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4})),
-        SamplingParams(max_tokens=8),
+        SamplingParams(max_tokens=8, ignore_eos=True),
     ]
     outputs = llm.generate(["Tom is"] * len(asked), asked, use_tqdm=False)
     for choice in outputs[0].outputs:
