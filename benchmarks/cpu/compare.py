@@ -7,7 +7,8 @@ Every engine is loaded once, in a process and an environment of its own. Then ea
 engine after the other, beginning with another one each time, so that what happens to the machine happens to all of
 them. Printed are medians, their ratio to the others', and what other processes took meanwhile.
 
---lock takes this file's lock while a workload is measured, for machines whose other jobs take it as well.
+--lock takes this file's lock while a workload is measured, but not while engines start, for machines whose other jobs
+take it as well.
 """
 
 from __future__ import annotations
@@ -92,11 +93,10 @@ def _start(arguments: argparse.Namespace, checkpoint: Path, stack: ExitStack) ->
         log = arguments.environments / f"{name}.log"
         try:
             python = interpreter(name, arguments.environments, arguments.install)
-            with _locked(arguments.lock):
-                client = EngineClient(name, python, checkpoint, MAX_RUNNING, vocab_size, log)
-                stack.callback(client.close)
-                client.seconds(_WARM_UP.inputs, _WARM_UP.outputs)
-                client.stop()
+            client = EngineClient(name, python, checkpoint, MAX_RUNNING, vocab_size, log)
+            stack.callback(client.close)
+            client.seconds(_WARM_UP.inputs, _WARM_UP.outputs)
+            client.stop()
         except EngineFailed as error:
             print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
             continue

@@ -102,58 +102,19 @@ def can_build(compilers: Sequence[str], processor: Processor, at_most: str | Non
     """Whether there is likely to be a library, by a look at what is installed.
 
     Args:
-        compilers: Commands, see `find_compiler`.
+        compilers: Commands, see `build`.
         processor: What it is for.
         at_most: See `usable_instruction_sets`; or "none": no library is wanted.
     """
     try:
-        return at_most != "none" and bool(usable_instruction_sets(processor, at_most) and _installed(compilers))
+        return at_most != "none" and bool(
+            usable_instruction_sets(processor, at_most) and installed_compilers(compilers)
+        )
     except BuildError:
         return False
 
 
-def find_compiler(candidates: Sequence[str]) -> tuple[list[str], str]:
-    """The first of these commands that is there, and the version that it tells.
-
-    Raises:
-        BuildError: None is.
-    """
-    for command in _installed(candidates):
-        return command, (_run([*command, "--version"]) or "?").splitlines()[0]
-    raise BuildError(f"there is no C++ compiler ({', '.join(candidates)})")
-
-
-def build(compilers: Sequence[str], cache: Path, processor: Processor, instructions: str, flags: Sequence[str]) -> Path:
-    """The library's path; compiled unless it is there.
-
-    Args:
-        compilers: Commands, the first that exists is used.
-        cache: Where libraries are kept.
-        instructions: One of INSTRUCTION_SETS.
-        flags: For the compiler and the linker.
-
-    Raises:
-        BuildError: No compiler, or it fails, or nothing can be written.
-    """
-    compiler, version = find_compiler(compilers)
-    flags = (*flags, *INSTRUCTION_SETS[instructions][1])
-    target = cache / f"cpu-{instructions}-{_hash(compiler, version, processor.model, flags)}.so"
-    if _is_whole(target):
-        return target
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{target.stem}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one compiles, the others wait for it
-            if not _is_whole(target):
-                for left in cache.glob(f"{target.stem}-*"):  # by a process that was killed
-                    shutil.rmtree(left, ignore_errors=True)
-                _compile(compiler, version, flags, target)
-    except OSError as error:
-        raise BuildError(f"{cache} cannot be written: {error.strerror or error}") from None
-    return target
-
-
-def _installed(candidates: Sequence[str]) -> list[list[str]]:
+def installed_compilers(candidates: Sequence[str]) -> list[list[str]]:
     """Those of these commands whose program is there, in words."""
     found = []
     for candidate in candidates:
@@ -166,7 +127,58 @@ def _installed(candidates: Sequence[str]) -> list[list[str]]:
     return found
 
 
-def _compile(compiler: list[str], version: str, flags: Sequence[str], target: Path) -> None:
+def build(
+    candidates: Sequence[str], cache: Path, processor: Processor, instructions: str, flags: Sequence[str]
+) -> Path:
+    """The library's path; compiled unless it is there.
+
+    Args:
+        candidates: Commands; the first compiler that is there and does not fail is used.
+        cache: Where libraries are kept.
+        processor: What it is for.
+        instructions: One of INSTRUCTION_SETS.
+        flags: For the compiler and the linker.
+
+    Raises:
+        BuildError: No compiler, or all fail, or nothing can be written or loaded there.
+    """
+    compilers = installed_compilers(candidates)
+    if not compilers:
+        raise BuildError(f"there is no C++ compiler ({', '.join(candidates)})")
+    flags = (*flags, *INSTRUCTION_SETS[instructions][1])
+    targets = [cache / f"cpu-{instructions}-{_hash(compiler, processor.model, flags)}.so" for compiler in compilers]
+    for target in targets:
+        if _is_whole(target):
+            return target
+    failures = []
+    for compiler, target in zip(compilers, targets, strict=True):
+        try:
+            return _build_once(compiler, flags, target)
+        except BuildError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _build_once(compiler: list[str], flags: Sequence[str], target: Path) -> Path:
+    """The library's path; of several processes one compiles, the others wait for it."""
+    cache = target.parent
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.statvfs(cache).f_flag & os.ST_NOEXEC:
+            raise BuildError(f"no library may be loaded from {cache} (noexec); set XDG_CACHE_HOME to another disk")
+        with (cache / f"{target.stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_whole(target):
+                for left in cache.glob(f"{target.stem}-*"):  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+                _compile(compiler, flags, target)
+    except OSError as error:
+        raise BuildError(f"{cache} cannot be written: {error.strerror or error}") from None
+    return target
+
+
+def _compile(compiler: list[str], flags: Sequence[str], target: Path) -> None:
+    version = (_run([*compiler, "--version"]) or "?").splitlines()[0]
     _log.info("Compiling the CPU kernels with %s, once; they are kept in %s", version, target.parent)
     began = time.monotonic()
     with (
@@ -196,8 +208,11 @@ def _is_whole(target: Path) -> bool:
     return hashlib.sha256(content[:-_DIGEST_SIZE]).digest() == content[-_DIGEST_SIZE:]
 
 
-def _hash(compiler: list[str], version: str, processor: str, flags: Sequence[str]) -> str:
-    parts = hashlib.sha256(repr((compiler, version, processor, flags)).encode())
+def _hash(compiler: list[str], processor: str, flags: Sequence[str]) -> str:
+    """Of all that the library depends on; a compiler is known by its file, since asking for its version takes time."""
+    program = os.stat(compiler[0])
+    known = (compiler, os.path.realpath(compiler[0]), program.st_size, program.st_mtime_ns)
+    parts = hashlib.sha256(repr((known, processor, flags)).encode())
     for source in sorted(SOURCES.iterdir()):
         parts.update(source.name.encode() + b"\0" + source.read_bytes())
     return parts.hexdigest()[:16]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from quire.config import environment
-from quire.kernels.cpu.build import INSTRUCTION_SETS, BuildError, find_compiler, this_processor
+from quire.kernels.cpu.build import INSTRUCTION_SETS, installed_compilers, this_processor
 from quire.kernels.cpu.library import library
 
 
@@ -20,9 +20,7 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("QUIRE_CPU_ISA", name)
     library.cache_clear()
     if name != "none":
-        try:
-            find_compiler(environment.native_kernels().compilers)
-        except BuildError:
+        if not installed_compilers(environment.native_kernels().compilers):
             pytest.skip("there is no compiler")
         assert library() is not None, "the kernels do not compile"
     yield name

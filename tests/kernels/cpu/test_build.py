@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,10 +43,9 @@ def _forgotten() -> Iterator[None]:
 
 @pytest.fixture
 def compiler() -> str:
-    try:
-        return building.find_compiler(environment.native_kernels().compilers)[0][0]
-    except BuildError:
+    if not (found := building.installed_compilers(environment.native_kernels().compilers)):
         pytest.skip("there is no compiler")
+    return found[0][0]
 
 
 def script(path: Path, text: str) -> str:
@@ -138,6 +138,35 @@ def test_an_old_compiler_gets_an_older_instruction_set(
     assert not caplog.messages
     (path,) = (tmp_path / "quire" / "kernels").glob("*.so")
     assert "avx2" in path.name
+
+
+def test_the_next_compiler_is_tried_where_one_fails_and_none_is_asked_when_the_library_is_there(
+    tmp_path: Path, compiler: str
+) -> None:
+    if "avx2" not in this_processor().features:
+        pytest.skip("not an x86")
+    calls = tmp_path / "calls"
+    broken = script(tmp_path / "broken", f'echo broken >> {calls}; echo "error: no such plugin" >&2; exit 1')
+    whole = script(tmp_path / "whole", f'echo whole >> {calls}; exec {compiler} "$@"')
+    candidates = [str(tmp_path / "missing"), broken, whole]
+    path = build(candidates, tmp_path / "cache", this_processor(), "avx2", (*FLAGS, "-O0"))
+    assert path.exists()
+    assert set(calls.read_text().split()) == {"broken", "whole"}
+    calls.write_text("")
+    assert build(candidates, tmp_path / "cache", this_processor(), "avx2", (*FLAGS, "-O0")) == path
+    assert not calls.read_text()
+    with pytest.raises(BuildError, match="no such plugin"):
+        build([broken], tmp_path / "cache", this_processor(), "avx2", (*FLAGS, "-O0"))
+
+
+def test_nothing_is_compiled_where_libraries_may_not_be_loaded(
+    tmp_path: Path, compiler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    counted = script(tmp_path / "cxx", f'echo x >> {tmp_path}/calls; exec {compiler} "$@"')
+    with pytest.raises(BuildError, match=r"noexec.*XDG_CACHE_HOME"):
+        build([counted], tmp_path / "cache", this_processor(), "avx2", FLAGS)
+    assert not (tmp_path / "calls").exists()
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, compiler: str) -> None:
