@@ -17,3 +17,6 @@ class DeviceConfig:
     max_cudagraph_capture_size: int | None = None
     """Most tokens of a step that is replayed from a CUDA graph, with prompts in it 512 at most; 0 is --enforce-eager.
     Default: 512."""
+    cpu_threads: int | None = None
+    """Threads that compute on a CPU. Default: as many as physical cores that affinity and cgroup quota allow. What is
+    too little to share is computed by one of them."""

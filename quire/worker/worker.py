@@ -40,7 +40,7 @@ from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_mode
 from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
 from quire.worker.startup.host_memory import trim_heap
 from quire.worker.startup.packed_weights import packed_weights_for
-from quire.worker.startup.threads import usable_cores
+from quire.worker.startup.threads import compute_threads
 from quire.worker.step_handle import StepHandle
 from quire.worker.weight_loading import load_weights
 
@@ -96,9 +96,7 @@ class Worker:
             CheckpointError: The model's files do not serve.
             MemoryBudgetError: Weights, steps or the KV cache do not fit; the message names the flag to change.
         """
-        torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
-        if self._device.type == "cpu":
-            library()  # before several threads, which read weights, would load one each
+        self._set_threads()
         with self._precompiler or nullcontext():
             loaded = self.read_weights()
             measured = self.measure(loaded)
@@ -219,6 +217,12 @@ class Worker:
         began = self._clock.now()
         yield
         self._startup[name] = self._clock.now() - began
+
+    def _set_threads(self) -> None:
+        """Of torch and of our kernels."""
+        torch.set_num_threads(compute_threads(self._config.device.cpu_threads, torch.get_num_threads()))
+        if self._device.type == "cpu" and (kernels := library()):  # before threads that read weights load one each
+            kernels.set_threads(torch.get_num_threads())
 
     def _compile_only(self) -> AbstractContextManager[None]:
         """Kernels that are launched within it are compiled and do not run, if there is a precompiler."""

@@ -90,8 +90,9 @@ class Library:
         self._recorders: dict[int, Callable[[Kernel, Arguments], None]] = {}
         self.replay = loaded.quire_replay
         self.replay.argtypes, self.replay.restype = (_P, _I, _P), None
-        loaded.quire_set_threads.argtypes = (_N,)
-        loaded.quire_set_threads(threads)
+        self.set_threads = loaded.quire_set_threads
+        self.set_threads.argtypes, self.set_threads.restype = (_N,), None
+        self.set_threads(threads)
 
     def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Any) -> None:
         """Run a kernel; see Arguments."""

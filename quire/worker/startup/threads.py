@@ -5,9 +5,28 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from quire.errors import ConfigError
+
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _UNLIMITED = 1 << 16
+
+
+def compute_threads(asked: int | None, at_most: int) -> int:
+    """How many threads compute.
+
+    Args:
+        asked: `--cpu-threads`.
+        at_most: What OMP_NUM_THREADS allows, if it is set.
+
+    Raises:
+        ConfigError: Less than one was asked for.
+    """
+    if asked is None:
+        return min(at_most, usable_cores())
+    if asked < 1:
+        raise ConfigError(f"--cpu-threads must be at least 1, got {asked}.", param="cpu_threads")
+    return asked
 
 
 def usable_cores() -> int:

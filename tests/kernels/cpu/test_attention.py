@@ -38,6 +38,8 @@ CASES = [
     Case(6, 2, 96, 32, MIXED, window=50),
     Case(8, 2, 128, 16, MIXED, cap=3.0),
     Case(16, 2, 80, 16, MIXED),
+    Case(6, 6, 48, 16, MIXED),
+    Case(8, 2, 16, 16, MIXED, window=70),
     Case(5, 1, 40, 8, MIXED, window=7, cap=2.0),
     Case(4, 1, 256, 16, MIXED, window=64),
     Case(2, 2, 112, 16, ((0, 3), (70, 1)), window=1),

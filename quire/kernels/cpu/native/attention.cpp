@@ -5,6 +5,7 @@
 // into panels, which the product of linear layers then multiplies.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "calls.h"
@@ -17,7 +18,7 @@ namespace {
 constexpr int kKeys = 64;         // in a tile
 constexpr int kQueries = 64;      // query heads · tokens in a chunk of work, if one token has no more
 constexpr int kQueriesInPlace = 4;  // so few go over keys and values where they lie
-constexpr int kKeysAtOnce = 16;   // whose products with one query are summed together
+constexpr int kKeysAtOnce = W;    // whose products with one query are summed together, as many as a vector has sums
 constexpr int kAhead = 16;        // keys that are asked for before they are needed
 constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; fewer take less than another thread's help
@@ -141,8 +142,8 @@ void attend_in_place(const Step<T>& s, const Piece& piece) {
             bound_scores(s, scores[r], n);
             shrunk[r] = weigh(scores[r], 0, n, weights[r], highest[r], total[r]);
         }
-        constexpr int N = 32 / W;
-        for (int64_t c = 0; c < s.d; c += N * W) {
+        auto add_values = [&](auto vectors, int64_t c) {
+            constexpr int N = decltype(vectors)::value;
             vf own[R][N];
             for (int r = 0; r < R; ++r)
                 for (int v = 0; v < N; ++v) own[r][v] = mul(load(sums + r * s.d + c + v * W), all(shrunk[r]));
@@ -154,7 +155,10 @@ void attend_in_place(const Step<T>& s, const Piece& piece) {
             }
             for (int r = 0; r < R; ++r)
                 for (int v = 0; v < N; ++v) store(sums + r * s.d + c + v * W, own[r][v]);
-        }
+        };
+        int64_t c = 0;
+        for (; c + 32 <= s.d; c += 32) add_values(std::integral_constant<int, 32 / W>(), c);
+        if (c < s.d) add_values(std::integral_constant<int, 16 / W>(), c);
     }
     for (int r = 0; r < R; ++r) finish(sums + r * s.d, total[r], out + r * s.d, s.d);
 }
@@ -255,7 +259,8 @@ void attend_gathered(const Step<T>& s, const Piece& piece) {
 template <class T>
 void attend_piece(const Step<T>& s, const Piece& piece) {
     int64_t group = s.heads / s.kv_heads;
-    if (piece.tokens == 1 && group <= kQueriesInPlace && s.d % 32 == 0) {
+    constexpr int E = std::max(16, W * Element<T>::kGroup);  // whole vectors of keys and of sums
+    if (piece.tokens == 1 && group <= kQueriesInPlace && s.d % E == 0) {
         switch (group) {
             case 1: return attend_in_place<T, 1>(s, piece);
             case 2: return attend_in_place<T, 2>(s, piece);

@@ -127,8 +127,11 @@ inline float largest(vf a) {
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
-inline void store_sums(float* p, const vf (&x)[16]) {
-    for (int i = 0; i < 16; ++i) p[i] = sum(x[i]);
+inline void store_sums(float* p, const vf (&x)[8]) {
+    vf low = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    vf high = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    vf halves = _mm256_permute2f128_ps(low, high, 0x20), others = _mm256_permute2f128_ps(low, high, 0x31);
+    _mm256_storeu_ps(p, _mm256_add_ps(halves, others));
 }
 inline vf nearest(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vf power_of_two(vf whole) {
