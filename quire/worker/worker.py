@@ -117,8 +117,9 @@ class Worker:
         if self._device.type == "cuda":
             gpu_memory.use_expandable_segments(self._device)
         spec = read_spec(self._config.model.model)
+        options = self._options
         packed_weights = packed_weights_for(self._config, spec, self._device)
-        factory = LayerFactory(replace(self._options, packed_weights=packed_weights))
+        factory = LayerFactory(replace(options, packed_weights=packed_weights))
         model = build_model(spec, factory)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False
