@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from quire.api.choice_parsing import OutputParsing
+from quire.api.choice_parsing import OutputParsing, reasoning_end
 from quire.api.schemas.tools import ToolUse
 from quire.config import ServerConfig
 from quire.errors import RequestError, UnsupportedField
@@ -54,7 +54,9 @@ class ChatParsers:
             return None
         known = tools.tools if tools is not None else ()
         make = partial(create_parser, tool_parser, self.reasoning_parser, tools=known, turn=turn)
-        return OutputParsing(make, self._shown(tool_parser), one_call=tools is not None and not tools.parallel)
+        one_call = tools is not None and not tools.parallel
+        end = reasoning_end(self.reasoning_parser, self.tokenizer, turn)
+        return OutputParsing(make, self._shown(tool_parser), one_call, reasoning_end=end)
 
     def _check(self, tools: ToolUse) -> None:
         if tools.must_call:

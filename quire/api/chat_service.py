@@ -96,7 +96,7 @@ class ChatService:
             UnavailableError: No work is taken now.
         """
         with fields.named_as_sent():
-            collector = self.session.add_request([prompt.tokens], prompt.params, **prompt.options)
+            collector = self.session.add_request([prompt.tokens], prompt.params, **_behind_reasoning(prompt))
         return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
 
     def _conversation(self, fields: ChatRequest) -> Conversation:
@@ -136,3 +136,13 @@ class ChatService:
             max_tokens=fields.longest,
             logprobs=fields.num_logprobs,
         )
+
+
+def _behind_reasoning(prompt: ChatPrompt) -> dict[str, Any]:
+    """The options, where the form of an answer begins behind its reasoning; a grammar of calls has that in itself."""
+    form, parsing = prompt.params.structured_outputs, prompt.parsing
+    if form is None or parsing is None or prompt.may_call:
+        return prompt.options
+    if parsing.reasoning_end is None:
+        raise form.error("this model's reasoning does not end by one token: switch it off in chat_template_kwargs.")
+    return prompt.options | {"grammar_after": parsing.reasoning_end}
