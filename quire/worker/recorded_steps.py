@@ -5,6 +5,7 @@ One recording serves steps of any sizes up to a limit, so nothing is padded.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from quire.worker.graph_shapes import GraphShape, StepKind
 
 MOST_TOKENS = 64
 """Tokens of a recorded step, at most: larger ones take so long that the interpreter's share does not count."""
+_log = logging.getLogger(__name__)
 
 
 class RecordedSteps:
@@ -48,5 +50,6 @@ def record_steps(step: Callable[[Sizes], Callable[[], Tensor]], rows: int) -> Re
     most = Sizes(MOST_TOKENS, min(rows, MOST_TOKENS), min(rows, MOST_TOKENS))
     try:
         return RecordedSteps(record(kernels, step, most), most)
-    except NotRecordable:
+    except NotRecordable as reason:
+        _log.info("Steps are not recorded, and take the interpreter longer: %s", reason)
         return None
