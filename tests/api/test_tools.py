@@ -207,6 +207,14 @@ def test_reasoning_can_be_left_out_and_comes_back_in_prompts(server: Server, mod
         assert "<think>hm</think>ok" in prompt(server, messages=echoed)
 
 
+def test_an_answer_that_was_cut_off_within_its_reasoning_can_be_sent_back(server: Server, model: Speaker) -> None:
+    model.text = "<think>hm hm hm hm"
+    message = ask(server, max_tokens=14)["message"]
+    assert message["content"] is None
+    assert message["reasoning"]
+    assert f"<think>{message['reasoning']}</think>" in prompt(server, messages=[*MESSAGES, message, *MESSAGES])
+
+
 def test_reasoning_that_the_prompt_has_ended_is_none(server: Server, model: Speaker) -> None:
     assert prompt(server, reasoning_effort="none").endswith("</think>\n\n")
     assert not prompt(server, reasoning_effort="high").endswith("</think>\n\n")

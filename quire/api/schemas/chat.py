@@ -177,12 +177,12 @@ def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, 
         content = "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
     elif content is not None and form == "parts":
         content = [{"type": "text", "text": content}]
-    if content is None and not (message.role == "assistant" and message.tool_calls):
+    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
+    if content is None and not (message.role == "assistant" and (message.tool_calls or reasoning)):
         raise RequestError(f"{place}.content must be a text.", param=f"{place}.content")
     plain: dict[str, Any] = {"role": message.role, "content": content or ""}
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(call, f"{place}.tool_calls") for call in message.tool_calls]
-    reasoning = message.reasoning_content if message.reasoning is None else message.reasoning
     fields = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
