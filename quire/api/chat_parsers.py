@@ -12,10 +12,12 @@ from functools import partial
 from quire.api.choice_parsing import OutputParsing, reasoning_end
 from quire.api.schemas.tools import ToolUse
 from quire.config import ServerConfig
-from quire.errors import RequestError, UnsupportedField
+from quire.errors import RequestError
+from quire.output_parsers.call_grammar import call_grammar
 from quire.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
 from quire.output_parsers.formats import Turn
 from quire.output_parsers.registry import create_parser, special_tokens
+from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.model_text import ModelText
 from quire.text.tokenizer import Tokenizer
 
@@ -58,11 +60,26 @@ class ChatParsers:
         end = reasoning_end(self.reasoning_parser, self.tokenizer, turn)
         return OutputParsing(make, self._shown(tool_parser), one_call, reasoning_end=end)
 
+    def constraint(self, tools: ToolUse, turn: Turn) -> StructuredOutputsParams | None:
+        """What makes an answer call tools as it must; None if it is free to.
+
+        Raises:
+            RequestError: The schema of a tool cannot be enforced in full, or this model's calls cannot.
+        """
+        if self.tool_parser is None or not tools.constrained:
+            return None
+        grammar = call_grammar(
+            self.tool_parser,
+            tools.tools,
+            must_call=tools.must_call,
+            parallel=tools.parallel,
+            reasoning_parser=self.reasoning_parser,
+            turn=turn,
+            special_ids=self.tokenizer.special_tokens if self.tokenizer else {},
+        )
+        return StructuredOutputsParams(grammar=grammar, name="tools")
+
     def _check(self, tools: ToolUse) -> None:
-        if tools.must_call:
-            raise UnsupportedField("tool_choice", "send 'auto'")
-        if tools.constrained:
-            raise UnsupportedField("strict", "leave it out of the functions")
         if self.tool_parser is None:
             raise RequestError(
                 "tools: this model's chat template does not tell how it calls tools. Start the server with "

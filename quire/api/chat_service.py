@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from quire.api.chat_parsers import ChatParsers
 from quire.api.choice_parsing import OutputParsing
 from quire.api.engine_session import EngineSession
 from quire.api.prompt_renderer import Conversation, PromptRenderer
 from quire.api.request_choices import RequestChoices
 from quire.api.schemas.chat import ChatRequest
-from quire.api.schemas.tools import shown_tools
+from quire.api.schemas.tools import ToolUse, shown_tools
 from quire.config import ServerConfig
 from quire.errors import RequestError
 from quire.output_parsers.formats import Turn
@@ -84,9 +86,11 @@ class ChatService:
         tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), limit)
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
-        options |= await self.session.grammar_options(params)
         turn = Turn(text[-TURN_CHARACTERS:], fields.continued)
-        return ChatPrompt(tokens, params, options, self.parsers.parsing(tools, turn), may_call=tools is not None)
+        parsing = self.parsers.parsing(tools, turn)
+        params = self._constrained(params, tools, turn)
+        options |= await self.session.grammar_options(params)
+        return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None)
 
     def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
         """Start what was prepared. Must be closed.
@@ -98,6 +102,17 @@ class ChatService:
         with fields.named_as_sent():
             collector = self.session.add_request([prompt.tokens], prompt.params, **_behind_reasoning(prompt))
         return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
+
+    def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:
+        """With the grammar of calls, where they are enforced."""
+        if tools is None:
+            return params
+        if (form := params.structured_outputs) is not None:
+            raise RequestError(
+                f"{form.name} cannot be combined with tools yet: leave one of them out, or send tool_choice 'none'.",
+                param=form.name,
+            )
+        return msgspec.structs.replace(params, structured_outputs=self.parsers.constraint(tools, turn))
 
     def _conversation(self, fields: ChatRequest) -> Conversation:
         if fields.chat_template is not None and not self.server.trust_request_chat_template:

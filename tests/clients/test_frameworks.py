@@ -55,6 +55,6 @@ def test_litellm_through_each_of_our_apis(quill: Quill) -> None:
 
 def test_instructor_makes_pydantic_models(quill: Quill) -> None:
     seen = run_script("instructor_models", quill.url, quill.key)
-    assert len(seen) == 3
+    assert len(seen) == 4
     for mode, person in seen.items():
         assert person == {"name": "Anna", "city": "Oslo"}, mode

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import anthropic
+import jsonschema
 import ollama
 import openai
 import pytest
@@ -86,6 +87,39 @@ def test_openai_tools(quill: Quill, openai_client: openai.OpenAI) -> None:
     assert streamed.finish_reason == "tool_calls"
     (again,) = streamed.message.tool_calls or []
     assert again.function.arguments == call.function.arguments
+
+
+def test_openai_tool_calls_that_are_enforced(quill: Quill, openai_client: openai.OpenAI) -> None:
+    stars, why = {"enum": [1, 2, 3]}, {"type": "string", "maxLength": 20}
+    rating: dict[str, Any] = {
+        "type": "object",
+        "properties": {"stars": stars, "why": why},
+        "required": ["stars", "why"],
+    }
+    rating["additionalProperties"] = False
+    tools: Any = [TOOL, {"type": "function", "function": {"name": "rate", "parameters": rating, "strict": True}}]
+    schemas = {"get_weather": PARAMETERS, "rate": rating}
+    named: Any = {"type": "function", "function": {"name": "rate"}}
+    choices: list[Any] = ["required", named]
+    for choice in choices:
+        whole = openai_client.chat.completions.create(
+            model="quill", messages=SUM, tools=tools, tool_choice=choice, seed=1, parallel_tool_calls=False
+        ).choices[0]
+        assert whole.finish_reason in ("tool_calls", "stop")
+        (call,) = whole.message.tool_calls or []
+        assert call.type == "function"
+        assert choice == "required" or call.function.name == "rate"
+        jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
+    with openai_client.chat.completions.stream(
+        model="quill", messages=SUM, tools=tools, tool_choice=named, seed=1
+    ) as stream:
+        (again,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    jsonschema.validate(json.loads(again.function.arguments), rating)
+    strict: Any = {"type": "function", "function": {**FUNCTION, "strict": True}}
+    free = openai_client.chat.completions.create(model="quill", messages=WEATHER, tools=[strict], temperature=0)
+    (chosen,) = free.choices[0].message.tool_calls or []
+    assert chosen.type == "function"
+    assert json.loads(chosen.function.arguments) == {"city": "Oslo"}
 
 
 def test_openai_parse_gives_a_pydantic_model(quill: Quill, openai_client: openai.OpenAI) -> None:
