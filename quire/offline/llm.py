@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from quire.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
-from quire.messages import TokenLogprobs
+from quire.messages import Control, Done, TokenLogprobs
 from quire.offline.local_engine import LocalEngine
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling import SamplingParams
+from quire.text.chat_template import ChatTemplate
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 
@@ -88,17 +89,41 @@ class LLM:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, each rendered by the model's chat template; see `generate`."""
+        """Answer one conversation or several, each rendered by the model's chat template; see `generate`.
+
+        Args:
+            messages: One conversation or several, as plain data; arguments of earlier tool calls are objects, not text.
+            sampling_params, use_tqdm: See `generate`.
+            add_generation_prompt: End the prompt with the opening of an answer.
+            continue_final_message: Go on with the last message instead.
+            chat_template: Another template than the model's, as jinja source.
+            tools: What the model may call, as in OpenAI's API. Calls stand in the output's text, in the model's format;
+                `quire.output_parsers` reads them.
+            chat_template_kwargs: Variables of the template.
+
+        Raises:
+            ConfigError: The model has neither a chat template nor, by skip_tokenizer_init, a tokenizer.
+            CheckpointError: `chat_template` is no jinja template.
+            RequestError: The template refuses the messages.
+        """
         template, tokenizer = self._text.chat_template, self._text.tokenizer
-        if template is None or tokenizer is None:
+        if tokenizer is None or (template is None and chat_template is None):
             raise ConfigError("This model has no chat template: pass chat_template=... to LLM, or use generate().")
+        if chat_template is not None:
+            template = ChatTemplate(chat_template) if template is None else template.replaced(chat_template)
+        assert template is not None
+        if tools:
+            template = template.with_tools()
         conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = []
         for conversation in conversations:
             text = template.render(
                 conversation,
+                tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=chat_template_kwargs,
@@ -152,6 +177,17 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses where no parameters are given: the model's generation_config.json."""
         return SamplingParams(**self._text.defaults.fill({}))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what is cached of earlier prompts.
+
+        Raises:
+            EngineDeadError: See `generate`.
+        """
+        self._engine.send(Control(0, "reset_prefix_cache"))
+        while not isinstance(self._engine.receive(None), Done):
+            pass  # the last tokens of aborted requests
+        return True
 
     def close(self) -> None:
         """Free the engine; the object cannot generate afterwards."""

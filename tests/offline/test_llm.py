@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, ContextLengthError, RequestError
+from quire.output_parsers.events import Tool, ToolCallDelta, ToolCallStart
+from quire.output_parsers.registry import create_parser
 from quire.scheduler.token_budget import TokenBudget
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.reference import Reference
@@ -117,6 +120,43 @@ def test_chat_renders_the_models_template(llm: LLM) -> None:
     (output,) = llm.chat(messages, params)
     assert output.prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     assert llm.chat([messages, messages], params)[1].outputs == output.outputs
+
+
+def test_chat_shows_tools_to_the_template_and_calls_stand_in_the_text() -> None:
+    function = {
+        "name": "get_weather",
+        "description": "Get the current weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    }
+    messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    with LLM() as quill:
+        (output,) = quill.chat(
+            messages, SamplingParams(temperature=0, max_tokens=64), tools=[{"type": "function", "function": function}]
+        )
+    parser = create_parser("hermes", tools=[Tool("get_weather", function["parameters"])])
+    events = [*parser.feed(output.outputs[0].text), *parser.finish()]
+    assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["get_weather"]
+    arguments = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+    assert json.loads(arguments) == {"city": "Oslo"}
+
+
+def test_chat_takes_another_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    source = "{{ tools[0].function.name if tools else 'none' }}: {{ messages[0].content }}"
+    params = SamplingParams(temperature=0, max_tokens=2)
+    assert llm.chat(messages, params, chat_template=source, tools=tools)[0].prompt == "f: Hello"
+    assert llm.chat(messages, params, chat_template=source)[0].prompt == "none: Hello"
+
+
+def test_a_reset_prefix_cache_is_not_hit(llm: LLM) -> None:
+    prompt, params = list(range(3, 60)), SamplingParams(temperature=0, max_tokens=2)
+    first = llm.generate([prompt], params)[0]
+    assert llm.generate([prompt], params)[0].num_cached_tokens > 0
+    assert llm.reset_prefix_cache()
+    again = llm.generate([prompt], params)[0]
+    assert again.num_cached_tokens == 0
+    assert again.outputs == first.outputs
 
 
 def test_prompt_forms_are_the_same_prompt(llm: LLM) -> None:
