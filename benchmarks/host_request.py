@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import quire.offline.llm
+import quire.offline.local_engine
 from quire import LLM, SamplingParams
 from quire.attention import metadata_builder
 from quire.attention.backend import PaddedLimits
@@ -135,7 +135,7 @@ class Bench:
     def __init__(self, cold: bool) -> None:
         self._stub, self._random = StubExecutor(ReplayingModelRunner() if cold else None), random.Random(0)
         self._swept = np.zeros(SWEPT_BYTES if cold else 0, dtype=np.uint8)
-        quire.offline.llm.build_executor = lambda config, clock: self._stub  # type: ignore[assignment]
+        quire.offline.local_engine.build_executor = lambda config, clock: self._stub  # type: ignore[assignment]
         directory = Path(tempfile.mkdtemp())
         (directory / "config.json").write_text(json.dumps(MODEL))
         self._llm = LLM(

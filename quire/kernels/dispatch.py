@@ -44,7 +44,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ("experts", "cuda"): "quire.kernels.triton.experts.experts:experts",
     ("qk_norm_rope_and_cache", "cpu"): "quire.kernels.cpu.rowwise_attention:qk_norm_rope_and_cache",
     ("qk_norm_rope_and_cache", "cuda"): "quire.kernels.triton.attention.qk_norm_rope:qk_norm_rope_and_cache",
-    ("compute_slot_mapping", "cpu"): "quire.kernels.cpu.step_inputs:compute_slot_mapping",
+    ("compute_slot_mapping", "cpu"): "quire.kernels.cpu.paged_attention:compute_slot_mapping",
     ("compute_slot_mapping", "cuda"): "quire.kernels.triton.attention.slot_mapping:compute_slot_mapping",
     ("plan_kv_splits", "cuda"): "quire.kernels.triton.attention.decode_split_kv:plan_kv_splits",
     ("decode_attention", "cuda"): "quire.kernels.triton.attention.decode_split_kv:decode_attention",

@@ -1,11 +1,10 @@
-"""The beginning of a step by our own kernels: where its rows stand, and where its tokens go in the KV cache."""
+"""The beginning of a step by our own kernels: where its rows stand."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from quire.kernels.cpu.library import library
-from quire.kernels.reference import paged_attention
 from quire.kernels.reference import step_inputs as reference
 
 
@@ -45,26 +44,4 @@ def prepare_inputs(
         dummy,
         *(tensor.data_ptr() for tensor in found),
         tokens.data_ptr(),
-    )
-
-
-def compute_slot_mapping(
-    block_table: Tensor, slots: Tensor, positions: Tensor, block_size: int, slot_mapping: Tensor
-) -> None:
-    """Arguments as in reference/paged_attention.py."""
-    kernels = library()
-    whole = all(tensor.is_contiguous() for tensor in (block_table, slots, positions, slot_mapping))
-    if kernels is None or not whole:
-        paged_attention.compute_slot_mapping(block_table, slots, positions, block_size, slot_mapping)
-        return
-    kernels(
-        "compute_slot_mapping",
-        None,
-        block_table.data_ptr(),
-        block_table.stride(0),
-        slots.data_ptr(),
-        positions.data_ptr(),
-        len(positions),
-        block_size,
-        slot_mapping.data_ptr(),
     )

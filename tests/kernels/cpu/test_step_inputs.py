@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.kernels.cpu import embedding, step_inputs
+from quire.kernels.cpu import paged_attention as cpu_paged_attention
 from quire.kernels.reference import embedding as reference_embedding
 from quire.kernels.reference import paged_attention
 from quire.kernels.reference import step_inputs as reference
@@ -33,7 +34,7 @@ def test_slot_mapping(block_size: int) -> None:
     table = torch.randperm(200).view(5, 40)
     slots, positions = torch.tensor([4, 0, 0, 2]), torch.tensor([0, 33, 34, 39])
     found, expected = torch.empty(4, dtype=torch.int64), torch.empty(4, dtype=torch.int64)
-    step_inputs.compute_slot_mapping(table, slots, positions, block_size, found)
+    cpu_paged_attention.compute_slot_mapping(table, slots, positions, block_size, found)
     paged_attention.compute_slot_mapping(table, slots, positions, block_size, expected)
     assert torch.equal(found, expected)
 
