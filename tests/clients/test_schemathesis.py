@@ -17,6 +17,8 @@ from tests.e2e.serve import QuireServe
 FUZZING_S = 60
 SLOWEST_S = 20
 """The longest that a request may take. Answers are at most as long as the small context."""
+OWN_ERROR = "AST constructor recursion depth mismatch"
+"""CPython 3.11's, now and then, in schemathesis's own process: another seed then."""
 
 
 def served_by_name(node: Any) -> Any:
@@ -43,16 +45,19 @@ def test_no_request_breaks_the_server(tmp_path: Path) -> None:
         paths = set(document["paths"])
         assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"} <= paths
         report = tmp_path / "report.ndjson"
-        run = subprocess.run(
-            [
-                environment("schemathesis") / "schemathesis", "run", tmp_path / "openapi.json", "--url", server.url,
-                "--header", f"Authorization: Bearer {key}", "--checks", "not_a_server_error",
-                "--max-time", str(FUZZING_S), "--request-timeout", str(SLOWEST_S), "--workers", "2",
-                "--report-ndjson-path", report, "--continue-on-failure", "--no-color", "--suppress-health-check", "all",
-                "--generation-database", "none",
-            ],
-            capture_output=True, text=True, timeout=FUZZING_S * 3, check=False, cwd=tmp_path,
-        )  # fmt: skip
+        for seed in (1, 2):
+            run = subprocess.run(
+                [
+                    environment("schemathesis") / "schemathesis", "run", tmp_path / "openapi.json", "--url", server.url,
+                    "--header", f"Authorization: Bearer {key}", "--checks", "not_a_server_error",
+                    "--max-time", str(FUZZING_S), "--request-timeout", str(SLOWEST_S), "--workers", "2",
+                    "--report-ndjson-path", report, "--continue-on-failure", "--no-color",
+                    "--suppress-health-check", "all", "--generation-database", "none", "--seed", str(seed),
+                ],
+                capture_output=True, text=True, timeout=FUZZING_S * 3, check=False, cwd=tmp_path,
+            )  # fmt: skip
+            if OWN_ERROR not in run.stdout:
+                break
         print(run.stdout[-4000:], file=sys.stderr)
         assert run.returncode == 0, run.stdout[-6000:]
         assert httpx.get(server.url + "/health").status_code == 200
