@@ -29,7 +29,7 @@ def main() -> None:
         try:
             killer.start()
             calls.generate()
-            time.sleep(longest + 1)  # the signal comes now, at the latest; an interrupted `join` may raise another error
+            time.sleep(longest + 1)  # the signal comes now, at the latest; `join` may turn it into another error
         except KeyboardInterrupt:
             interrupted += 1
         assert calls.generate() == EXPECTED, number
