@@ -20,6 +20,9 @@ CLIENT_SHIFT = 48
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of the buckets into which a step's tokens are counted."""
 
+WORK_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""The same for pieces of work, in seconds of processor time."""
+
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
@@ -240,6 +243,8 @@ class Heartbeat(_Message, frozen=True):
         last_progress: When the last step finished, or when the engine was last idle, in monotonic seconds.
         step_tokens: Histogram of the tokens a step computes: steps per bucket of STEP_TOKEN_BOUNDS, and one more above.
         step_tokens_sum: Tokens of all steps.
+        turns: Histogram of the loop's turns by the processor time they took: WORK_BOUNDS_S, and one more above.
+        turns_sum_s, longest_turn_s: Processor time of all turns, and of the longest.
     """
 
     now: float
@@ -247,6 +252,9 @@ class Heartbeat(_Message, frozen=True):
     load: Load = Load()
     step_tokens: list[int] = []
     step_tokens_sum: int = 0
+    turns: list[int] = []
+    turns_sum_s: float = 0.0
+    longest_turn_s: float = 0.0
 
 
 class Dead(_Message, frozen=True):

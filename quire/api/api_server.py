@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
-import uvloop
 
 from quire.api.app import create_app
 from quire.api.engine_session import EngineSession
 from quire.api.http_protocol import BoundedHttpProtocol
+from quire.api.measured_loop import MeasuredLoop
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
 from quire.errors import EngineDeadError
@@ -52,7 +52,7 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
-    with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with listener, asyncio.Runner(loop_factory=lambda: MeasuredLoop(session.stats.callbacks)) as runner:
         runner.run(_serve(http, session, listener, server.shutdown_timeout, report))
 
 

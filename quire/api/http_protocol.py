@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from quire.api.measured_loop import MeasuredLoop
 from quire.errors import RequestError
 
 MAX_HEAD_BYTES = 64 * 2**10
@@ -39,6 +40,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if isinstance(self.loop, MeasuredLoop):  # uvloop calls this by itself
+            self.loop.callback_times.run(self._data_received, data)
+        else:
+            self._data_received(data)
+
+    def _data_received(self, data: bytes) -> None:
         timer = self._timer
         super().data_received(data)
         if self._timer is not timer or timer is None or self.transport.is_closing():

@@ -103,6 +103,10 @@ class EngineCore:
         self._outbox.flush(self._load)
         self._send_heartbeats()
 
+    def record_turn(self, seconds: float) -> None:
+        """A turn took so much of the thread's own processor time; heartbeats report it."""
+        self._steps.turned(seconds)
+
     def _idle_wait(self, wait: float | None) -> float | None:
         """How long a message may be waited for: not at all while there is work."""
         scheduler = self._scheduler
@@ -222,7 +226,16 @@ class EngineCore:
         if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
             self._last_beat = now
             steps = self._steps
-            beat = Heartbeat(now, steps.last_progress, self._load(), list(steps.token_counts), steps.token_sum)
+            beat = Heartbeat(
+                now,
+                steps.last_progress,
+                self._load(),
+                list(steps.token_counts),
+                steps.token_sum,
+                list(steps.turns),
+                steps.turns_sum_s,
+                steps.longest_turn_s,
+            )
             for client in self._clients.clients:
                 self._port.send(client, beat)
         self._was_busy = busy

@@ -6,6 +6,7 @@ import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from time import thread_time
 from types import FrameType
 
 from quire.clock import SystemClock
@@ -39,7 +40,9 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
         gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
         report(StatusReport("ready", startup=device_limits.startup))
         while not stopping:
+            begun = thread_time()
             core.turn(wait=HEARTBEAT_S)
+            core.record_turn(thread_time() - begun)
     except BaseException as error:
         port.announce_death(one_line_error(error))
         raise

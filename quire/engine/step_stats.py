@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from quire.messages import STEP_TOKEN_BOUNDS, Result
+from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Result
 
 
 class StepStats:
@@ -18,6 +18,8 @@ class StepStats:
         token_counts: Steps by the tokens they compute: a bucket for each of STEP_TOKEN_BOUNDS, and one more above.
         token_sum: Tokens of all planned steps.
         last_step, last_step_ms: The last finished step, and its time on the device.
+        turns: Turns of the loop by their processor time: a bucket for each of WORK_BOUNDS_S, and one more above.
+        turns_sum_s, longest_turn_s: Processor time of all turns, and of the longest.
         last_progress: When that step finished, or when the engine was last idle; monotonic seconds.
     """
 
@@ -25,6 +27,8 @@ class StepStats:
         self.token_counts = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
         self.token_sum = 0
         self.last_step, self.last_step_ms = 0, 0.0
+        self.turns = [0] * (len(WORK_BOUNDS_S) + 1)
+        self.turns_sum_s = self.longest_turn_s = 0.0
         self.last_progress = now
 
     def planned(self, counts: Sequence[int]) -> None:
@@ -37,3 +41,9 @@ class StepStats:
         """A step's result is there."""
         self.last_step, self.last_step_ms = result.step, result.device_ms
         self.last_progress = now
+
+    def turned(self, seconds: float) -> None:
+        """A turn of the loop took so much processor time."""
+        self.turns[bisect_left(WORK_BOUNDS_S, seconds)] += 1
+        self.turns_sum_s += seconds
+        self.longest_turn_s = max(self.longest_turn_s, seconds)

@@ -51,6 +51,7 @@ class _StatsCollector(Collector):
         yield from self._counters()
         yield from self._histograms()
         yield self._cache_info()
+        yield from self._work()
         yield from self._http()
 
     def _gauges(self) -> Iterator[Metric]:
@@ -74,6 +75,20 @@ class _StatsCollector(Collector):
         ):
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             family.add_metric(self._labels, value)
+            yield family
+
+    def _work(self) -> Iterator[Metric]:
+        """What no other engine has, under a prefix of its own."""
+        stats = self._stats
+        for name, text, times in (
+            ("event_loop_callback", "Processor time of a callback in the API's event loop", stats.callbacks),
+            ("engine_turn", "Processor time of a turn of the engine's loop", stats.turns),
+        ):
+            yield _histogram(f"quire:{name}_cpu_seconds", f"{text}.", _LABELS, {self._labels: times.seconds})
+            family = GaugeMetricFamily(
+                f"quire:longest_{name}_cpu_seconds", f"{text}: the longest since the start.", labels=_LABELS
+            )
+            family.add_metric(self._labels, times.longest)
             yield family
 
     def _counters(self) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ from typing import get_args
 from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
 from quire.metrics.http_counts import HttpCounts
+from quire.metrics.work_times import WorkTimes
 
 # Bounds of histograms, in seconds: vLLM's, so that its dashboards fit.
 FIRST_TOKEN_S = (
@@ -72,6 +73,8 @@ class Stats:
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         ended: Sequences by reason.
         http: Answers to HTTP requests.
+        callbacks: Of the event loop.
+        turns: Of the engine's loop.
     """
 
     def __init__(self) -> None:
@@ -80,6 +83,7 @@ class Stats:
         self.prompt_rate = self.generation_rate = 0.0
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
         self.http = HttpCounts()
+        self.callbacks, self.turns = WorkTimes(), WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
         self.set_max_model_len(max_model_len=1)
 
@@ -128,6 +132,9 @@ class Stats:
         self.load = beat.load
         if beat.step_tokens:
             self.step_tokens.take_over(beat.step_tokens, beat.step_tokens_sum)
+        if beat.turns:
+            self.turns.seconds.take_over(beat.turns, beat.turns_sum_s)
+            self.turns.longest = beat.longest_turn_s
 
     def start_sequence(self, add: Add) -> SequenceStats:
         """A sequence goes to the engine."""

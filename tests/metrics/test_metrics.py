@@ -96,7 +96,7 @@ def test_load_is_what_the_engine_said_last() -> None:
         running=3, waiting=5, free_blocks=25, num_blocks=100, preemptions=7, prefix_queries=200, prefix_hits=50,
         free_host_blocks=9, num_host_blocks=40, deferred=2, unwritten_tokens=60, block_size=16, ready_host_blocks=10,
     )  # fmt: skip
-    stats.record_heartbeat(Heartbeat(0.0, 0.0, load, [0, 2, *[0] * 12], 9))
+    stats.record_heartbeat(Heartbeat(0.0, 0.0, load, [0, 2, *[0] * 12], 9, [4, 0, 3, *[0] * 10], 0.02, 0.004))
     values = scrape(stats)
     for name, value in {
         "num_requests_running": 3, "num_requests_waiting": 5, "num_requests_waiting_by_reason/capacity": 3,
@@ -107,6 +107,12 @@ def test_load_is_what_the_engine_said_last() -> None:
         "iteration_tokens_total_bucket/1.0": 0, "iteration_tokens_total_bucket/8.0": 2,
     }.items():  # fmt: skip
         assert values[f"vllm:{name}"] == pytest.approx(value), name
+    for name, value in {
+        "engine_turn_cpu_seconds_count": 7, "engine_turn_cpu_seconds_sum": 0.02,
+        "engine_turn_cpu_seconds_bucket/0.002": 4, "engine_turn_cpu_seconds_bucket/0.005": 7,
+        "longest_engine_turn_cpu_seconds": 0.004,
+    }.items():  # fmt: skip
+        assert values[f"quire:{name}"] == pytest.approx(value), name
 
 
 def test_http_answers_are_counted_by_what_cannot_be_invented() -> None:
