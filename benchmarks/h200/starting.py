@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import save_file
 
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions, weight_specs_of
+from quire.layers.layer import weight_specs_of
 from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.weights.safetensors import INDEX
+from quire.weights.tensor_options import TensorOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 _SHARD_BYTES = 4 * 10**9

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import TensorOptions
 from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
 
 
 class Embedding:

@@ -11,11 +11,14 @@ from typing import TypeVar
 from quire.attention.backend import AttentionLayer
 from quire.layers.attention import Attention, Heads
 from quire.layers.embedding import Embedding, TiedHead
-from quire.layers.layer import Layer, TensorOptions
+from quire.layers.layer import Layer
 from quire.layers.linear import Linear
 from quire.layers.mlp import GATED, MLP, PLAIN
-from quire.layers.moe import ExpertNames, Experts, MixtureOfExperts, Routing
+from quire.layers.moe import Experts, MixtureOfExperts, Routing
 from quire.layers.norm import RMS, LayerNorm, RMSNorm
+from quire.quantization.dense import Dense
+from quire.quantization.scheme import ExpertNames, ExpertsShape, LinearShape, WeightScheme
+from quire.weights.tensor_options import TensorOptions
 
 L = TypeVar("L", bound=Layer)
 
@@ -34,11 +37,11 @@ class LayerFactory:
         self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
     ) -> Linear:
         """Projections out of the stream, merged: their outputs can be split over devices."""
-        return self._remember(Linear(names, rows, columns, bias, self.options, transposed))
+        return self._linear(LinearShape(names, rows, columns, transposed), bias)
 
     def row_parallel(self, name: str, rows: int, columns: int, bias: bool, transposed: bool = False) -> Linear:
         """A projection back into the stream: its input can be split over devices, its output is their sum."""
-        return self._remember(Linear((name,), (rows,), columns, bias, self.options, transposed))
+        return self._linear(LinearShape((name,), (rows,), columns, transposed), bias)
 
     def norm(self, name: str, width: int, kind: RMS) -> RMSNorm:
         """A root mean square norm of the stream."""
@@ -61,7 +64,7 @@ class LayerFactory:
         """The projection to logits; from `embedding`'s weight where one is given."""
         if embedding is not None:
             return TiedHead(embedding, self.options)
-        return self._remember(Linear((name,), (vocab_size,), width, False, self.options))
+        return self._linear(LinearShape((name,), (vocab_size,), width), bias=False)
 
     def attention(
         self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None = None
@@ -79,9 +82,17 @@ class LayerFactory:
 
     def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
         """Experts and their router; experts are silu-gated MLPs `width` wide."""
-        router = self._remember(Linear((f"{name}.gate",), (routing.count,), hidden, False, self.options))
-        experts = self._remember(Experts(f"{name}.experts", names, routing.count, hidden, width, self.options))
+        router = self._linear(LinearShape((f"{name}.gate",), (routing.count,), hidden), bias=False)
+        shape = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
+        experts = self._remember(Experts(shape, self._scheme(shape.name), self.options))
         return MixtureOfExperts(router, experts, routing, self.options)
+
+    def _linear(self, shape: LinearShape, bias: bool) -> Linear:
+        return self._remember(Linear(shape, bias, self._scheme(*shape.names), self.options))
+
+    def _scheme(self, *names: str) -> WeightScheme:
+        """What serves the weights of these modules."""
+        return Dense()
 
     def _remember(self, layer: L) -> L:
         self.layers.append(layer)

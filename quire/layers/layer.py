@@ -7,23 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from quire.weights.checkpoint import Checkpoint, WeightSpec
-from quire.weights.packed import PackedAtStart, PackedWeights
 from quire.weights.progress import CountedReads, ReadingProgress
-
-
-@dataclass(frozen=True)
-class TensorOptions:
-    """The device and dtype of a layer's weights, and where they are kept packed."""
-
-    device: torch.device
-    dtype: torch.dtype
-    packed_weights: PackedWeights = field(default_factory=PackedAtStart)
 
 
 class Layer(Protocol):

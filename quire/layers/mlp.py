@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import TensorOptions
 from quire.layers.linear import Linear
+from quire.weights.tensor_options import TensorOptions
 
 GATED: dict[str, str] = {
     "silu": "silu_and_mul",

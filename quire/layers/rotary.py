@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.layers.layer import TensorOptions
 from quire.layers.positions import Positions
+from quire.weights.tensor_options import TensorOptions
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from torch import Tensor
 from quire.attention.backend import AttentionBackend
 from quire.layers.factory import LayerFactory
 from quire.layers.mlp import MLP
-from quire.layers.moe import ExpertNames, MixtureOfExperts, Routing
+from quire.layers.moe import MixtureOfExperts, Routing
 from quire.layers.norm import RMS
 from quire.layers.positions import Positions
 from quire.layers.rotary import Angles
 from quire.models.projections import build_attention, build_gated_mlp
 from quire.models.rope import build_rotary
 from quire.models.spec import ModelSpec
+from quire.quantization.scheme import ExpertNames
 
 EXPERT_NAMES = {
     "MixtralForCausalLM": ("block_sparse_moe", ExpertNames("w1", "w3", "w2")),

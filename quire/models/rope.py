@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire.layers.layer import TensorOptions
 from quire.layers.rotary import Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
@@ -18,6 +17,7 @@ from quire.models.rope_spec import (
     RopeSpec,
     YarnScaling,
 )
+from quire.weights.tensor_options import TensorOptions
 
 
 def build_rotary(rope: RopeSpec, head_dim: int, options: TensorOptions) -> Rotary:

@@ -23,13 +23,13 @@ from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kernels.cpu.library import library
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions
 from quire.logits_processors import load_processors
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
 from quire.planning.step_limits import StepLimits
+from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShapes
 from quire.worker.kv_tensors import allocate_kv_cache, block_transfer, kv_view
 from quire.worker.kv_transfer import BlockTransfer

@@ -8,14 +8,16 @@ import torch.nn.functional as F
 from quire.clock import SystemClock
 from quire.layers.attention import Heads
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions, load_all_weights, weight_specs_of
-from quire.layers.moe import ExpertNames, Routing
+from quire.layers.layer import load_all_weights, weight_specs_of
+from quire.layers.moe import Routing
 from quire.layers.norm import RMS
 from quire.layers.positions import Positions
 from quire.layers.rotary import Rotary
+from quire.quantization.scheme import ExpertNames
 from quire.weights.checkpoint import WeightSpec
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.progress import ReadingProgress
+from quire.weights.tensor_options import TensorOptions
 
 WEIGHTS = (("w1", (12, 8)), ("w3", (12, 8)), ("w2", (8, 12)))
 PLACE = TensorOptions(torch.device("cpu"), torch.float32)
@@ -57,8 +59,8 @@ def test_a_factory_lists_every_need_once_and_allocates_nothing() -> None:
     assert weight_specs_of(factory.layers) == [
         WeightSpec("embed.weight", (10, 8)),
         WeightSpec("attn.q_proj.weight", (24, 8)),
-        WeightSpec("attn.q_proj.bias", (24,)),
         WeightSpec("attn.k_proj.weight", (12, 8)),
+        WeightSpec("attn.q_proj.bias", (24,)),
         WeightSpec("attn.k_proj.bias", (12,)),
         WeightSpec("attn.o_proj.weight", (24, 8)),
         WeightSpec("norm.weight", (8,)),

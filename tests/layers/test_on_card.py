@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions
-from quire.layers.moe import ExpertNames, Routing
+from quire.layers.moe import Routing
+from quire.quantization.scheme import ExpertNames
 from quire.weights.checkpoint import StoredTensor
+from quire.weights.tensor_options import TensorOptions
 
 HIDDEN, WIDTH = 256, 384
 Apply = Callable[[Tensor], Tensor]

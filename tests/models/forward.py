@@ -12,13 +12,14 @@ from quire.attention.backend import Rows
 from quire.attention.cpu import CpuAttention
 from quire.clock import SystemClock
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions, load_all_weights, weight_specs_of
+from quire.layers.layer import load_all_weights, weight_specs_of
 from quire.layers.positions import Positions
 from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.weights.checkpoint import check_weights
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.weights.tensor_options import TensorOptions
 from quire.worker.kv_tensors import allocate_kv_cache, kv_view
 
 CPU = torch.device("cpu")

@@ -16,12 +16,13 @@ from quire.config import Config
 from quire.errors import MemoryBudgetError
 from quire.kernels.cpu.library import library
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions, weight_specs_of
+from quire.layers.layer import weight_specs_of
 from quire.models.model import build_model
 from quire.planning.auto_config import resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
 from quire.planning.machine import Gpu, Machine
+from quire.weights.tensor_options import TensorOptions
 from quire.worker.kv_tensors import allocate_kv_cache
 from tests.checkpoints import edit_config, make_llama
 

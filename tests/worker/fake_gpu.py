@@ -27,9 +27,9 @@ from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
 from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions
 from quire.messages import PromptLogprobsRow, TokenBitmasks
 from quire.models.model import build_model
+from quire.weights.tensor_options import TensorOptions
 from tests.kernels.triton.compile_cases import NoCard
 from tests.worker.replay_by_running import ReplayByRunning
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.planning.step_limits import StepLimits
 from quire.weights.checkpoint import StoredTensor
+from quire.weights.tensor_options import TensorOptions
 from quire.worker.model_runner import ModelRunner
 from quire.worker.sampling.sampler import Deferred
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from quire.layers.layer import Layer, TensorOptions
+from quire.layers.layer import Layer
 from quire.layers.linear import Linear
 from quire.planning.step_limits import StepLimits
+from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShape
 
 _FEW_ROWS = 128
@@ -70,7 +71,8 @@ def gemms_of(
     """
     tokens = _descending([*row_counts(largest.tokens), *(shape.tokens for shape in captured)])
     reads = _descending([*row_counts(largest.rows), *(shape.sampled for shape in captured)])
-    linears = [layer for layer in layers if isinstance(layer, Linear) and layer.outputs != vocab_size]
+    linears = [layer for layer in layers if isinstance(layer, Linear) and layer.library_product == "linear"]
+    linears = [layer for layer in linears if layer.outputs != vocab_size]
     shapes = dict.fromkeys((layer.outputs, layer.columns, layer.has_bias) for layer in linears)
     return [*(Gemm(*shape, tokens) for shape in shapes), Gemm(vocab_size, width, False, reads)]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from quire.layers.layer import TensorOptions
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
+from quire.weights.tensor_options import TensorOptions
 from quire.worker.startup.compile_warmup import layers_of_every_kind, reduced_model, warmup_steps
 from tests.checkpoints import make_tiny
 from tests.kernels.triton.not_interpreted import printed_by

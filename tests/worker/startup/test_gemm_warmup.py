@@ -14,10 +14,10 @@ from torch import Tensor
 
 from quire.kernels.cpu import embedding, experts, linear
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import TensorOptions
 from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
+from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShapes
 from quire.worker.startup import gemm_warmup
 from quire.worker.startup.gemm_warmup import Gemm, gemms_of, row_counts, run_gemms, start_warmup

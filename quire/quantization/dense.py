@@ -1,0 +1,122 @@
+"""Weights as they are: of the model's dtype, in the layout that a device's kernels want."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.dispatch import kernel
+from quire.quantization.scheme import ExpertsShape, LinearShape
+from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
+
+
+class Dense:
+    """The scheme of checkpoints that say nothing of quantization."""
+
+    def linear(self, shape: LinearShape, options: TensorOptions) -> DenseWeight:
+        return DenseWeight(shape, options)
+
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> DenseExperts:
+        return DenseExperts(shape, options)
+
+
+class DenseWeight:
+    """See LinearWeight."""
+
+    library_product: str | None = "linear"
+
+    def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
+        self._shape = shape
+        self._options = options
+        self._pack = kernel("pack_linear", options.device.type)
+        self._linear = kernel("linear", options.device.type)
+        self._linear_silu_and_mul = kernel("linear_silu_and_mul", options.device.type)
+        self._packed: Any
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from dense_specs(self._shape)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        shape = self._shape
+        name = f"linear {shape.names} {shape.rows} × {shape.columns}"
+        self._packed = self._options.packed_weights.get(
+            name, lambda: self._pack(read_dense(shape, checkpoint, self._options))
+        )
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = self._linear(x, self._packed, bias)
+        return y
+
+    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
+        self._linear_silu_and_mul(x, self._packed, bias, out)
+        return out
+
+
+def dense_specs(shape: LinearShape) -> Iterator[WeightSpec]:
+    """The weights of a shape's modules."""
+    for name, rows in zip(shape.names, shape.rows, strict=True):
+        yield WeightSpec(f"{name}.weight", (shape.columns, rows) if shape.transposed else (rows, shape.columns))
+
+
+def read_dense(shape: LinearShape, checkpoint: Checkpoint, options: TensorOptions) -> Tensor:
+    """[outputs, columns], the modules' weights below each other."""
+    whole = torch.empty((shape.outputs, shape.columns), dtype=options.dtype, device=options.device)
+    for name, part in zip(shape.names, torch.split(whole, list(shape.rows)), strict=True):
+        if shape.transposed:
+            stored = torch.empty(part.shape[::-1], dtype=part.dtype, device=part.device)
+            checkpoint.read(f"{name}.weight", stored)
+            part.copy_(stored.T)
+        else:
+            checkpoint.read(f"{name}.weight", part)
+    return whole
+
+
+class DenseExperts:
+    """See ExpertWeights."""
+
+    def __init__(self, shape: ExpertsShape, options: TensorOptions) -> None:
+        self._shape = shape
+        self._options = options
+        self._experts = kernel("experts", options.device.type)
+        self._pack = kernel("pack_experts", options.device.type)
+        self._gate_up: Sequence[Tensor] | Tensor
+        self._down: Sequence[Tensor] | Tensor
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        shape = self._shape
+        for number in range(shape.count):
+            for projection in (shape.names.gate, shape.names.up):
+                yield WeightSpec(f"{shape.name}.{number}.{projection}.weight", (shape.width, shape.hidden))
+            yield WeightSpec(f"{shape.name}.{number}.{shape.names.down}.weight", (shape.hidden, shape.width))
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        shape = self._shape
+        self._gate_up = self._load(checkpoint, (shape.names.gate, shape.names.up), shape.width, shape.hidden)
+        self._down = self._load(checkpoint, (shape.names.down,), shape.hidden, shape.width)
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._experts(x, self._gate_up, self._down, numbers, weights, out)
+        return out
+
+    def _load(
+        self, checkpoint: Checkpoint, projections: tuple[str, ...], rows: int, columns: int
+    ) -> Sequence[Tensor] | Tensor:
+        """Of all experts, these projections [rows, columns] below each other, packed."""
+        name, options = self._shape.name, self._options
+
+        def read() -> Sequence[Tensor] | Tensor:
+            shape = (self._shape.count, len(projections), rows, columns)
+            stacked = torch.empty(shape, dtype=options.dtype, device=options.device)
+            for number, expert in enumerate(stacked):
+                for projection, part in zip(projections, expert, strict=True):
+                    checkpoint.read(f"{name}.{number}.{projection}.weight", part)
+            packed: Sequence[Tensor] | Tensor = self._pack(stacked.flatten(1, 2))
+            return packed
+
+        return options.packed_weights.get(f"experts {name} {projections} {rows} × {columns}", read)

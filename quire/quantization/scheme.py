@@ -1,0 +1,123 @@
+"""The seam between layers and the form of their weights: a layer is a shape, a `WeightScheme` all the rest of it.
+
+The scheme says which tensors a checkpoint must have, loads them into the form that its kernels take, and multiplies.
+Biases, norms and embeddings are the layers' own. Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A weight [sum of rows, columns] that stacks those of several modules.
+
+    Attributes:
+        names: Of the checkpoint's modules (`….q_proj`), in the order of the output.
+        rows: Output features of each.
+        columns: Input features.
+        transposed: The checkpoint has each weight as [columns, rows].
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    transposed: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Rows in all."""
+        return sum(self.rows)
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What a checkpoint calls an expert's projections: `{layer}.experts.{number}.{gate}.weight`."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True)
+class ExpertsShape:
+    """The gated MLPs of one layer's experts.
+
+    Attributes:
+        name: Of the checkpoint's module that has them, by number.
+        names: Of each one's projections.
+        count: How many.
+        hidden, width: Of the stream and of one expert.
+    """
+
+    name: str
+    names: ExpertNames
+    count: int
+    hidden: int
+    width: int
+
+
+class LinearWeight(Protocol):
+    """The weight of one matrix product.
+
+    Attributes:
+        library_product: Which library's product serves it beside our own kernels: `linear` is torch's, `fp8_linear`
+            torch's of rows with scales; None: no library's. A GPU's worker runs these at the start; see gemm_warmup.
+    """
+
+    library_product: str | None
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """The tensors it reads; asked before anything is allocated."""
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Allocate, read and pack. Called once, in any thread."""
+        ...
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x Wᵀ + bias: [tokens, columns] → [tokens, outputs], in x's dtype."""
+        ...
+
+    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The same, then silu of the first half of the outputs times the second: [tokens, outputs / 2]."""
+        ...
+
+
+class ExpertWeights(Protocol):
+    """The weights of one layer's experts."""
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """The tensors it reads; asked before anything is allocated."""
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Allocate, read and pack. Called once, in any thread."""
+        ...
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """Σ weight · down(silu(gate(x)) · up(x)) over each token's experts; see the op `experts`.
+
+        x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden].
+        """
+        ...
+
+
+class WeightScheme(Protocol):
+    """A form of weights."""
+
+    def linear(self, shape: LinearShape, options: TensorOptions) -> LinearWeight:
+        """The weight of a matrix product, not loaded yet."""
+        ...
+
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
+        """The weights of experts, not loaded yet."""
+        ...
