@@ -34,7 +34,7 @@ import uvloop
 from quire.config import Config
 from quire.engine.outbox import Outbox
 from quire.engine.transport import ZmqPort
-from quire.messages import Add, ClientHeartbeat, End, Load, Ready
+from quire.messages import Add, ClientHeartbeat, End, EngineId, Load, Ready
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import LaunchConfig
 from quire.text.tokenizer import load_tokenizer
@@ -54,7 +54,7 @@ class Engine:
         tokenizer = load_tokenizer(MODEL)
         texts = ((token, tokenizer.token_bytes(token)) for token in range(VOCAB_SIZE))
         self._vocabulary = [token for token, text in texts if text.isascii() and token not in tokenizer.special_ids]
-        self._port = ZmqPort(directory)
+        self._port = ZmqPort(directory, EngineId())
         self._outbox = Outbox(self._port)
         self._known: set[int] = set()
         self._streams: list[int] = []

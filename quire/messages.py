@@ -8,7 +8,7 @@ Plain data for msgspec over ZMQ, a direct call or shared memory; no torch, no I/
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -24,8 +24,25 @@ WORK_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
 """The same for pieces of work, in seconds of processor time."""
 
 
+class EngineId(NamedTuple):
+    """Which life of which engine: what an earlier life still says is told from what the present one says.
+
+    Attributes:
+        engine: Its number.
+        epoch: How often it was started again.
+    """
+
+    engine: int = 0
+    epoch: int = 0
+
+
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
+
+
+class _FromEngine(_Message, frozen=True, kw_only=True):
+    source: EngineId = EngineId()
+    """The engine that says it."""
 
 
 # --- API process → engine -------------------------------------------------------------------------------------------
@@ -126,7 +143,7 @@ ToEngine = Add | Abort | Control | ClientHeartbeat
 # --- engine → API process -------------------------------------------------------------------------------------------
 
 
-class Ready(_Message, frozen=True):
+class Ready(_FromEngine, frozen=True):
     """The engine takes work. Sent once, with the limits that only the device could tell."""
 
     model: str
@@ -205,7 +222,7 @@ class Load(_Message, frozen=True):
     ready_host_blocks: int = 0
 
 
-class Deltas(_Message, frozen=True):
+class Deltas(_FromEngine, frozen=True):
     """What one step brought to one API process's requests.
 
     `counts[i]` tokens of the flat `tokens` belong to `ids[i]`; `logprobs`, when not empty, has one entry a token
@@ -227,7 +244,7 @@ class Deltas(_Message, frozen=True):
     cached_tokens: list[tuple[int, int]] = []
 
 
-class Done(_Message, frozen=True):
+class Done(_FromEngine, frozen=True):
     """The answer to Control `id`: a value, or an error's text."""
 
     id: int
@@ -235,7 +252,7 @@ class Done(_Message, frozen=True):
     error: str = ""
 
 
-class Heartbeat(_Message, frozen=True):
+class Heartbeat(_FromEngine, frozen=True):
     """The engine is alive.
 
     Attributes:
@@ -257,7 +274,7 @@ class Heartbeat(_Message, frozen=True):
     longest_turn_s: float = 0.0
 
 
-class Dead(_Message, frozen=True):
+class Dead(_FromEngine, frozen=True):
     """The engine stops now, and why. No message follows."""
 
     cause: str

@@ -42,7 +42,7 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
     text = load_model_text(launch.config)
     session = EngineSession(
-        ZmqClient(Path(launch.directory), launch.number),
+        ZmqClient(Path(launch.directory), launch.number, launch.engine),
         launch.config,
         text.eos_ids,
         special_tokens=text.special_tokens,

@@ -49,9 +49,7 @@ class EngineReceiver:
                 message = self._client.receive(WAIT_S)
             except Exception as error:
                 logger.exception("The connection to the engine broke.")
-                message = Dead(type(error).__name__)
+                message, self._closing = Dead(type(error).__name__, source=self._client.engine), True
             if message is not None:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: all requests are over
                     loop.call_soon_threadsafe(self._on_message, message)
-            if isinstance(message, Dead):
-                return

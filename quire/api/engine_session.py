@@ -1,22 +1,19 @@
 """The API process's side of the engine: requests go in, output goes to who waits for it.
 
-Owns the server's state, heartbeats, drain and health. Every accepted sequence gets exactly one end. Knows nothing about
+Owns which requests are open, and the server's state. Every accepted sequence gets exactly one end. Knows nothing about
 HTTP or text.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
-from quire.api.engine_controls import EngineControls
-from quire.api.engine_health import EngineHealth
-from quire.api.engine_receiver import EngineReceiver
+from quire.api.engine_connection import DEAD, LOADING, EngineConnection
+from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
 from quire.clock import Clock, SystemClock
@@ -24,34 +21,19 @@ from quire.config import Config
 from quire.engine.client import EngineClient, Lost
 from quire.engine.submission import Submission
 from quire.errors import EngineDeadError, GenerationError, QuireError, RequestError, UnavailableError
-from quire.messages import (
-    Abort,
-    Add,
-    ClientHeartbeat,
-    Dead,
-    Deltas,
-    Done,
-    EndReason,
-    FromEngine,
-    Heartbeat,
-    Ready,
-)
+from quire.messages import Abort, Add, Deltas, Done, EndReason, Heartbeat, Ready
 from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
-from quire.structured_output.checker import MAX_HELPERS, GrammarChecker
-from quire.text.deltas import deltas_by_sequence
+from quire.text.deltas import SequenceDelta, deltas_by_sequence
 
-logger = logging.getLogger(__name__)
-
-HEARTBEAT_S = 1.0
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
 State = Literal["starting", "ready", "draining", "dead"]
 
 _REFUSALS: dict[State, str] = {
-    "starting": "The server is still loading the model. Send the request again in a few seconds.",
+    "starting": LOADING,
     "draining": "The server is shutting down. Send the request to another one, or again later.",
-    "dead": "The engine has stopped. Send the request again later.",
+    "dead": DEAD,
 }
 
 
@@ -66,7 +48,7 @@ def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
 
 
 class EngineSession:
-    """One engine, shared by all requests of this process. Everything but the receiving runs in the event loop.
+    """One engine, shared by all requests of this process. Everything runs in the event loop.
 
     Args:
         client: The way to the engine.
@@ -76,8 +58,6 @@ class EngineSession:
         special_tokens: The model's, by text.
 
     Attributes:
-        state: starting → ready → draining → dead.
-        ready: What the engine said when it was ready.
         stats: Filled as messages pass.
     """
 
@@ -89,31 +69,21 @@ class EngineSession:
         clock: Clock | None = None,
         special_tokens: Mapping[str, int] | None = None,
     ) -> None:
-        self.state: State = "starting"
-        self.ready: Ready | None = None
         self.stats = Stats()
-        self._client = client
         self._config = config
         self._eos_ids = eos_ids
         self._clock = clock or SystemClock()
+        self._engine = EngineConnection(client, self._clock, self)
         self._submission: Submission | None = None
         self._requests = OpenRequests()
-        self._controls = EngineControls(client)
-        self._health = EngineHealth(self._clock)
-        self._receiver = EngineReceiver(client, self._on_message)
-        self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()
-        self._grammars = GrammarChecker(special_tokens)
-        self._checking = ThreadPoolExecutor(MAX_HELPERS, thread_name_prefix="grammar")
-        self._closing = False
-        self._heartbeats: asyncio.Task[None] | None = None
+        self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
+        self._draining = self._closing = False
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to receive; called in the event loop. More calls do nothing."""
-        if self._heartbeats is None:
-            self._receiver.start()
-            self._heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
+        self._engine.start()
 
     async def wait_ready(self) -> Ready:
         """The engine's Ready.
@@ -121,19 +91,15 @@ class EngineSession:
         Raises:
             EngineDeadError: It died instead.
         """
-        await self._ready_event.wait()
-        if self.ready is None:
-            raise EngineDeadError(_REFUSALS["dead"])
-        return self.ready
+        return await self._engine.wait_ready()
 
     async def wait_dead(self) -> None:
         """Until a Dead has come, from the engine or from the supervisor."""
-        await self._dead_event.wait()
+        await self._engine.wait_dead()
 
     def begin_drain(self) -> None:
         """Take no new work; open requests go on."""
-        if self.state in ("starting", "ready"):
-            self.state = "draining"
+        self._draining = True
 
     async def drain(self, timeout: float) -> bool:
         """Wait until open requests have ended; after `timeout` seconds fail those that have not. Returns whether all
@@ -153,13 +119,47 @@ class EngineSession:
             return
         self._closing = True
         self._fail_all(UnavailableError(_REFUSALS["draining"]), "abort")
-        if self._heartbeats is not None:
-            self._heartbeats.cancel()
-            await asyncio.wait([self._heartbeats])
-        await self._receiver.close()
-        self._client.close()
-        self._checking.shutdown(wait=False, cancel_futures=True)
+        await self._engine.close()
         self._grammars.close()
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """starting → ready → draining → dead."""
+        return "draining" if self._draining and self._engine.state != "dead" else self._engine.state
+
+    @property
+    def ready(self) -> Ready | None:
+        """What the engine said when it was ready."""
+        return self._engine.ready
+
+    @property
+    def healthy(self) -> bool:
+        """Whether work is taken and the engine makes progress."""
+        return self.state == "ready" and self._engine.progressing
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that have not ended."""
+        return self._requests.num_sequences
+
+    def counts(self) -> dict[str, int]:
+        """What is held, for leak tests; asked in the event loop."""
+        return {
+            "sequences": self.num_sequences,
+            "streams": len(self._requests.collectors()),
+            "controls": self._engine.num_controls,
+            "tasks": len(asyncio.all_tasks()),
+        }
+
+    async def control(self, action: str) -> Done:
+        """Send the engine a command and wait for its answer.
+
+        Raises:
+            UnavailableError: There is no engine that could answer.
+        """
+        return await self._engine.control(action)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -179,22 +179,8 @@ class EngineSession:
         return self._submission
 
     async def grammar_options(self, params: SamplingParams) -> dict[str, Any]:
-        """What `add_request` needs for `params.structured_outputs`, if there are any: their grammar, checked.
-
-        Raises:
-            RequestError: They cannot be honoured; the message names the field.
-            UnavailableError: Too many are being checked.
-        """
-        asked = params.structured_outputs
-        if asked is None:
-            return {}
-        if self._config.model.skip_tokenizer_init:
-            raise asked.error("this server has no tokenizer: start it without --skip-tokenizer-init.")
-        grammar = self._grammars.known(asked)
-        if grammar is None:
-            loop = asyncio.get_running_loop()
-            grammar = await loop.run_in_executor(self._checking, self._grammars.grammar, asked)
-        return {"grammar": grammar}
+        """What `add_request` needs for `params.structured_outputs`, see GrammarChecks.options."""
+        return await self._grammars.options(params)
 
     def add_request(
         self,
@@ -236,7 +222,7 @@ class EngineSession:
         self._requests.add(collector)
         for add in adds:
             if add.fork_of is None:  # forks travel with the first
-                self._client.send(add)
+                self._engine.send(add)
         return collector
 
     def count_delivered(self, collector: OutputCollector, index: int, tokens: int) -> None:
@@ -259,66 +245,16 @@ class EngineSession:
         running = [add.id for add in adds if add.id in self._requests]
         for sequence in running:
             self._requests.remove(sequence)
-        if running and self.state != "dead":
-            self._client.send(Abort(running))
+        if running:
+            self._engine.send(Abort(running))
 
-    async def control(self, action: str) -> Done:
-        """Send the engine a command and wait for its answer.
+    # --- what the engine says ---------------------------------------------------------------------------------------
 
-        Raises:
-            UnavailableError: There is no engine that could answer.
-        """
-        if self.ready is None or self.state == "dead":
-            raise UnavailableError(_REFUSALS["dead" if self.state == "dead" else "starting"])
-        return await self._controls.send(action)
-
-    # --- state ------------------------------------------------------------------------------------------------------
-
-    @property
-    def healthy(self) -> bool:
-        """Whether work is taken and the engine makes progress."""
-        return self.state == "ready" and self._health.progressing
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences that have not ended."""
-        return self._requests.num_sequences
-
-    def counts(self) -> dict[str, int]:
-        """What is held, for leak tests; asked in the event loop."""
-        return {
-            "sequences": self.num_sequences,
-            "streams": len(self._requests.all()),
-            "controls": len(self._controls),
-            "tasks": len(asyncio.all_tasks()),
-        }
-
-    # --- messages from the engine -----------------------------------------------------------------------------------
-
-    def _on_message(self, message: FromEngine | Lost) -> None:
-        match message:
-            case Deltas():
-                self._on_deltas(message, self._clock.now())
-            case Heartbeat():
-                self._health.record_progress(message.last_progress)
-                self.stats.record_heartbeat(message)
-            case Ready():
-                self._on_ready(message)
-            case Done():
-                self._controls.on_done(message)
-            case Dead():
-                self._on_dead(message)
-            case Lost():
-                self._on_lost(message)
-
-    def _on_ready(self, ready: Ready) -> None:
-        if self.ready is not None:
-            return
-        self.ready = ready
+    def on_ready(self, ready: Ready) -> None:
         model = self._config.model
         seeds = random.SystemRandom()
         self._submission = Submission(
-            self._client.number,
+            self._engine.number,
             ready,
             self._eos_ids,
             model.max_logprobs,
@@ -328,52 +264,39 @@ class EngineSession:
             takes_extra_args=bool(model.logits_processors),
         )
         self.stats.set_max_model_len(ready.max_model_len)
-        self._health.record_progress(self._clock.now())
-        if self.state == "starting":
-            self.state = "ready"
-        self._ready_event.set()
 
-    def _on_deltas(self, deltas: Deltas, now: float) -> None:
-        self._health.record_progress(now)
+    def on_heartbeat(self, beat: Heartbeat) -> None:
+        self.stats.record_heartbeat(beat)
+
+    def on_deltas(self, deltas: Deltas, now: float) -> None:
         self.stats.load = deltas.load
-        for sequence, delta in deltas_by_sequence(deltas).items():
-            collector = self._requests.get(sequence)
-            if collector is None:
-                continue
-            stats = collector.stats_of(sequence)
-            self.stats.record_tokens(stats, len(delta.tokens), now, delta.cached_tokens)
-            if delta.end is not None:  # first, because the reader may close the request when it gets the end
-                stats.end = delta.end
-                self._requests.remove(sequence)
-                if delta.end.reason == "error":
-                    message = delta.end.message or "The engine could not go on with this request."
-                    collector.fail(GenerationError(message))
-                    continue
-            collector.put(sequence, delta)
+        for number, delta in deltas_by_sequence(deltas).items():
+            self._on_delta(number, delta, now)
 
-    def _on_lost(self, message: Lost) -> None:
-        """It may have been about any open request, or have been the engine's Ready."""
-        if self.ready is None:
-            self._on_dead(Dead(message.reason))
+    def _on_delta(self, number: int, delta: SequenceDelta, now: float) -> None:
+        sequence = self._requests.get(number)
+        if sequence is None:
             return
-        error = GenerationError("A message of the engine was lost. Send the request again.")
-        self._fail_all(error, "error")
-        self._controls.fail_all(error)
+        collector = sequence.collector
+        sequence.record(delta)
+        stats = collector.stats_of(number)
+        self.stats.record_tokens(stats, len(delta.tokens), now, delta.cached_tokens)
+        if delta.end is not None:  # first, because the reader may close the request when it gets the end
+            stats.end = delta.end
+            self._requests.remove(number)
+            if delta.end.reason == "error":
+                message = delta.end.message or "The engine could not go on with this request."
+                collector.fail(GenerationError(message))
+                return
+        collector.put(number, delta)
 
-    def _on_dead(self, message: Dead) -> None:
-        logger.error("The engine stopped: %s", message.cause)
-        self.state = "dead"
-        self._ready_event.set()
-        self._dead_event.set()
-        self._fail_all(EngineDeadError(_REFUSALS["dead"]), "error")
-        self._controls.fail_all(EngineDeadError(_REFUSALS["dead"]))
+    def on_lost(self, message: Lost) -> None:
+        self._fail_all(GenerationError("A message of the engine was lost. Send the request again."), "error")
+
+    def on_dead(self) -> None:
+        self._fail_all(EngineDeadError(DEAD), "error")
 
     def _fail_all(self, error: QuireError, reason: EndReason) -> None:
-        for collector in self._requests.all():
+        for collector in self._requests.collectors():
             self.close_request(collector, reason)
             collector.fail(error)
-
-    async def _send_heartbeats(self) -> None:
-        while not self._closing and self.state != "dead":
-            self._client.send(ClientHeartbeat(self._client.number))
-            await asyncio.sleep(HEARTBEAT_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.messages import FromEngine, ToEngine
+from quire.messages import EngineId, FromEngine, ToEngine
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class EngineClient(Protocol):
     @property
     def number(self) -> int:
         """This client's number: ids it makes are `number << CLIENT_SHIFT | counter`."""
+        ...
+
+    @property
+    def engine(self) -> EngineId:
+        """The engine that it is connected to."""
         ...
 
     def send(self, message: ToEngine) -> None:

@@ -18,7 +18,7 @@ from quire.engine.port import Undecodable
 from quire.engine.token_bitmasks import TokenBitmaskSource
 from quire.errors import EngineDeadError
 from quire.executor.executor import Executor
-from quire.messages import FromEngine, ToEngine
+from quire.messages import EngineId, FromEngine, ToEngine
 
 
 class _QueuePort:
@@ -67,6 +67,7 @@ class InProcessClient:
         masker: TokenBitmaskSource | None = None,
     ) -> None:
         self.number = 0
+        self.engine = EngineId()
         self._clock = clock or SystemClock()
         self._port = _QueuePort()
         device_limits = executor.start()

@@ -29,7 +29,7 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
         stopping = True
 
     clock = SystemClock()
-    port = ZmqPort(Path(launch.directory))
+    port = ZmqPort(Path(launch.directory), launch.engine)
     executor, masker = build_executor(launch.config, clock), None
     try:
         device_limits = executor.start()

@@ -16,7 +16,7 @@ import zmq
 
 from quire.engine.client import Lost
 from quire.engine.port import Undecodable
-from quire.messages import Add, Dead, FromEngine, ToEngine
+from quire.messages import Add, Dead, EngineId, FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,9 @@ _FORKS = 1 + Add.__struct_fields__.index("forks")
 """Index of `Add.forks` in an encoded Add, after the type's name."""
 
 
-def engine_address(directory: Path) -> str:
-    """Where the engine listens."""
-    return f"ipc://{directory / 'engine'}"
+def engine_address(directory: Path, engine: EngineId) -> str:
+    """Where an engine listens: another place in each of its lives, so that none gets what was sent to one before."""
+    return f"ipc://{directory / f'engine-{engine.engine}-{engine.epoch}'}"
 
 
 def client_address(directory: Path, number: int) -> str:
@@ -53,12 +53,13 @@ def _pull(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[b
 
 
 class ZmqPort:
-    """The engine's Port: one inbox, and a socket to each known client."""
+    """The engine's Port: one inbox, and a socket to each known client. Says on every message which engine it is."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, engine: EngineId) -> None:
         self._directory = directory
+        self._engine = engine
         self._context = zmq.Context()
-        self._inbox = _pull(self._context, engine_address(directory))
+        self._inbox = _pull(self._context, engine_address(directory, engine))
         self._clients: dict[int, zmq.Socket[bytes]] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
@@ -81,7 +82,7 @@ class ZmqPort:
         socket = self._clients.get(client)
         if socket is None:
             socket = self._clients[client] = _push(self._context, client_address(self._directory, client))
-        socket.send(self._encoder.encode(message))
+        socket.send(self._encoder.encode(msgspec.structs.replace(message, source=self._engine)))
 
     def announce_death(self, cause: str) -> None:
         """Tell every client that the engine stops, and why."""
@@ -122,10 +123,11 @@ class ZmqClient:
     `send` and `receive` may be called from different threads, each from one at a time.
     """
 
-    def __init__(self, directory: Path, number: int) -> None:
+    def __init__(self, directory: Path, number: int, engine: EngineId) -> None:
         self._number = number
+        self._engine = engine
         self._context = zmq.Context()
-        self._outbox = _push(self._context, engine_address(directory))
+        self._outbox = _push(self._context, engine_address(directory, engine))
         self._inbox = _pull(self._context, client_address(directory, number))
         self._sending = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
@@ -134,6 +136,10 @@ class ZmqClient:
     @property
     def number(self) -> int:
         return self._number
+
+    @property
+    def engine(self) -> EngineId:
+        return self._engine
 
     def send(self, message: ToEngine) -> None:
         with self._sending:
@@ -154,10 +160,10 @@ class ZmqClient:
         self._context.term()
 
 
-def report_death(directory: Path, number: int, cause: str) -> None:
-    """Tell client `number` that its engine is gone, on behalf of an engine that no longer can."""
+def report_death(directory: Path, number: int, engine: EngineId, cause: str) -> None:
+    """Tell client `number` that an engine is gone, on its behalf, since it no longer can."""
     context = zmq.Context()
     socket = _push(context, client_address(directory, number))
-    socket.send(msgspec.msgpack.encode(Dead(cause)))
+    socket.send(msgspec.msgpack.encode(Dead(cause, source=engine)))
     socket.close()
     context.term()

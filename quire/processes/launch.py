@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from quire.config import Config
+from quire.messages import EngineId
 
 EXIT_CRASHED = 70
 """Exit code of a process that failed with an unexpected error (EX_SOFTWARE of sysexits.h)."""
@@ -24,6 +25,7 @@ class LaunchConfig(msgspec.Struct, frozen=True):
         config: Resolved settings.
         directory: Private directory of the sockets.
         number: Which API process this is; 0 for the engine.
+        engine: Which engine this is, or which one the API process talks to.
         listen_fd: Inherited listening socket, for API processes.
         developer_mode: Serve debug routes.
     """
@@ -33,6 +35,7 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     number: int = 0
     listen_fd: int = -1
     developer_mode: bool = False
+    engine: EngineId = EngineId()
 
 
 class StatusReport(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from quire.config import Config
 from quire.engine.transport import ZmqClient, report_death
+from quire.messages import EngineId
 from quire.processes.child_main import raise_reported_failure
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import LaunchConfig
@@ -27,18 +28,19 @@ class EngineProcess:
 
     def __init__(self, config: Config) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
+        self._engine = EngineId()
         self._child = ChildProcess("engine", "quire.engine.process", LaunchConfig(config, str(self._directory)))
 
     def client(self) -> ZmqClient:
         """The connection to it; once."""
-        return ZmqClient(self._directory, 0)
+        return ZmqClient(self._directory, 0, self._engine)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the client when the engine dies; called in the loop's thread."""
 
         def tell() -> None:
             loop.remove_reader(self._child.pid_fd)
-            report_death(self._directory, 0, self._child.cause_of_death())
+            report_death(self._directory, 0, self._engine, self._child.cause_of_death())
 
         loop.add_reader(self._child.pid_fd, tell)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from quire.config import Config
 from quire.engine.transport import report_death
 from quire.errors import SETUP_ERRORS, SetupError
+from quire.messages import EngineId
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import EXIT_CRASHED, LaunchConfig, StatusReport
 from quire.supervisor.announce import announce_ready, print_log
@@ -103,7 +104,7 @@ class Supervisor:
     def _engine_died(self) -> int:
         """Tell the API process, whose open streams get an error, and wait until it ends. Returns the exit code."""
         code = self._child_died(self._engine)
-        report_death(self._directory, 0, self._engine.cause_of_death())
+        report_death(self._directory, 0, EngineId(), self._engine.cause_of_death())
         self._wait_for(self._api, STOP_TIMEOUT_S)
         return code
 

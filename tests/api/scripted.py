@@ -6,7 +6,18 @@ import queue
 import time
 
 from quire.engine.client import Lost
-from quire.messages import Abort, Add, ClientHeartbeat, Control, Deltas, FromEngine, Heartbeat, Ready, ToEngine
+from quire.messages import (
+    Abort,
+    Add,
+    ClientHeartbeat,
+    Control,
+    Deltas,
+    EngineId,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    ToEngine,
+)
 from tests.api.server import MAX_MODEL_LEN
 from tests.checkpoints import VOCAB_SIZE
 
@@ -21,6 +32,7 @@ class ScriptedClient:
     """
 
     number = 3
+    engine = EngineId()
 
     def __init__(self) -> None:
         self.adds: list[Add] = []  # one for each sequence

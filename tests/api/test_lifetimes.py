@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from quire.engine.client import Lost
-from quire.messages import CLIENT_SHIFT, Dead, Deltas, End
+from quire.messages import CLIENT_SHIFT, Dead, Deltas, End, EngineId
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 
@@ -164,6 +164,20 @@ def test_when_the_engine_dies_every_open_request_is_told(scripted: tuple[Server,
     assert "secret" not in whole_result[0].text + streamed_result[0].text
     assert server.get("/health").status_code == 503
     assert server.post("/v1/completions", LONG).status_code == 503
+
+
+def test_what_an_earlier_life_of_the_engine_still_says_is_dropped(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    thread, result = in_background(lambda: server.post("/v1/completions", LONG))
+    (add,) = client.wait_for_adds(1)
+    client.say(Deltas([add.id], [1], [71], ends=[End(add.id, "stop")], source=EngineId(0, 7)))
+    client.say(Dead("that one is known", source=EngineId(1, 2)))
+    client.say(Deltas([add.id], [1], [70], ends=[End(add.id, "stop")]))
+    thread.join()
+    assert result[0].json()["choices"][0]["text"] == "c"
+    assert server.session.state == "ready"
 
 
 def test_a_broken_connection_is_a_dead_engine(scripted: tuple[Server, ScriptedClient]) -> None:

@@ -16,8 +16,10 @@ from quire.engine.client import Lost
 from quire.engine.core import EngineCore
 from quire.engine.transport import ZmqClient, ZmqPort, client_address, engine_address, report_death
 from quire.executor.fake import FakeExecutor
-from quire.messages import Abort, ClientHeartbeat, Control, Dead, Deltas, Done, End, FromEngine
+from quire.messages import Abort, ClientHeartbeat, Control, Dead, Deltas, Done, End, EngineId, FromEngine
 from tests.engine.harness import add, config
+
+ENGINE = EngineId()
 
 
 @pytest.fixture
@@ -28,14 +30,14 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def port(directory: Path) -> Iterator[ZmqPort]:
-    port = ZmqPort(directory)
+    port = ZmqPort(directory, ENGINE)
     yield port
     port.close()
 
 
 @pytest.fixture
 def client(directory: Path) -> Iterator[ZmqClient]:
-    client = ZmqClient(directory, 3)
+    client = ZmqClient(directory, 3, ENGINE)
     yield client
     client.close()
 
@@ -54,6 +56,18 @@ def test_messages_arrive_as_they_were_sent_and_in_order(port: ZmqPort, client: Z
     assert [client.receive(2.0) for _ in answers] == answers
 
 
+def test_every_message_says_which_engine_sent_it_and_another_one_listens_elsewhere(
+    directory: Path, client: ZmqClient
+) -> None:
+    client.send(Abort([1]))  # to the engine that is gone: no later one gets it
+    later = ZmqPort(directory, EngineId(0, 1))
+    later.send(3, Done(5))
+    answer = client.receive(2.0)
+    assert answer == Done(5, source=EngineId(0, 1))
+    assert later.drain(0.1) == []
+    later.close()
+
+
 def test_an_idle_wait_ends_in_time(port: ZmqPort, client: ZmqClient) -> None:
     assert port.drain(0.0) == []
     assert port.drain(0.01) == []
@@ -65,7 +79,7 @@ def test_what_is_no_message_is_dropped_and_the_next_one_arrives(
 ) -> None:
     context = zmq.Context()
     stranger = context.socket(zmq.PUSH)
-    stranger.connect(engine_address(directory))
+    stranger.connect(engine_address(directory, ENGINE))
     for garbage in (b"", b"\xc1", b"\x92\xa3Add\xa1x", b"\x00" * 10_000, b"\x92\xa1\xff\x01"):
         stranger.send(garbage)
     stranger.close()
@@ -83,7 +97,7 @@ def test_death_is_announced_by_the_engine_or_by_who_noticed(port: ZmqPort, clien
     port.send(3, Done(1))
     port.announce_death("planted")
     assert [client.receive(2.0), client.receive(2.0)] == [Done(1), Dead("planted")]
-    report_death(directory, 3, "seen from outside")
+    report_death(directory, 3, ENGINE, "seen from outside")
     assert client.receive(2.0) == Dead("seen from outside")
 
 
@@ -145,7 +159,7 @@ def test_a_client_says_that_something_was_lost(client: ZmqClient, directory: Pat
         stranger.send(garbage)
     stranger.close()
     context.term()
-    report_death(directory, 3, "real")
+    report_death(directory, 3, ENGINE, "real")
     got = [client.receive(2.0) for _ in range(3)]
     assert Dead("real") in got
     assert sum(isinstance(message, Lost) for message in got) == 2

@@ -1,0 +1,188 @@
+"""The connection to one engine: what it says about itself, commands to it, and that this process is alive.
+
+Owns the engine's state, health and identity. What it says about requests goes to an `EngineListener`, unless an earlier
+engine of the same number says it. Knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Literal, Protocol
+
+from quire.api.engine_controls import EngineControls
+from quire.api.engine_health import EngineHealth
+from quire.api.engine_receiver import EngineReceiver
+from quire.clock import Clock
+from quire.engine.client import EngineClient, Lost
+from quire.errors import EngineDeadError, GenerationError, UnavailableError
+from quire.messages import ClientHeartbeat, Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Ready, ToEngine
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+DEAD = "The engine has stopped. Send the request again later."
+LOADING = "The server is still loading the model. Send the request again in a few seconds."
+EngineState = Literal["starting", "ready", "dead"]
+
+
+class EngineListener(Protocol):
+    """Who is told what the engine says; called in the event loop."""
+
+    def on_ready(self, ready: Ready) -> None:
+        """The engine takes work."""
+
+    def on_deltas(self, deltas: Deltas, now: float) -> None:
+        """A step brought something."""
+
+    def on_heartbeat(self, beat: Heartbeat) -> None:
+        """It is alive."""
+
+    def on_lost(self, message: Lost) -> None:
+        """Some message could not be read; which requests it was about is not known."""
+
+    def on_dead(self) -> None:
+        """No message follows."""
+
+
+class EngineConnection:
+    """One engine, as one API process sees it. Everything but the receiving runs in the event loop.
+
+    Args:
+        client: The way to the engine.
+        clock: For all times.
+        listener: Is told about requests.
+
+    Attributes:
+        state: starting → ready → dead.
+        ready: What the engine said when it was ready.
+        engine: Which one it is.
+    """
+
+    def __init__(self, client: EngineClient, clock: Clock, listener: EngineListener) -> None:
+        self.state: EngineState = "starting"
+        self.ready: Ready | None = None
+        self.engine: EngineId = client.engine
+        self._client = client
+        self._clock = clock
+        self._listener = listener
+        self._controls = EngineControls(client)
+        self._health = EngineHealth(clock)
+        self._receiver = EngineReceiver(client, self._on_message)
+        self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()
+        self._heartbeats: asyncio.Task[None] | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to receive; called in the event loop. More calls do nothing."""
+        if self._heartbeats is None:
+            self._receiver.start()
+            self._heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
+
+    async def wait_ready(self) -> Ready:
+        """The engine's Ready.
+
+        Raises:
+            EngineDeadError: It died instead.
+        """
+        await self._ready_event.wait()
+        if self.ready is None:
+            raise EngineDeadError(DEAD)
+        return self.ready
+
+    async def wait_dead(self) -> None:
+        """Until a Dead has come."""
+        await self._dead_event.wait()
+
+    async def close(self) -> None:
+        """Stop receiving and disconnect."""
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+            await asyncio.wait([self._heartbeats])
+        await self._receiver.close()
+        self._client.close()
+
+    # --- to the engine ----------------------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """This process's number."""
+        return self._client.number
+
+    def send(self, message: ToEngine) -> None:
+        """Send a message; dropped when there is no engine."""
+        if self.state != "dead":
+            self._client.send(message)
+
+    async def control(self, action: str) -> Done:
+        """Send a command and wait for its answer.
+
+        Raises:
+            UnavailableError: There is no engine that could answer.
+        """
+        if self.ready is None or self.state == "dead":
+            raise UnavailableError(DEAD if self.state == "dead" else LOADING)
+        return await self._controls.send(action)
+
+    @property
+    def num_controls(self) -> int:
+        """Commands without an answer."""
+        return len(self._controls)
+
+    @property
+    def progressing(self) -> bool:
+        """Whether the engine makes progress."""
+        return self._health.progressing
+
+    async def _send_heartbeats(self) -> None:
+        while self.state != "dead":
+            self._client.send(ClientHeartbeat(self._client.number))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    # --- from the engine --------------------------------------------------------------------------------------------
+
+    def _on_message(self, message: FromEngine | Lost) -> None:
+        if not isinstance(message, Lost) and message.source != self.engine:
+            logger.debug("dropped a %s of engine %s", type(message).__name__, message.source)
+            return
+        match message:
+            case Deltas():
+                now = self._clock.now()
+                self._health.record_progress(now)
+                self._listener.on_deltas(message, now)
+            case Heartbeat():
+                self._health.record_progress(message.last_progress)
+                self._listener.on_heartbeat(message)
+            case Ready():
+                self._on_ready(message)
+            case Done():
+                self._controls.on_done(message)
+            case Dead(cause):
+                self._on_dead(cause)
+            case Lost(reason):
+                self._on_lost(message, reason)
+
+    def _on_ready(self, ready: Ready) -> None:
+        if self.ready is not None:
+            return  # this process was silent for long, and is back
+        self.ready = ready
+        self.state = "ready"
+        self._health.record_progress(self._clock.now())
+        self._listener.on_ready(ready)
+        self._ready_event.set()
+
+    def _on_lost(self, message: Lost, reason: str) -> None:
+        if self.ready is None:  # it may have been the Ready
+            self._on_dead(reason)
+            return
+        self._listener.on_lost(message)
+        self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
+
+    def _on_dead(self, cause: str) -> None:
+        logger.error("The engine stopped: %s", cause)
+        self.state = "dead"
+        self._ready_event.set()
+        self._dead_event.set()
+        self._listener.on_dead()
+        self._controls.fail_all(EngineDeadError(DEAD))

@@ -1,0 +1,36 @@
+"""What is kept of an open sequence is what the engine has sent of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.api.open_requests import OpenRequests
+from quire.api.output_collector import OutputCollector
+from quire.messages import End, TokenLogprobs
+from quire.text.deltas import SequenceDelta
+from tests.engine.harness import add
+
+
+def test_a_sequence_keeps_what_it_has_brought_until_it_ends() -> None:
+    async def run() -> None:
+        requests = OpenRequests()
+        message = add(7, [1, 2, 3], 9, forks=[8])
+        requests.add(OutputCollector(message.sequences(), []))
+        first, second = requests.get(7), requests.get(8)
+        assert first is not None
+        assert second is not None
+        logprobs = [TokenLogprobs(-1.0, 1, [], [])]
+        first.record(SequenceDelta(prompt_logprobs=logprobs * 2))
+        first.record(SequenceDelta([70, 71]))
+        first.record(SequenceDelta([72], end=End(7, "stop")))
+        assert (list(first.generated), first.num_prompt_logprobs) == ([70, 71, 72], 2)
+        assert (list(second.generated), second.add.fork_of) == ([], 7)
+        requests.remove(7)
+        assert (requests.get(7), requests.num_sequences, len(requests.collectors())) == (None, 1, 1)
+        waiting = asyncio.ensure_future(requests.wait_idle())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        requests.remove(8)
+        await waiting
+
+    asyncio.run(run())
