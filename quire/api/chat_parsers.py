@@ -6,8 +6,10 @@ Owns the choice and what is said about it at start. Knows no format.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from quire.api.choice_parsing import OutputParsing, reasoning_end
 from quire.api.schemas.tools import ToolUse
@@ -39,12 +41,13 @@ class ChatParsers:
     auto_tool_choice: bool = True
     tokenizer: Tokenizer | None = None
 
-    def parsing(self, tools: ToolUse | None, turn: Turn) -> OutputParsing | None:
+    def parsing(self, tools: ToolUse | None, turn: Turn, *, formed: bool = False) -> OutputParsing | None:
         """How an answer is parsed; None if its text is all content.
 
         Args:
             tools: What it may call.
             turn: How it begins.
+            formed: Whether it has the form that `constraint` was given, if it does not call.
 
         Raises:
             RequestError: There are tools, and no parser for calls.
@@ -55,24 +58,32 @@ class ChatParsers:
         if tool_parser is None and self.reasoning_parser is None:
             return None
         known = tools.tools if tools is not None else ()
-        make = partial(create_parser, tool_parser, self.reasoning_parser, tools=known, turn=turn)
+        make = partial(create_parser, tool_parser, self.reasoning_parser, tools=known, turn=turn, calls_or_form=formed)
         one_call = tools is not None and not tools.parallel
         end = reasoning_end(self.reasoning_parser, self.tokenizer, turn)
         return OutputParsing(make, self._shown(tool_parser), one_call, reasoning_end=end)
 
-    def constraint(self, tools: ToolUse, turn: Turn) -> StructuredOutputsParams | None:
+    def constraint(
+        self, tools: ToolUse, turn: Turn, form: Mapping[str, Any] | None = None
+    ) -> StructuredOutputsParams | None:
         """What makes an answer call tools as it must; None if it is free to.
+
+        Args:
+            tools: What it may or must call.
+            turn: How it begins.
+            form: The schema of an answer that does not call, as the compiler takes it; None for any text.
 
         Raises:
             RequestError: The schema of a tool cannot be enforced in full, or this model's calls cannot.
         """
-        if self.tool_parser is None or not tools.constrained:
+        if self.tool_parser is None or not (tools.constrained or form is not None):
             return None
         grammar = call_grammar(
             self.tool_parser,
             tools.tools,
             must_call=tools.must_call,
             parallel=tools.parallel,
+            form=form,
             reasoning_parser=self.reasoning_parser,
             turn=turn,
             special_ids=self.tokenizer.special_tokens if self.tokenizer else {},

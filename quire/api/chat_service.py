@@ -24,6 +24,9 @@ from quire.config import ServerConfig
 from quire.errors import RequestError
 from quire.output_parsers.formats import Turn
 from quire.sampling import SamplingParams
+from quire.structured_output.constraint import constraint_of
+from quire.structured_output.json_schema import json_schema_of
+from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.model_text import ModelText
 
 TURN_CHARACTERS = 256
@@ -48,6 +51,28 @@ class ChatPrompt:
     options: dict[str, Any]
     parsing: OutputParsing | None = None
     may_call: bool = False
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """The options, and where the form of the answer begins.
+
+        Raises:
+            RequestError: It begins behind reasoning whose end is not one token.
+        """
+        if not self.form_begins_late:
+            return self.options
+        form = self.params.structured_outputs
+        assert form is not None
+        if self.parsing is None or self.parsing.reasoning_end is None:
+            raise form.error("this model's reasoning does not end by one token: switch it off in chat_template_kwargs.")
+        return self.options | {"grammar_after": self.parsing.reasoning_end}
+
+    @property
+    def form_begins_late(self) -> bool:
+        """Whether the form of the answer begins behind its reasoning; a grammar of calls has that in itself."""
+        if self.params.structured_outputs is None or self.parsing is None or self.may_call:
+            return False
+        return self.parsing.reasoning_end != ()
 
 
 @dataclass(frozen=True)
@@ -87,8 +112,8 @@ class ChatService:
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
         turn = Turn(text[-TURN_CHARACTERS:], fields.continued)
-        parsing = self.parsers.parsing(tools, turn)
-        params = self._constrained(params, tools, turn)
+        parsing = self.parsers.parsing(tools, turn, formed=params.structured_outputs is not None)
+        params = await self._constrained(params, tools, turn)
         options |= await self.session.grammar_options(params)
         return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None)
 
@@ -100,19 +125,18 @@ class ChatService:
             UnavailableError: No work is taken now.
         """
         with fields.named_as_sent():
-            collector = self.session.add_request([prompt.tokens], prompt.params, **_behind_reasoning(prompt))
+            collector = self.session.add_request([prompt.tokens], prompt.params, **prompt.all_options)
         return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
 
-    def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:
-        """With the grammar of calls, where they are enforced."""
+    async def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:
+        """With the grammar of calls, where they are enforced or the rest of the answer has a form."""
         if tools is None:
             return params
-        if (form := params.structured_outputs) is not None:
-            raise RequestError(
-                f"{form.name} cannot be combined with tools yet: leave one of them out, or send tool_choice 'none'.",
-                param=form.name,
-            )
-        return msgspec.structs.replace(params, structured_outputs=self.parsers.constraint(tools, turn))
+        form = params.structured_outputs
+        if form is not None:
+            await self.session.grammar_options(params)  # an error about the form alone names it
+        schema = None if form is None else _schema(form)
+        return msgspec.structs.replace(params, structured_outputs=self.parsers.constraint(tools, turn, schema))
 
     def _conversation(self, fields: ChatRequest) -> Conversation:
         if fields.chat_template is not None and not self.server.trust_request_chat_template:
@@ -153,11 +177,15 @@ class ChatService:
         )
 
 
-def _behind_reasoning(prompt: ChatPrompt) -> dict[str, Any]:
-    """The options, where the form of an answer begins behind its reasoning; a grammar of calls has that in itself."""
-    form, parsing = prompt.params.structured_outputs, prompt.parsing
-    if form is None or parsing is None or prompt.may_call:
-        return prompt.options
-    if parsing.reasoning_end is None:
-        raise form.error("this model's reasoning does not end by one token: switch it off in chat_template_kwargs.")
-    return prompt.options | {"grammar_after": parsing.reasoning_end}
+def _schema(form: StructuredOutputsParams) -> Mapping[str, Any]:
+    """The form of an answer that may call tools instead, for the grammar of both.
+
+    Raises:
+        RequestError: It is no JSON.
+    """
+    schema = json_schema_of(constraint_of(form))
+    if schema is None:
+        raise form.error(
+            f"only JSON can be combined with tools, no {form.kind}: leave one of them out, or send tool_choice 'none'."
+        )
+    return schema

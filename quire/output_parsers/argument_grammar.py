@@ -104,6 +104,38 @@ class ArgumentGrammar:
         return self._rules.add("text", f"{name} {after[0]}", "[lazy]") + "".join(f" {item}" for item in after[1:])
 
 
+def object_of_call(tool: Tool, arguments_key: str, *, enforced: bool) -> dict[str, Any]:
+    """The schema of a call that is nothing but a JSON object: its name, and its arguments by this key."""
+    place = f"#/properties/{arguments_key}"
+    arguments = _moved(_complete(tool.parameters if enforced else {}), place)
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, arguments_key: arguments},
+        "required": ["name", arguments_key],
+        "additionalProperties": False,
+        "x-guidance": arguments.pop("x-guidance"),
+    }
+
+
+def may_name(schema: Mapping[str, Any]) -> bool:
+    """Whether JSON of this schema may be an object with a property 'name', as far as its outermost level tells."""
+    if schema.get("type") not in ("object", None):
+        return False
+    return schema.get("additionalProperties") is not False or "name" in (schema.get("properties") or {})
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that stands elsewhere: what it refers to has moved with it."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    if isinstance(target := schema.get("$ref"), str) and target.startswith("#"):
+        moved["$ref"] = place + target[1:]
+    return moved
+
+
 def _complete(
     schema: Any, root: Mapping[str, Any] | None = None, *, is_object: bool = True
 ) -> dict[str, Any]:  # fmt: skip

@@ -1,8 +1,8 @@
 """A grammar, in llguidance's dialect of Lark, that makes a model call tools as it should.
 
 Owns how a format's syntax and the tools' schemas become rules: for an answer that must call (`tool_choice` required or
-a function), and for one that may, where what follows the announcement of a call is enforced. Knows nothing about
-compiling or masks. What cannot be enforced in full is refused.
+a function); for one that may, where what follows the announcement of a call is enforced; and for one that is either
+calls or JSON of a schema. Knows nothing about compiling or masks. What cannot be enforced in full is refused.
 
 Source: docs/syntax.md in guidance-ai/llguidance (`%json`, lazy lexemes, special tokens).
 """
@@ -10,9 +10,10 @@ Source: docs/syntax.md in guidance-ai/llguidance (`%json`, lazy lexemes, special
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from quire.errors import RequestError
-from quire.output_parsers.argument_grammar import ArgumentGrammar
+from quire.output_parsers.argument_grammar import ArgumentGrammar, may_name, object_of_call
 from quire.output_parsers.events import Tool
 from quire.output_parsers.formats import CallSyntax, ReasoningFormat, ToolFormat, Turn
 from quire.output_parsers.lark_rules import ANY_TEXT, LarkRules
@@ -27,6 +28,7 @@ def call_grammar(
     *,
     must_call: bool,
     parallel: bool = True,
+    form: Mapping[str, Any] | None = None,
     reasoning_parser: str | None = None,
     turn: Turn | None = None,
     special_ids: Mapping[str, int] | None = None,
@@ -39,6 +41,8 @@ def call_grammar(
         must_call: The answer is one call or more, and nothing else; each matches its tool's schema. Otherwise the
             model chooses, and only tools that are `strict` have their schema enforced.
         parallel: Whether there may be several calls.
+        form: The schema of an answer that does not call, as the compiler takes it; None for any text. It says nothing
+            about an answer that must call.
         reasoning_parser: Allows reasoning in front of the answer.
         turn: How the turn begins in the prompt.
         special_ids: The vocabulary's special tokens, which text cannot write.
@@ -56,7 +60,14 @@ def call_grammar(
         {tool.name: arguments.rule(tool, enforced=must_call or tool.strict) for tool in tools},
         parallel=parallel,
     )
-    answer = calls.group() if must_call else _optional_calls(rules, syntax, calls)
+    if must_call:
+        answer = calls.group()
+    elif form is None:
+        answer = _optional_calls(rules, syntax, calls)
+    elif syntax.arguments_key:
+        answer = _objects_or_form(rules, syntax, tools, form, parallel)
+    else:
+        answer = _calls_or_form(rules, syntax, calls, form)
     if reasoning_parser and (must_call or not syntax.messages):
         answer = _behind_reasoning(rules, reasoning_format(reasoning_parser), turn or Turn(), answer)
     return rules.text(answer)
@@ -109,7 +120,8 @@ def _optional_calls(rules: LarkRules, syntax: CallSyntax, calls: _Calls) -> str:
     """Text in which each announced call is one, or text alone."""
     before = syntax.begin + syntax.before_name
     if syntax.messages:
-        return _call_among_messages(rules, syntax, calls.group())
+        last = " ".join([*rules.literal(syntax.last_message), rules.terminal(ANY_TEXT)])
+        return rules.add("answer", f"{_messages(rules, syntax.messages)} ({calls.group()} | {last})")
     if not syntax.trigger:
         opening = rf"\{{[ \t\r\n]*\"({_FIRST_KEYS})\"" if before.startswith("{") else r"\[[ \t\r\n]*[\w.\-]+\("
         return rules.add("answer", f"{calls.group()} | {rules.text_without_line(opening)}")
@@ -120,11 +132,37 @@ def _optional_calls(rules: LarkRules, syntax: CallSyntax, calls: _Calls) -> str:
     return rules.add("answer", f"({announced})* {text}" if calls.parallel else f"{announced} | {text}")
 
 
-def _call_among_messages(rules: LarkRules, syntax: CallSyntax, group: str) -> str:
-    text = rules.terminal(ANY_TEXT)
-    others = [" ".join([*rules.literal(before), rules.text_up_to(after)]) for before, after in syntax.messages]
-    last = " ".join([*rules.literal(syntax.last_message), text])
-    return rules.add("answer", f"({' | '.join(others)})* ({group} | {last})")
+def _calls_or_form(rules: LarkRules, syntax: CallSyntax, calls: _Calls, form: Mapping[str, Any]) -> str:
+    """Calls alone, or JSON alone. What begins the calls is a lexeme of its own: it may begin the JSON as well."""
+    if syntax.messages:
+        before_calls, before_form = _messages(rules, syntax.messages), _messages(rules, syntax.messages[:1])
+        last = " ".join([*rules.literal(syntax.last_message), rules.json(form)])
+        return rules.add("answer", f"{before_calls} {calls.group()} | {before_form} {last}")
+    group = " ".join([*rules.literal(syntax.begin), calls.group(before=syntax.before_name)])
+    return rules.add("answer", f"{group} | {rules.json(form)}")
+
+
+def _objects_or_form(
+    rules: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], form: Mapping[str, Any], parallel: bool
+) -> str:
+    """The same where calls are JSON themselves: written by schemas too, since a literal would hide other JSON that
+    begins like it from the lexer."""
+    if any(tool.strict for tool in tools) and may_name(form):
+        raise RequestError(
+            "tools: in this model's format of calls an object with 'name' may be a call, so beside strict tools the "
+            "schema of an answer needs additionalProperties false and no property 'name': leave 'strict' out.",
+            param="tools",
+        )
+    objects = [rules.json(object_of_call(tool, syntax.arguments_key, enforced=tool.strict)) for tool in tools]
+    call = rules.add("call", " | ".join(objects))
+    several = f" ({' '.join(rules.literal(syntax.separator))} {call})*" if parallel else ""
+    return rules.add("answer", f"{call}{several} | {rules.json(form)}")
+
+
+def _messages(rules: LarkRules, kinds: Sequence[tuple[str, str]]) -> str:
+    """Any number of messages of these kinds."""
+    each = [" ".join([*rules.literal(before), rules.text_up_to(after)]) for before, after in kinds]
+    return f"({' | '.join(each)})*"
 
 
 def _behind_reasoning(rules: LarkRules, found: ReasoningFormat, turn: Turn, answer: str) -> str:

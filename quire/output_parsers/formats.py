@@ -59,8 +59,10 @@ class CallSyntax:
         begin, separator, end: Around several calls; they stand around a single one as well.
         keyed: How arguments are written where they are no JSON object.
         only_with: A special token; the syntax is that of vocabularies that have it.
-        messages: Where an answer has messages: what stands around the text of those that may come before a call.
+        messages: Where an answer has messages: what stands around the text of those that may come before a call;
+            the first kind is reasoning.
         last_message: What stands in front of the text of one that ends the answer.
+        arguments_key: Where a call is nothing but a JSON object: the key of its arguments.
     """
 
     before_name: str
@@ -74,6 +76,7 @@ class CallSyntax:
     only_with: str = ""
     messages: tuple[tuple[str, str], ...] = ()
     last_message: str = ""
+    arguments_key: str = ""
 
 
 NUMBER = "\0"
@@ -92,6 +95,11 @@ class ToolFormat:
     read: ReadAnswer
     special_tokens: tuple[str, ...]
     syntaxes: tuple[CallSyntax, ...]
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether an answer is messages, which tell by themselves what is a call."""
+        return any(syntax.messages for syntax in self.syntaxes)
 
 
 @dataclass(frozen=True)

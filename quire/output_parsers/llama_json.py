@@ -59,5 +59,5 @@ def _objects(
 FORMAT = ToolFormat(
     read,
     special_tokens=(PYTHON_TAG,),
-    syntaxes=(CallSyntax('{"name": "', '", "parameters": ', "}", separator="; "),),
+    syntaxes=(CallSyntax('{"name": "', '", "parameters": ', "}", separator="; ", arguments_key="parameters"),),
 )

@@ -6,10 +6,10 @@ Owns the names and the composition: reasoning in front of the answer. Knows no f
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.errors import ConfigError
-from quire.output_parsers.events import ContentDelta, OutputParser, Tool
+from quire.output_parsers.events import ContentDelta, OutputEvent, OutputParser, Tool
 from quire.output_parsers.formats import ReasoningFormat, ToolFormat, Turn
 from quire.output_parsers.scanner import FormatParser, Steps, Tags, TextScanner
 
@@ -81,6 +81,7 @@ def create_parser(
     *,
     tools: Sequence[Tool] = (),
     turn: Turn | None = None,
+    calls_or_form: bool = False,
 ) -> OutputParser:
     """A parser for one choice.
 
@@ -89,17 +90,19 @@ def create_parser(
         reasoning_parser: None leaves reasoning in the text.
         tools: What the model may call. Some formats take types of arguments from them.
         turn: How the turn begins in the prompt.
+        calls_or_form: The answer is calls alone or content alone (see `call_grammar`), so what looks like a call within
+            the content is none.
     """
     reasoning = reasoning_format(reasoning_parser) if reasoning_parser else None
-    if tool_parser:
-        read_answer = tool_format(tool_parser).read
-    else:
-        read_answer = (reasoning and reasoning.answer) or read_plain
+    tool = tool_format(tool_parser) if tool_parser else None
+    read_answer = tool.read if tool else (reasoning and reasoning.answer) or read_plain
+    either = calls_or_form and tool is not None and not tool.has_messages
 
     def read(scanner: TextScanner) -> Steps[None]:
         if reasoning:
             yield from reasoning.read(scanner, turn or Turn())
-        yield from read_answer(scanner, tools)
+        answer = read_answer(scanner, tools)
+        yield from _content_to_the_end(answer, scanner) if either else answer
 
     return FormatParser(read)
 
@@ -114,6 +117,15 @@ def special_tokens(tool_parser: str | None, reasoning_parser: str | None) -> fro
 def read_plain(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
     """All text is content."""
     yield from scanner.until(_NO_TAGS, lambda piece: (ContentDelta(piece),))
+
+
+def _content_to_the_end(answer: Steps[None], scanner: TextScanner) -> Iterator[OutputEvent | None]:
+    """An answer whose text is all content from the first content on."""
+    for event in answer:
+        yield event
+        if isinstance(event, ContentDelta):
+            break
+    yield from read_plain(scanner, ())
 
 
 def _load(table: dict[str, str], name: str, param: str) -> object:

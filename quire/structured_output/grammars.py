@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from quire.structured_output.constraint import Constraint
 from quire.structured_output.ebnf import is_ebnf, lark_from_ebnf
-from quire.structured_output.json_schema import prepare_schema
+from quire.structured_output.json_schema import json_schema_of
 from quire.structured_output.lark_text import SpecialTokens, pattern, quoted
 from quire.structured_output.structural_tag import grammar_from_structural_tag
-
-_ANY_OBJECT = '{"type": "object"}'
 
 
 def grammar_of(constraint: Constraint, special: SpecialTokens) -> str:
@@ -30,17 +27,13 @@ def grammar_of(constraint: Constraint, special: SpecialTokens) -> str:
     """
     if constraint.kind == "structural_tag":
         return grammar_from_structural_tag(
-            constraint.text, lambda schema: _schema(json.dumps(schema), constraint), _lark, special
+            constraint.text, lambda schema: json_schema_of(constraint, json.dumps(schema)), _lark, special
         )
     return _TRANSLATIONS[constraint.kind](constraint)
 
 
 def _json(constraint: Constraint) -> str:
-    return json.dumps({"grammars": [{"json_schema": _schema(constraint.text, constraint)}]})
-
-
-def _json_object(constraint: Constraint) -> str:
-    return json.dumps({"grammars": [{"json_schema": _schema(_ANY_OBJECT, constraint)}]})
+    return json.dumps({"grammars": [{"json_schema": json_schema_of(constraint)}]})
 
 
 def _regex(constraint: Constraint) -> str:
@@ -59,18 +52,9 @@ def _lark(grammar: str) -> str:
     return lark_from_ebnf(grammar) if is_ebnf(grammar) else grammar
 
 
-def _schema(text: str, constraint: Constraint) -> dict[str, Any]:
-    return prepare_schema(
-        text,
-        whitespace=constraint.whitespace,
-        any_whitespace=constraint.any_whitespace,
-        closed=constraint.closed,
-    )
-
-
 _TRANSLATIONS: dict[str, Callable[[Constraint], str]] = {
     "json": _json,
-    "json_object": _json_object,
+    "json_object": _json,
     "regex": _regex,
     "choice": _choice,
     "grammar": _grammar,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from quire.structured_output.constraint import Constraint
+
 MAX_DEPTH = 64
 """Schemas inside each other."""
 WHITESPACE = r"(\n[ ]{0,24}|[ ])?"
@@ -51,6 +53,7 @@ _NEUTRAL: tuple[tuple[str, Any], ...] = (
     ("dependentSchemas", {}),
 )
 """Refused keywords with the value that restricts nothing: generators of schemas write these."""
+_ANY_OBJECT = '{"type": "object"}'
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("additionalProperties", "items", "additionalItems")
@@ -58,6 +61,27 @@ _SINGLE = ("additionalProperties", "items", "additionalItems")
 
 class SchemaRefused(ValueError):
     """The schema cannot be honoured in full; the message names the keyword and where it stands."""
+
+
+def json_schema_of(constraint: Constraint, text: str | None = None) -> dict[str, Any] | None:
+    """The schema that a constraint asks for, for the compiler; None if it does not ask for JSON.
+
+    Args:
+        text: A schema within the constraint, instead of its own.
+
+    Raises:
+        SchemaRefused: See there.
+    """
+    if text is None:
+        if constraint.kind not in ("json", "json_object"):
+            return None
+        text = constraint.text if constraint.kind == "json" else _ANY_OBJECT
+    return prepare_schema(
+        text,
+        whitespace=constraint.whitespace,
+        any_whitespace=constraint.any_whitespace,
+        closed=constraint.closed,
+    )
 
 
 def prepare_schema(

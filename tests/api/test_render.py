@@ -32,6 +32,14 @@ def test_rendered_completions_are_a_list_and_cut_as_they_would_be(server: Server
     assert "truncate_prompt_tokens" not in rendered["sampling_params"]
 
 
+def test_the_form_of_the_output_is_rendered(server: Server) -> None:
+    form = {"response_format": {"type": "json_object"}}
+    for path, body in (("/v1/chat/completions/render", CHAT), ("/v1/completions/render", {"prompt": "a"})):
+        answer = server.post(path, body | form).json()
+        (rendered,) = answer if isinstance(answer, list) else [answer]
+        assert rendered["sampling_params"]["structured_outputs"] == {"json_object": True}
+
+
 def test_what_would_be_refused_is_refused(server: Server) -> None:
     for path, fields in (
         ("/v1/chat/completions/render", CHAT | {"max_tokens": 10**6}),

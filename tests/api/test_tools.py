@@ -156,6 +156,36 @@ def test_parallel_tool_calls_false_ends_behind_the_first_call(server: Server, mo
     server.assert_all_free()
 
 
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+FORM = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+
+
+@pytest.mark.parametrize("form", [{"response_format": FORM}, {"guided_json": PERSON}])
+def test_tools_and_a_form_become_one_grammar(server: Server, form: dict[str, Any]) -> None:
+    def grammar(**fields: Any) -> str:
+        body = {"messages": MESSAGES, "tools": [WEATHER], **form, **fields}
+        answer = server.post("/v1/chat/completions/render", body)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["sampling_params"]["structured_outputs"]["grammar"]
+        return text
+
+    assert "get_weather" in grammar()
+    assert '"required": ["name"]' in grammar()
+    assert '"required": ["name"]' not in grammar(tool_choice="required")
+
+
+@pytest.mark.parametrize(("form", "message"), [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+     "response_format: keyword 'not'"),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs: only JSON can be combined with tools, no regex"),
+])  # fmt: skip
+def test_a_form_that_cannot_stand_beside_tools_is_refused(server: Server, form: dict[str, Any], message: str) -> None:
+    answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": [WEATHER], **form})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == next(iter(form))
+
+
 def test_an_answer_cut_off_within_a_call_ends_by_length(server: Server, model: Speaker) -> None:
     model.text = CALL
     choice = ask(server, max_tokens=len(model.tokenizer.encode(CALL[:-25])) if model.tokenizer else 0)

@@ -122,6 +122,25 @@ def test_openai_tool_calls_that_are_enforced(quill: Quill, openai_client: openai
     assert json.loads(chosen.function.arguments) == {"city": "Oslo"}
 
 
+def test_openai_tools_and_a_form_in_one_request(quill: Quill, openai_client: openai.OpenAI) -> None:
+    """As agents send them: the answer is a call, or what the last turn is to look like."""
+    for strict in (False, True):
+        parameters = {**PARAMETERS, "additionalProperties": False}
+        tools: Any = [{"type": "function", "function": {**FUNCTION, "parameters": parameters, "strict": strict}}]
+        question: Any = [{"role": "user", "content": "Extract name and city as JSON: Anna lives in Oslo."}]
+        asked: Any = {"model": "quill", "response_format": Person, "tools": tools}
+        calling = openai_client.chat.completions.stream(**asked, messages=WEATHER, temperature=0)
+        with calling as stream:
+            choice = stream.get_final_completion().choices[0]
+        (call,) = choice.message.tool_calls or []
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        assert json.loads(call.function.arguments) == {"city": "Oslo"}
+        for seed in range(3):
+            with openai_client.chat.completions.stream(**asked, messages=question, seed=seed) as stream:
+                choice = stream.get_final_completion().choices[0]
+            assert choice.message.parsed or choice.message.tool_calls
+
+
 def test_openai_parse_gives_a_pydantic_model(quill: Quill, openai_client: openai.OpenAI) -> None:
     question: Any = [{"role": "user", "content": "Extract name and city as JSON: Anna lives in Oslo."}]
     parsed = openai_client.chat.completions.parse(

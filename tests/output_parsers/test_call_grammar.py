@@ -145,6 +145,75 @@ def test_an_answer_that_may_call_may_also_not(name: str) -> None:
     assert matcher.is_accepting()
 
 
+SPACING = {"x-guidance": {"whitespace_pattern": " ?"}}
+FORM = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 5}, "n": {"type": "integer"}},
+        "required": ["title", "n"], "additionalProperties": False, **SPACING}  # fmt: skip
+LOOSE = {"type": "object", **SPACING}
+FLAGS = {"type": "array", "items": {"type": "boolean"}, **SPACING}
+
+
+def accepted(grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(BYTES, grammar)
+    assert not matcher.get_error(), matcher.get_error()
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+def test_an_answer_is_calls_that_match_or_json_of_the_form(name: str) -> None:
+    grammar = call_grammar(name, TOOLS, must_call=False, form=FORM)
+    behind = "<|channel|>final<|message|>" if name == "openai" else ""
+    assert accepted(grammar, behind + '{"title": "a<[b", "n": 12}')
+    assert not accepted(grammar, behind + "Well, well.")
+    assert not accepted(grammar, behind + '{"title": "a"}')
+    assert not accepted(grammar, behind + '{"title": "a", "n": 12} and more')
+    kinds = set()
+    calling = walk(call_grammar(name, TOOLS, must_call=True), 1)
+    assert calling is not None
+    assert accepted(grammar, calling)
+    for text in [calling, *(walk(grammar, seed) for seed in range(10))]:
+        if text is None:
+            continue
+        parser = create_parser(name, tools=TOOLS, calls_or_form=True)
+        events = merge_events([*parser.feed(text), *parser.finish()])
+        calls = calls_of(events)
+        assert all(matches(*call) for call in calls), text
+        if not calls:
+            [event] = [event for event in events if not isinstance(event, ReasoningDelta)]
+            assert isinstance(event, ContentDelta)
+            answer = json.loads(event.text)
+            assert answer.keys() == {"title", "n"}
+            assert len(answer["title"]) <= 5
+        kinds.add(bool(calls))
+    assert True in kinds
+
+
+@pytest.mark.parametrize("name", ENFORCED)
+@pytest.mark.parametrize(("form", "texts"), [
+    (LOOSE, ['{"name": "Ann", "parameters": [1]}', '{"name":"f"}', '{"nam": {"name": 1}}', '{"f": "<t"}', "{}"]),
+    (FLAGS, ["[false, true]", "[true]", "[]", "[ false]"]),
+])  # fmt: skip
+def test_json_that_begins_like_a_call_is_let_through(name: str, form: dict[str, Any], texts: list[str]) -> None:
+    tools = [Tool("f", SCHEMA), Tool("false_", SCHEMA)]
+    grammar = call_grammar(name, tools, must_call=False, form=form)
+    behind = "<|channel|>final<|message|>" if name == "openai" else ""
+    assert [text for text in texts if not accepted(grammar, behind + text)] == []
+
+
+def test_an_object_that_may_be_a_call_is_no_form_beside_strict_tools() -> None:
+    with pytest.raises(RequestError, match="'name'"):
+        call_grammar("llama3_json", TOOLS, must_call=False, form=LOOSE)
+    assert call_grammar("llama3_json", TOOLS, must_call=True, form=LOOSE)
+
+
+@pytest.mark.parametrize("said", ['{"a": "<tool_call>{}</tool_call><function=f>"}', '[\n{"name": "f"},\n[f(s="")]\n]'])
+@pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "openai"])
+def test_a_call_within_the_form_is_none(name: str, said: str) -> None:
+    for pieces in ([said], list(said)):
+        parser = create_parser(name, tools=TOOLS, calls_or_form=True)
+        events = [event for piece in pieces for event in parser.feed(piece)]
+        assert merge_events([*events, *parser.finish()]) == [ContentDelta(said)]
+
+
 def test_a_tool_that_is_not_strict_takes_any_object_unless_it_must_be_called() -> None:
     loose = Tool("f", SCHEMA)
     call = b'<tool_call>\n{"name": "f", "arguments": {"any": 1}}\n</tool_call>'

@@ -20,6 +20,7 @@ from quire.api.schemas.sampling import SamplingFields
 from quire.api.serving import Serving, json_response
 from quire.errors import RequestError
 from quire.sampling import SamplingParams
+from quire.structured_outputs_params import StructuredOutputsParams
 
 
 def add_render(app: FastAPI, serving: Serving) -> None:
@@ -41,6 +42,10 @@ def add_render(app: FastAPI, serving: Serving) -> None:
 async def _chat(serving: Serving, request: Request, fields: ChatRequest) -> Response:
     _check(serving, request, fields)
     prompt = await serving.chat.prepare(fields)
+    if prompt.form_begins_late:
+        form = prompt.params.structured_outputs
+        assert form is not None
+        raise form.error("it begins behind the model's reasoning, which cannot be rendered: switch reasoning off.")
     with fields.named_as_sent():
         (body,) = _bodies(serving, request, fields, [prompt.tokens], prompt.params, prompt.options)
     return json_response(body)
@@ -75,7 +80,7 @@ def _bodies(
             "request_id": request.state.request_id,
             "model": serving.model_name(fields.model),
             "token_ids": add.tokens,
-            "sampling_params": _asked(add.sampling),
+            "sampling_params": _asked(add.sampling, params.structured_outputs),
             "stream": bool(fields.stream),
             "cache_salt": fields.cache_salt,
             "priority": fields.priority or 0,
@@ -84,10 +89,11 @@ def _bodies(
     ]
 
 
-def _asked(params: SamplingParams) -> dict[str, Any]:
+def _asked(params: SamplingParams, form: StructuredOutputsParams | None) -> dict[str, Any]:
     """The parameters that differ from their defaults, and the length, which has another one there. The prompt is cut
-    already."""
-    values: dict[str, Any] = msgspec.to_builtins(
-        msgspec.structs.replace(params, truncate_prompt_tokens=None), str_keys=True
-    )
+    already; the form travels to the engine as a grammar, and here as it was asked for."""
+    if form is not None:
+        form = msgspec.structs.replace(form, name="structured_outputs")
+    params = msgspec.structs.replace(params, truncate_prompt_tokens=None, structured_outputs=form)
+    values: dict[str, Any] = msgspec.to_builtins(params, str_keys=True)
     return {"max_tokens": params.max_tokens, **values}
