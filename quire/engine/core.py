@@ -16,6 +16,7 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler
 from quire.engine.client_liveness import ClientLiveness
+from quire.engine.commands import Commands, counts
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.step_stats import StepStats
@@ -77,7 +78,7 @@ class EngineCore:
         self._clock = clock
         self._outbox = Outbox(port)
         self._clients = ClientLiveness(clock)
-        self._drains: list[Control] = []  # not answered yet
+        self._commands = Commands(self._scheduler, port)
         self._steps = StepStats(clock.now())
         self._last_beat = clock.now()
         self._was_busy = False
@@ -99,7 +100,7 @@ class EngineCore:
             self._send_masks()  # the device may be waiting for them already
         for request_id in self._clients.requests_of_lost_clients(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
-        self._finish_drains()
+        self._commands.answer_due()
         self._outbox.flush(self._load)
         self._send_heartbeats()
 
@@ -126,7 +127,7 @@ class EngineCore:
                 for request_id in ids:
                     self._abort(request_id)
             case Control():
-                self._control(message)
+                self._commands.receive(message)
             case ClientHeartbeat(client):
                 if self._clients.mark_alive(client):
                     self._port.send(client, self.ready)
@@ -154,7 +155,7 @@ class EngineCore:
 
     def _refusal(self, message: Add) -> str:
         """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
-        if self._drains:
+        if self._commands.draining:
             return "The server is shutting down. Send the request again."
         if not 0 < message.prompt_len <= len(message.tokens):
             return "The prompt is empty."
@@ -172,19 +173,6 @@ class EngineCore:
         request = self._scheduler.abort(request_id)
         if request is not None:
             self._finish([request])
-
-    def _control(self, message: Control) -> None:
-        client = message.id >> CLIENT_SHIFT
-        match message.action:
-            case "drain":
-                self._drains.append(message)
-            case "counts":
-                self._port.send(client, Done(message.id, self.counts()))
-            case "reset_prefix_cache":
-                self._scheduler.pool.reset_prefix_cache()
-                self._port.send(client, Done(message.id))
-            case unknown:
-                self._port.send(client, Done(message.id, error=f"unknown action '{unknown}'"))
 
     # --- results out ------------------------------------------------------------------------------------------------
 
@@ -210,12 +198,6 @@ class EngineCore:
         self._outbox.tokens(outputs.ids, outputs.counts, outputs.tokens, outputs.logprobs)
         self._finish(outputs.ended)
         self._steps.finished(result, self._clock.now())
-
-    def _finish_drains(self) -> None:
-        if self._drains and not self._scheduler.has_work:
-            for control in self._drains:
-                self._port.send(control.id >> CLIENT_SHIFT, Done(control.id))
-            self._drains.clear()
 
     def _send_heartbeats(self) -> None:
         """Send a heartbeat once a second, and when the last request has ended."""
@@ -244,20 +226,7 @@ class EngineCore:
 
     def counts(self) -> dict[str, int]:
         """What is held and what is free, for leak tests."""
-        scheduler = self._scheduler
-        return {
-            "requests": len(list(scheduler.requests())),
-            "running": scheduler.num_running,
-            "waiting": scheduler.num_waiting,
-            "in_flight": scheduler.steps_in_flight,
-            "free_slots": scheduler.num_free_slots,
-            "slots": scheduler.num_slots,
-            "free_blocks": scheduler.pool.num_free,
-            "blocks": scheduler.pool.num_blocks,
-            "free_host_blocks": scheduler.host.num_free,
-            "host_blocks": scheduler.host.num_blocks,
-            "preemptions": scheduler.stats.preemptions,
-        }
+        return counts(self._scheduler)
 
     def _load(self) -> Load:
         scheduler = self._scheduler

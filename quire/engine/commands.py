@@ -1,0 +1,71 @@
+"""Commands to the engine, each answered by exactly one Done, at once or when what it asks for has happened.
+
+Owns which answers are owed. Knows nothing about steps and outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.engine.port import Port
+from quire.messages import CLIENT_SHIFT, Control, Done
+from quire.scheduler.scheduler import Scheduler
+
+
+class Commands:
+    """What API processes have commanded.
+
+    Args:
+        scheduler: Of the engine.
+        port: Where answers go.
+    """
+
+    def __init__(self, scheduler: Scheduler, port: Port) -> None:
+        self._scheduler = scheduler
+        self._port = port
+        self._drains: list[Control] = []  # not answered yet
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return bool(self._drains)
+
+    def receive(self, message: Control) -> None:
+        """A command came."""
+        match message.action:
+            case "drain":
+                self._drains.append(message)
+            case "counts":
+                self._answer(message, counts(self._scheduler))
+            case "reset_prefix_cache":
+                self._scheduler.pool.reset_prefix_cache()
+                self._answer(message)
+            case unknown:
+                self._answer(message, error=f"unknown action '{unknown}'")
+
+    def answer_due(self) -> None:
+        """Answer the commands that have become true; called once a turn."""
+        if self._drains and not self._scheduler.has_work:
+            for control in self._drains:
+                self._answer(control)
+            self._drains.clear()
+
+    def _answer(self, message: Control, value: dict[str, Any] | None = None, error: str = "") -> None:
+        self._port.send(message.id >> CLIENT_SHIFT, Done(message.id, value or {}, error))
+
+
+def counts(scheduler: Scheduler) -> dict[str, int]:
+    """What is held and what is free, for leak tests."""
+    return {
+        "requests": len(list(scheduler.requests())),
+        "running": scheduler.num_running,
+        "waiting": scheduler.num_waiting,
+        "in_flight": scheduler.steps_in_flight,
+        "free_slots": scheduler.num_free_slots,
+        "slots": scheduler.num_slots,
+        "free_blocks": scheduler.pool.num_free,
+        "blocks": scheduler.pool.num_blocks,
+        "free_host_blocks": scheduler.host.num_free,
+        "host_blocks": scheduler.host.num_blocks,
+        "preemptions": scheduler.stats.preemptions,
+    }
