@@ -5,7 +5,7 @@ Knows nothing about HTTP, tokenizers or tensors. Field names, defaults and rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any
 
@@ -16,13 +16,15 @@ from quire.structured_outputs_params import StructuredOutputsParams
 from quire.validation import integer, number, number_between, token_ids
 
 MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 4_096
+"""Characters of one stop string."""
 MAX_STOP_TOKEN_IDS = 1_024
 MAX_N = 128
 MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_LENGTH = 256
 """Characters of one."""
 MAX_LOGIT_BIAS = 16_384
-MAX_ALLOWED_TOKEN_IDS = 2**20
+MAX_ALLOWED_TOKEN_IDS = 2**19
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_PATTERN = 1_024
 GREEDY_BELOW = 1e-5
@@ -170,11 +172,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Of how many tokens beside the drawn one log probabilities are reported; None for none at all."""
         return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
 
-    def named_token_ids(self) -> Iterator[tuple[str, int]]:
-        """Every token id that is named here, with the field that names it."""
+    def named_token_ids(self) -> Iterator[tuple[str, Collection[int]]]:
+        """All token ids that are named here, by the field that names them; only fields that name any."""
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
-            for token in getattr(self, name) or ():
-                yield name, token
+            if ids := getattr(self, name):
+                yield name, ids
 
     def _use_newer_names(self) -> None:
         if self.guided_decoding is None:
@@ -267,6 +269,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(f"stop takes at most {MAX_STOP_STRINGS} strings, got {len(stops)}.", param="stop")
         if not all(isinstance(s, str) and s for s in stops):
             raise RequestError("stop strings must not be empty.", param="stop")
+        if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+            raise RequestError(f"stop strings must be of at most {MAX_STOP_LENGTH} characters each.", param="stop")
         if stops and not self.detokenize:
             raise RequestError("stop strings need detokenize=True.", param="stop")
         if len(bad) > MAX_BAD_WORDS:

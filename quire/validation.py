@@ -42,6 +42,8 @@ def token_ids(name: str, ids: Sequence[Any], most: int) -> None:
         raise RequestError(f"{name} must be a list of token ids.", param=name)
     if len(ids) > most:
         raise RequestError(f"{name} takes at most {most} ids, got {len(ids)}.", param=name)
+    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:
+        return
     for token in ids:
         integer(name, token, 0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,22 +21,36 @@ from quire.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, served_fie
 from quire.errors import RequestError
 
 Schema = TypeVar("Schema", bound=BaseModel)
+T = TypeVar("T")
 
 READ_TIMEOUT_S = 120.0
+MAX_VALUES = 2**20
+"""Of a body, counted by its commas: a number takes eight bytes of a list and much more time than a byte of text."""
+THREAD_THRESHOLD = 2**17
+"""Bodies of more bytes are decoded and checked in a thread."""
+MAX_REPORTED = 1_000
+"""A body with more wrong values is refused as a whole: to describe each would take longer than to find it."""
 _MALFORMED = re.compile(r"JSON is malformed: (.+) \(byte (\d+)\)")
 _DICTIONARY = re.compile(r"a valid dictionary( or instance of \w+)?")
 _CLASS_NAME = re.compile(r"(?:[A-Z][a-z]+)+")  # of a union's members; fields are written in lower case
 _UNION_TAGS = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
-async def read_body(request: Request, schema: type[Schema]) -> Schema:
+async def read_body(
+    request: Request, schema: type[Schema], lists: FieldLists = OPENAI_FIELDS, *, any_type: bool = False
+) -> Schema:
     """The request's body, checked.
+
+    Args:
+        lists: See `check_fields`.
+        any_type: See `read_object`.
 
     Raises:
         RequestError: It is not JSON, has a field that is not served, or a value of the wrong type.
         HTTPException: 415 for another content type, 408 for a body that does not arrive.
     """
-    return check_fields(await read_object(request), schema)
+    raw = await _read(request, any_type=any_type)
+    return await _run(len(raw), lambda: check_fields(_decode(raw), schema, lists))
 
 
 async def read_object(request: Request, *, any_type: bool = False) -> dict[str, Any]:
@@ -48,21 +63,31 @@ async def read_object(request: Request, *, any_type: bool = False) -> dict[str, 
     Raises:
         RequestError, HTTPException: See `read_body`.
     """
+    raw = await _read(request, any_type=any_type)
+    return await _run(len(raw), lambda: _decode(raw))
+
+
+async def _read(request: Request, *, any_type: bool) -> bytes:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     lenient = any_type and "origin" not in request.headers
     if kind != "application/json" and not kind.endswith("+json") and not lenient:
         raise HTTPException(415, "Send JSON, with the header 'Content-Type: application/json'.")
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            raw = await request.body()
+            return await request.body()
     except TimeoutError:
         raise HTTPException(408, "The request body did not arrive in time.") from None
     except ClientDisconnect:
         raise RequestError("The request body broke off.") from None
-    return _decode(raw)
+
+
+async def _run(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= THREAD_THRESHOLD else await asyncio.to_thread(work)
 
 
 def _decode(raw: bytes) -> dict[str, Any]:
+    if raw.count(b",") >= MAX_VALUES:
+        raise RequestError(f"The request body has more than {MAX_VALUES} values: send less at a time.")
     try:
         body = msgspec.json.decode(raw)
     except RecursionError:
@@ -86,6 +111,8 @@ def check_fields(body: dict[str, Any], schema: type[Schema], lists: FieldLists =
     try:
         return schema.model_validate(served_fields(body, schema.model_fields, lists))
     except ValidationError as error:
+        if error.error_count() > MAX_REPORTED:
+            raise RequestError(f"The request body has {error.error_count()} values that are wrong.") from None
         raise _wrong_value(error) from None
 
 
@@ -112,11 +139,13 @@ def _fault(raw: bytes, error: Exception) -> str:
 
 def _wrong_value(error: ValidationError) -> RequestError:
     """All that is wrong with the first wrong field; of a union's members, the one that came closest."""
-    details = error.errors(include_url=False, include_input=False, include_context=False)
+    details = error.errors(include_url=False, include_input=False)
     worst = max((d for d in details if d["loc"][0] == details[0]["loc"][0]), key=lambda d: len(d["loc"]))
     place = _place(worst)
     messages = (d["msg"][:200].removeprefix("Input should be ") for d in details if _place(d) == place)
     texts = dict.fromkeys(_DICTIONARY.sub("an object", message) for message in messages)
+    if worst["type"] == "too_long":
+        return RequestError(f"{place} may have at most {worst['ctx']['max_length']} entries.", param=place)
     if worst["type"] == "missing":
         return RequestError(f"'{place}' is required.", param=place)
     if worst["type"] == "extra_forbidden":

@@ -6,9 +6,8 @@ are passed in, so the same code runs in a process of its own, inside `LLM`, and 
 
 from __future__ import annotations
 
-import itertools
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -165,7 +164,8 @@ class EngineCore:
             return "This engine follows no grammars."
         if message.prompt_len + message.sampling.max_tokens > self.ready.capacity:
             return f"Prompt and output exceed the {self.ready.capacity} tokens that a sequence can hold here."
-        if any(not 0 <= token < self.ready.vocab_size for token in _sampling_tokens(message)):
+        vocab_size = self.ready.vocab_size
+        if any(min(ids) < 0 or max(ids) >= vocab_size for ids in _sampling_tokens(message) if ids):
             return f"Token ids of sampling must be in [0, {self.ready.vocab_size})."
         return ""
 
@@ -260,7 +260,8 @@ def _to_int64(tokens: Sequence[int], vocab_size: int) -> bytes | None:
     return ids.tobytes() if 0 <= column.min() <= column.max() < vocab_size else None
 
 
-def _sampling_tokens(message: Add) -> Iterator[int]:
+def _sampling_tokens(message: Add) -> Iterator[Collection[int]]:
     """Token ids other than the prompt's that the device indexes with."""
-    yield from (token for _, token in message.sampling.named_token_ids())
-    yield from itertools.chain(message.stop_ids, *message.bad_words)
+    yield from (ids for _, ids in message.sampling.named_token_ids())
+    yield message.stop_ids
+    yield from message.bad_words

@@ -144,9 +144,12 @@ class Submission:
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             wrong = next(token for token in tokens if not 0 <= token < vocab)
             raise RequestError(f"Token id {wrong} is outside the vocabulary of {vocab} tokens.", param="prompt")
-        for name, token in params.named_token_ids():
-            if token >= vocab:
-                raise RequestError(f"{name}: {token} is outside the vocabulary of {vocab} tokens.", param=name)
+        for name, ids in params.named_token_ids():
+            if max(ids) >= vocab:
+                wrong = next(token for token in ids if token >= vocab)
+                raise RequestError(f"{name}: {wrong} is outside the vocabulary of {vocab} tokens.", param=name)
+            if len(ids) > vocab:
+                raise RequestError(f"{name} names {len(ids)} tokens of {vocab}: name each once.", param=name)
 
     def _truncated(self, tokens: Sequence[int], params: SamplingParams, side: str) -> Sequence[int]:
         """One end of the prompt, if that is all that is asked for."""

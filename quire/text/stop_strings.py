@@ -53,7 +53,7 @@ class _Pattern:
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        self._borders = _borders(text)
+        self._borders = [0]  # of each prefix that was matched so far: the longest shorter prefix that is also its end
 
     def advance(self, character: str) -> bool:
         """Whether this character completes the stop string."""
@@ -61,15 +61,14 @@ class _Pattern:
             self.matched = self._borders[self.matched - 1]
         if self.text[self.matched] == character:
             self.matched += 1
+            if self.matched > len(self._borders):
+                self._add_border()
         return self.matched == len(self.text)
 
-
-def _borders(text: str) -> list[int]:
-    """For each prefix, the length of the longest shorter prefix that is also its end."""
-    borders, length = [0], 0
-    for character in text[1:]:
+    def _add_border(self) -> None:
+        """Only once it is needed: most stop strings never come far, whatever their length."""
+        text, borders = self.text, self._borders
+        length, character = borders[-1], text[len(borders)]
         while length and text[length] != character:
             length = borders[length - 1]
-        length += text[length] == character
-        borders.append(length)
-    return borders
+        borders.append(length + (text[length] == character))

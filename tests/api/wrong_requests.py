@@ -33,6 +33,10 @@ BODIES = [
          headers={"Content-Type": "application/x-www-form-urlencoded"}),
     raw("plain text", b'{"prompt": "a"}', "Send JSON, with the header 'Content-Type: application/json'.", 415,
          headers={"Content-Type": "text/plain"}),
+    raw("more values than are decoded", b'{"prompt": [' + b"1," * 2**20 + b"1]}",
+         "The request body has more than 1048576 values: send less at a time."),
+    raw("100,000 wrong values", b'{"prompt": "a", "stop_token_ids": [' + b'"",' * 99_999 + b'""]}',
+         "The request body has 100000 values that are wrong."),
     raw("a name of 100,000 letters", b'{"' + b"x" * 100_000 + b'": 1}', f"'{'x' * 64}…"),
 ]  # fmt: skip
 
@@ -102,6 +106,8 @@ COMPLETIONS = [
     completion("an empty stop string in a list", "stop strings must not be empty.", "stop", stop=["a", ""]),
     completion("stop is a number", "stop must be a valid string or a valid list.", "stop", stop=1),
     completion("too many stop strings", "stop takes at most 64 strings, got 65.", "stop", stop=["a"] * 65),
+    completion("a stop string of a book", "stop strings must be of at most 4096 characters each.", "stop",
+                stop="a" * 4_097),
     completion("a stop token outside", "stop_token_ids: 99999999 is outside the vocabulary of …", "stop_token_ids",
                 stop_token_ids=[99_999_999]),
     completion("a negative stop token", "stop_token_ids must be at least 0, got -1.", "stop_token_ids",
@@ -126,6 +132,8 @@ COMPLETIONS = [
 CHAT = [
     raw("no messages", b"{}", "'messages' is required.", param="messages", path="/v1/chat/completions"),
     chat("empty messages", "messages must not be empty.", "messages", messages=[]),
+    chat("5,000 messages", "messages may have at most 4096 entries.", "messages",
+          messages=[{"role": "user", "content": "a"}] * 5_000),
     chat("messages is a text", "messages must be a valid list.", "messages", messages="hi"),
     chat("a message is a text", "messages[0] must be an object.", "messages[0]", messages=["hi"]),
     chat("no role", "'messages[0].role' is required.", "messages[0].role", messages=[{"content": "a"}]),
@@ -236,6 +244,8 @@ TOKENS = [
     raw("nothing to detokenize", b"{}", "'tokens' is required.", param="tokens", path="/detokenize"),
     raw("a token that is none", b'{"tokens": [99999999]}', "Token id 99999999 is outside the vocabulary of …",
          param="tokens", path="/detokenize"),
+    raw("more tokens than one text is made of", b'{"tokens": [' + b"1," * 2**18 + b"1]}",
+         "tokens may have at most 262144 entries.", param="tokens", path="/detokenize"),
     raw("a negative token", b'{"tokens": [-1]}', "Token id -1 is outside the vocabulary of …", param="tokens",
          path="/detokenize"),
     raw("a token as text", b'{"tokens": ["1"]}', "tokens[0] must be a valid integer.", param="tokens[0]",

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from quire.api.anthropic_chat import chat_request, named_by_anthropic
 from quire.api.anthropic_messages import AnthropicMessages
 from quire.api.disconnect import cancel_on_disconnect
-from quire.api.request_body import check_fields, openapi_body, read_object
+from quire.api.request_body import openapi_body, read_body
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.messages import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
 from quire.api.serving import Serving, json_response
@@ -21,13 +21,13 @@ def add_messages(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/messages", openapi_extra=openapi_body(MessagesRequest), tags=["generate"])
     async def converse(request: Request) -> Response:
         """Answer a conversation."""
-        fields = check_fields(await read_object(request), MessagesRequest, MESSAGES_FIELDS)
+        fields = await read_body(request, MessagesRequest, MESSAGES_FIELDS)
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
 
     @app.post("/v1/messages/count_tokens", openapi_extra=openapi_body(CountTokensRequest), tags=["tokens"])
     async def count_tokens(request: Request) -> Response:
         """How many tokens a conversation has."""
-        fields = check_fields(await read_object(request), CountTokensRequest, MESSAGES_FIELDS)
+        fields = await read_body(request, CountTokensRequest, MESSAGES_FIELDS)
         return await cancel_on_disconnect(request, _count(serving, fields))
 
 

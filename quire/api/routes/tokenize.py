@@ -49,9 +49,9 @@ def add_tokenize(app: FastAPI, serving: Serving) -> None:
         fields = await read_body(request, DetokenizeRequest)
         serving.model_name(fields.model)
         size = serving.renderer.tokenizer.vocab_size
-        for token in fields.tokens:
-            if not 0 <= token < size:
-                raise RequestError(f"Token id {token} is outside the vocabulary of {size} tokens.", param="tokens")
+        if fields.tokens and not 0 <= min(fields.tokens) <= max(fields.tokens) < size:
+            wrong = next(token for token in fields.tokens if not 0 <= token < size)
+            raise RequestError(f"Token id {wrong} is outside the vocabulary of {size} tokens.", param="tokens")
         return json_response({"prompt": await serving.renderer.decode(fields.tokens)})
 
 

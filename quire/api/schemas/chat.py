@@ -19,6 +19,9 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 MessageContent = Literal["text", "parts", "as sent"]
 
+MAX_MESSAGES = 4_096
+"""Of a conversation; OpenAI takes half as many."""
+
 
 class ContentPart(BaseModel):
     """A piece of a message; only text is served."""
@@ -46,7 +49,7 @@ class ChatMessage(BaseModel):
 class ChatRequest(SamplingFields):
     """A conversation to answer."""
 
-    messages: list[ChatMessage]
+    messages: list[ChatMessage] = Field(max_length=MAX_MESSAGES)
     max_tokens: int | None = Field(default=None, description="Older name of max_completion_tokens.")
     max_completion_tokens: int | None = Field(default=None, description="Default: all that the context leaves.")
     logprobs: bool | None = None

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from quire.api.schemas.chat import MAX_MESSAGES
 from quire.api.schemas.known_fields import FieldLists
 
 MESSAGES_FIELDS = FieldLists(
@@ -172,7 +173,7 @@ class CountTokensRequest(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[TextBlock] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from quire.api.schemas.chat import MAX_MESSAGES
 from quire.api.schemas.known_fields import FieldLists
 
 OLLAMA_FIELDS = FieldLists(
@@ -114,7 +115,7 @@ class _OllamaRequest(BaseModel):
 class OllamaChatRequest(_OllamaRequest):
     """A conversation to answer."""
 
-    messages: list[OllamaMessage] | None = None
+    messages: list[OllamaMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
     tools: list[dict[str, Any]] | None = None
 
 

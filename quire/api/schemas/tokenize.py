@@ -6,8 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.api.schemas.chat import ChatMessage
+from quire.api.schemas.chat import MAX_MESSAGES, ChatMessage
 from quire.api.schemas.tools import ChatTool
+
+MAX_TOKENS = 2**18
+"""Of one text to be made: while it is made no other Python code of the process runs."""
 
 
 class TokenizeRequest(BaseModel):
@@ -17,7 +20,7 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: str | None = Field(default=None, description="Either this or messages.")
-    messages: list[ChatMessage] | None = None
+    messages: list[ChatMessage] | None = Field(default=None, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = Field(default=None, description="Default true for a prompt, false for messages.")
     add_generation_prompt: bool | None = Field(default=None, description="Default true.")
     continue_final_message: bool | None = None
@@ -34,4 +37,4 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] = Field(max_length=MAX_TOKENS)
