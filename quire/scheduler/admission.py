@@ -77,7 +77,8 @@ class Admission:
         if self._policy != "priority" or not waiting or not running:
             return None
         urgent, last = waiting.first, running[-1]
-        assert urgent is not None
+        if urgent is None:  # all await something
+            return None
         if last.add.priority <= urgent.add.priority or last.queue_key <= urgent.queue_key:
             return None
         if not self.is_ready(urgent, step):

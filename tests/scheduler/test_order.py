@@ -68,6 +68,18 @@ class Stage:
         raise AssertionError(f"request {until} did not end in {most} steps")
 
 
+def test_a_request_that_awaits_something_takes_nobodys_place() -> None:
+    stage = Stage(seqs=1, policy="priority")
+    stage.scheduler.add(add(0, [1] * 5, 10))
+    stage.step()
+    stage.scheduler.add(add(1, [1] * 5, 10, priority=-1), awaits=["its grammar"])
+    stage.step()
+    assert stage.scheduler.stats.preemptions == 0
+    stage.scheduler.arrived(1, "its grammar")
+    stage.step()
+    assert stage.scheduler.stats.preemptions == 1
+
+
 def test_an_urgent_arrival_takes_the_place_of_a_running_request_that_then_finishes() -> None:
     stage = Stage(seqs=1, policy="priority")
     stage.scheduler.add(add(0, [1] * 20, 30, priority=5))
