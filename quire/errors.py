@@ -8,6 +8,7 @@
     │   ├── NotFoundError       404  no such route
     │   │   └── UnknownModelError 404  the server does not serve this model
     │   └── PayloadTooLarge     413  the body is larger than the server reads
+    ├── OverloadedError         429  too many requests wait: try again after the time that it names
     ├── UnavailableError        503  try again: starting, draining, or the engine is being restarted
     ├── GenerationError         500  one request failed inside the engine; the others go on
     ├── EngineDeadError         500  the engine is gone
@@ -90,6 +91,22 @@ class PayloadTooLarge(RequestError):
 
     status = 413
     code = "payload_too_large"
+
+
+class OverloadedError(QuireError):
+    """Too many requests wait; nothing was started for this one.
+
+    Args:
+        retry_after_s: When the queue will be short enough, in seconds.
+    """
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class UnavailableError(QuireError):

@@ -14,6 +14,8 @@ import msgspec
 
 from quire.sampling import SamplingParams
 
+EXPECTED_OUTPUT = 256
+"""Output tokens that a waiting sequence is expected to bring, as long as none has ended."""
 CLIENT_SHIFT = 48
 """Request ids are unique over API processes: the bits from this one on are the process's number."""
 
@@ -46,6 +48,14 @@ class _FromEngine(_Message, frozen=True, kw_only=True):
 
 
 # --- API process → engine -------------------------------------------------------------------------------------------
+
+
+def queued_tokens(sampling: SamplingParams, prompt_tokens: int, output_tokens: float) -> int:
+    """What a waiting sequence adds to the queue: tokens of its prompt that are not computed, and those it should bring;
+    one whose log probabilities are wanted counts twice."""
+    per_prompt_token = 1 if sampling.prompt_logprobs is None else 2
+    per_output_token = 1 if sampling.num_reported is None else 2
+    return per_prompt_token * prompt_tokens + per_output_token * max(1, round(output_tokens))
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +92,8 @@ class Add(_Message, frozen=True):
         grammar_after: The grammar begins behind the first place where the output has these tokens, such as the end of
             its reasoning; empty: at once.
         fork_of: In what `sequences` returns: the first sequence of the prompt, for all others. Never sent.
+        deadline: When its sequences end if they have not, with what they have; on the clock of `arrival`.
+        tenant: Whose it is: waiting requests of different tenants are served in turn.
     """
 
     id: int
@@ -98,6 +110,21 @@ class Add(_Message, frozen=True):
     grammar: str = ""
     grammar_after: list[int] = []
     fork_of: int | None = None
+    deadline: float | None = None
+    tenant: str = ""
+
+    @property
+    def last_id(self) -> int:
+        """The highest of its sequences' ids, which clients count upwards."""
+        return self.forks[-1].id if self.forks else self.id
+
+    def queued_tokens(self, expected_output: float) -> int:
+        """What all its sequences add to a queue, in tokens: see `queued_tokens`."""
+        return self._queued(len(self.tokens), expected_output) + len(self.forks) * self._queued(1, expected_output)
+
+    def _queued(self, prompt_tokens: int, expected_output: float) -> int:
+        output = min(self.sampling.max_tokens or 0, expected_output)
+        return queued_tokens(self.sampling, prompt_tokens, output)
 
     def sequences(self) -> list[Add]:
         """One Add for each sequence, the first is this one. Forks share its lists, so nobody may change those."""
@@ -220,6 +247,13 @@ class Load(_Message, frozen=True):
     """Tokens that still fit into the blocks in use: internal fragmentation."""
     block_size: int = 0
     ready_host_blocks: int = 0
+    queued_tokens: int = 0
+    """Tokens to be computed for the waiting: prompts, and outputs as long as they are expected to be."""
+    tokens_per_s: float = 0.0
+    """Tokens that the engine computes, or finds computed, in a second while requests wait; estimated at first. 0: not
+    known."""
+    expected_output: float = EXPECTED_OUTPUT
+    """Tokens that a sequence brings on average."""
 
 
 class Deltas(_FromEngine, frozen=True):
@@ -232,6 +266,7 @@ class Deltas(_FromEngine, frozen=True):
         prompt_logprobs: (sequence, the next tokens' log probabilities), from the prompt's second token on; all of them
             come before the output.
         cached_tokens: (sequence, prompt tokens found in the prefix cache), with its first token.
+        last_add: `Add.last_id` of the last Add that came from this process; later ones are not in `load`.
     """
 
     ids: list[int]
@@ -242,6 +277,7 @@ class Deltas(_FromEngine, frozen=True):
     load: Load = Load()
     prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
     cached_tokens: list[tuple[int, int]] = []
+    last_add: int = 0
 
 
 class Done(_FromEngine, frozen=True):
@@ -262,6 +298,7 @@ class Heartbeat(_FromEngine, frozen=True):
         step_tokens_sum: Tokens of all steps.
         turns: Histogram of the loop's turns by the processor time they took: WORK_BOUNDS_S, and one more above.
         turns_sum_s, longest_turn_s: Processor time of all turns, and of the longest.
+        last_add: See Deltas.
     """
 
     now: float
@@ -272,6 +309,7 @@ class Heartbeat(_FromEngine, frozen=True):
     turns: list[int] = []
     turns_sum_s: float = 0.0
     longest_turn_s: float = 0.0
+    last_add: int = 0
 
 
 class Dead(_FromEngine, frozen=True):

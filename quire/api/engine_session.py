@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
+from quire.api.admission_limit import AdmissionLimit, queue_limits
 from quire.api.engine_connection import DEAD, LOADING, EngineConnection
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
@@ -59,6 +60,7 @@ class EngineSession:
 
     Attributes:
         stats: Filled as messages pass.
+        admission_limit: Which requests are turned away.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class EngineSession:
         self._clock = clock or SystemClock()
         self._engine = EngineConnection(client, self._clock, self)
         self._submission: Submission | None = None
+        self.admission_limit = AdmissionLimit(queue_limits(config.scheduler), self.stats.rejections)
         self._requests = OpenRequests()
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._draining = self._closing = False
@@ -204,6 +207,7 @@ class EngineSession:
 
         Raises:
             UnavailableError: No work is taken now.
+            OverloadedError: Too many requests wait.
             RequestError: The engine could not run it; nothing was started.
         """
         let_in = continuing and self.state == "draining" and not self._closing
@@ -218,6 +222,7 @@ class EngineSession:
             "grammar_after": grammar_after,
         }
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
+        self.admission_limit.enter(adds, continuing=continuing)
         collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])
         self._requests.add(collector)
         for add in adds:
@@ -243,6 +248,7 @@ class EngineSession:
 
     def _abort(self, adds: Sequence[Add]) -> None:
         running = [add.id for add in adds if add.id in self._requests]
+        self.admission_limit.leave_queue(running)
         for sequence in running:
             self._requests.remove(sequence)
         if running:
@@ -267,10 +273,14 @@ class EngineSession:
 
     def on_heartbeat(self, beat: Heartbeat) -> None:
         self.stats.record_heartbeat(beat)
+        self.admission_limit.observe(beat.load, beat.last_add)
 
     def on_deltas(self, deltas: Deltas, now: float) -> None:
         self.stats.load = deltas.load
-        for number, delta in deltas_by_sequence(deltas).items():
+        self.admission_limit.observe(deltas.load, deltas.last_add)
+        news = deltas_by_sequence(deltas)
+        self.admission_limit.leave_queue(news)
+        for number, delta in news.items():
             self._on_delta(number, delta, now)
 
     def _on_delta(self, number: int, delta: SequenceDelta, now: float) -> None:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import QuireError, RequestError
+from quire.errors import OverloadedError, QuireError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ def error_body(error: QuireError) -> dict[str, Any]:
 def error_response(error: QuireError) -> Response:
     """The whole answer."""
     headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = str(error.retry_after_s)
     if error.status == 503:
         headers["Retry-After"] = RETRY_AFTER_S
     if error.status == 401:

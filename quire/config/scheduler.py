@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.errors import ConfigError
+
 PerformanceMode = Literal["balanced", "interactivity", "throughput"]
 Policy = Literal["fcfs", "priority"]
 PreemptionMode = Literal["recompute", "swap"]
@@ -26,5 +28,19 @@ class SchedulerConfig:
     """What prompts may take of the time of sequences that stream beside them: a share that grows with the queue
     (balanced), what is all but free (interactivity), or all of it (throughput). Default: balanced; throughput in the
     class LLM, whose answers are read when all are there."""
+    max_queued_requests: int | None = None
+    """Most sequences that wait for room; a request beyond gets 429 and when to try again. Default: no such limit."""
+    max_queued_tokens: int | None = None
+    """The same in tokens of their prompts and expected outputs. Default: as many as the engine works off within
+    --max-queue-time."""
+    max_queue_time: float = 30.0
+    """Seconds that requests wait at most when they are let in, as measured throughput tells; without
+    --max-queued-tokens."""
     preemption_mode: PreemptionMode | None = None
     """What happens to a sequence that has to make room. Default: whichever is estimated to cost less each time."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_queued_requests", "max_queued_tokens", "max_queue_time"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0.", param=name)

@@ -131,6 +131,8 @@ _ENGINE: dict[str, VllmSetting] = {
         kv_offloading_backend=None, kv_transfer_config=None, kv_events_config=None,
         ec_transfer_config=None, weight_transfer_config=None, additional_config=None, profiler_config=None,
     ),
+    **_group("--max-queued-requests limits what waits, and not what runs", max_num_queued_reqs=None),
+    **_group("--max-queued-tokens limits what waits, with expected outputs", max_num_queued_tokens=None),
     **_group("recurrent models come in a later version; leave it out",
         mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto", mamba_block_size=None, mamba_cache_mode="none",
     ),

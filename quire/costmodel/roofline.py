@@ -13,6 +13,9 @@ from quire.costmodel.hardware import Hardware
 from quire.models.spec import DTYPE_BYTES, ModelSpec
 
 _MIN_LEARNING_RATE = 0.05
+_USUAL_CONTEXT = 1_024
+_USUAL_PROMPT = 4
+"""Prompt tokens for each output token, in a guess about requests that have not come yet."""
 _MAX_RATIO = 20.0
 """A measured time that differs from the prediction by more than this factor is ignored: the machine stalled."""
 _ALL_EXPERTS_TOKENS = 1_000
@@ -113,6 +116,12 @@ class Roofline:
             self._step.learn(step_ms, measured_ms)
         elif measured_ms > step_ms and chunk_ms > self._chunk.factor * self._min_learned_ms:
             self._chunk.learn(chunk_ms, measured_ms - step_ms)
+
+    def tokens_per_s(self, rows: int) -> float:
+        """A guess: tokens of prompts and outputs that a full engine of so many rows computes in a second."""
+        decode_ms = self.step_ms(rows, rows * _USUAL_CONTEXT) / rows
+        prompt_ms = _USUAL_PROMPT * self.token_ms(_USUAL_CONTEXT // 2)
+        return 1e3 * (_USUAL_PROMPT + 1) / (prompt_ms + decode_ms)
 
     def recompute_ms(self, tokens: int) -> float:
         return tokens * self.token_ms(tokens // 2)

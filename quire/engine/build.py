@@ -81,6 +81,11 @@ def build_ready(config: Config, device_limits: DeviceLimits, info: ModelRuntimeI
     )
 
 
+def estimated_throughput(config: Config, info: ModelRuntimeInfo) -> float:
+    """Tokens of prompts and outputs that the engine computes in a second, before it is measured; 0: unknown."""
+    return 0.0 if info.cost is None else info.cost.tokens_per_s(config.scheduler.max_num_seqs or 1)
+
+
 def build_scheduler(
     config: Config,
     device_limits: DeviceLimits,

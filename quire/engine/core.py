@@ -10,15 +10,17 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler
+from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler, estimated_throughput
 from quire.engine.client_liveness import ClientLiveness
 from quire.engine.commands import Commands, counts
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.step_stats import StepStats
+from quire.engine.throughput import Throughput
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
 from quire.executor.executor import Executor
 from quire.messages import (
@@ -79,6 +81,8 @@ class EngineCore:
         self._clients = ClientLiveness(clock)
         self._commands = Commands(self._scheduler, port)
         self._steps = StepStats(clock.now())
+        self._throughput = Throughput(estimated_throughput(config, runtime_info), clock.now())
+        self._last_adds: dict[int, int] = {}  # by client
         self._last_beat = clock.now()
         self._was_busy = False
 
@@ -100,7 +104,7 @@ class EngineCore:
         for request_id in self._clients.requests_of_lost_clients(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
         self._commands.answer_due()
-        self._outbox.flush(self._load)
+        self._outbox.flush(self._load, self._last_adds)
         self._send_heartbeats()
 
     def record_turn(self, seconds: float) -> None:
@@ -132,12 +136,14 @@ class EngineCore:
                     self._port.send(client, self.ready)
             case Undecodable(reason, sequences, control):
                 for sequence in sequences:
+                    self._last_adds[sequence >> CLIENT_SHIFT] = sequence
                     self._outbox.end(End(sequence, "error", f"The engine could not read this request: {reason}."))
                 if control is not None:
                     self._port.send(control >> CLIENT_SHIFT, Done(control, error=reason))
 
     def _add(self, message: Add) -> None:
         """Queue a prompt's sequences if they cannot harm the device; the client has checked the rest."""
+        self._last_adds[message.id >> CLIENT_SHIFT] = message.last_id
         error = self._refusal(message)
         tokens: Sequence[int] = ()
         ids: bytes | None = b""
@@ -197,7 +203,10 @@ class EngineCore:
         self._outbox.cached(outputs.cached_tokens)
         self._outbox.tokens(outputs.ids, outputs.counts, outputs.tokens, outputs.logprobs)
         self._finish(outputs.ended)
-        self._steps.finished(result, self._clock.now())
+        now = self._clock.now()
+        self._steps.finished(result, now)
+        done = self._steps.token_sum + self._scheduler.stats.prefix_hits
+        self._throughput.update(now, done, saturated=self._scheduler.is_saturated)
 
     def _send_heartbeats(self) -> None:
         """Send a heartbeat once a second, and when the last request has ended."""
@@ -219,7 +228,7 @@ class EngineCore:
                 steps.longest_turn_s,
             )
             for client in self._clients.clients:
-                self._port.send(client, beat)
+                self._port.send(client, replace(beat, last_add=self._last_adds.get(client, 0)))
         self._was_busy = busy
 
     # --- state ------------------------------------------------------------------------------------------------------
@@ -247,6 +256,9 @@ class EngineCore:
             unwritten_tokens=scheduler.unwritten_tokens,
             block_size=scheduler.pool.block_size,
             ready_host_blocks=scheduler.host.num_blocks,
+            queued_tokens=scheduler.queued_tokens,
+            tokens_per_s=self._throughput.tokens_per_s,
+            expected_output=scheduler.expected_output,
         )
 
 

@@ -5,7 +5,7 @@ Knows nothing about the state of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.engine.port import Port
@@ -30,9 +30,11 @@ class _Columns:
         self.logprobs += logprobs if logprobs else [None] * len(tokens)
         self.asked |= bool(logprobs)
 
-    def deltas(self, load: Load) -> Deltas:
+    def deltas(self, load: Load, last_add: int) -> Deltas:
         logprobs = self.logprobs if self.asked else []
-        return Deltas(self.ids, self.counts, self.tokens, logprobs, self.ends, load, self.prompt_logprobs, self.cached)
+        return Deltas(
+            self.ids, self.counts, self.tokens, logprobs, self.ends, load, self.prompt_logprobs, self.cached, last_add
+        )
 
 
 class Outbox:
@@ -70,10 +72,15 @@ class Outbox:
         """A sequence's last message."""
         self._columns(end.id).ends.append(end)
 
-    def flush(self, load: Callable[[], Load]) -> None:
-        """Send one message to each client that has news."""
+    def flush(self, load: Callable[[], Load], last_adds: Mapping[int, int]) -> None:
+        """Send one message to each client that has news.
+
+        Args:
+            load: What the engine has to do, told with the news.
+            last_adds: By client, the last Add that is in it.
+        """
         for client, columns in self._by_client.items():
-            self._port.send(client, columns.deltas(load()))
+            self._port.send(client, columns.deltas(load(), last_adds.get(client, 0)))
         self._by_client.clear()
 
     def _columns(self, request_id: int) -> _Columns:

@@ -73,9 +73,17 @@ class _StatsCollector(Collector):
             ("avg_prompt_throughput_toks_per_s", "Prompt tokens a second, last 10 s.", stats.prompt_rate),
             ("avg_generation_throughput_toks_per_s", "Tokens generated a second, last 10 s.", stats.generation_rate),
         ):
-            family = GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-            family.add_metric(self._labels, value)
-            yield family
+            yield self._gauge(f"vllm:{name}", text, value)
+        for name, text, value in (
+            (
+                "queued_tokens",
+                "Tokens of waiting sequences: prompts and expected outputs.",
+                load.queued_tokens,
+            ),
+            ("queue_seconds", "How long the engine needs to compute these.", stats.queue_seconds),
+            ("saturated_tokens_per_second", "Tokens computed a second while requests waited.", load.tokens_per_s),
+        ):
+            yield self._gauge(f"quire:{name}", text, value)
 
     def _work(self) -> Iterator[Metric]:
         """What no other engine has, under a prefix of its own."""
@@ -107,6 +115,9 @@ class _StatsCollector(Collector):
             "local_cache_hit": stats.cached_tokens,
         }
         yield self._counter_by("prompt_tokens_by_source", "Prompt tokens, by source.", "source", sources.items())
+        yield self._counter_by(
+            "admission_rejections", "Requests answered by 429, by limit.", "reason", stats.rejections.items()
+        )
         yield self._counter_by(
             "request_success", "Sequences that ended, by reason.", "finished_reason", stats.ended.items()
         )
@@ -155,6 +166,11 @@ class _StatsCollector(Collector):
         yield family
         text = "How long they took, streams until their last byte."
         yield _histogram("http_request_duration_seconds", text, ("method", "handler"), counts.seconds)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
 
     def _gauge_by(self, name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=(*_LABELS, label))

@@ -6,7 +6,7 @@ Owns which event changes which number. Counters are exact to the token. Knows no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
@@ -26,6 +26,8 @@ REQUEST_S = (
     1920.0, 7680.0,
 )  # fmt: skip
 CHOICES = (1, 2, 5, 10, 20)
+Limit = Literal["requests", "tokens"]
+"""Of the queue: what there was too much of when a request was turned away."""
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 
 
@@ -72,6 +74,7 @@ class Stats:
         generation_tokens: Tokens that readers have got: as many as `usage` reports.
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         ended: Sequences by reason.
+        rejections: Requests that were turned away because too many waited.
         http: Answers to HTTP requests.
         callbacks: Of the event loop.
         turns: Of the engine's loop.
@@ -82,6 +85,7 @@ class Stats:
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.prompt_rate = self.generation_rate = 0.0
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
+        self.rejections: dict[Limit, int] = {"requests": 0, "tokens": 0}
         self.http = HttpCounts()
         self.callbacks, self.turns = WorkTimes(), WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
@@ -121,6 +125,11 @@ class Stats:
         """Share of the tokens that would fit into the KV blocks in use, but are not written."""
         held = (self.load.num_blocks - self.load.free_blocks) * self.load.block_size
         return self.load.unwritten_tokens / held if held else 0.0
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long the engine needs to compute what waits; 0 if that is not known."""
+        return self.load.queued_tokens / self.load.tokens_per_s if self.load.tokens_per_s else 0.0
 
     @property
     def prefix_hit_rate(self) -> float:

@@ -8,9 +8,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
+from quire.messages import EndReason
+from quire.scheduler.expected_output import ExpectedOutput
 from quire.scheduler.request import Request
 from quire.scheduler.running_queue import RunningQueue
 from quire.scheduler.waiting_queue import WaitingQueue
+
+_BY_ITSELF: tuple[EndReason, ...] = ("stop", "length", "repetition")
 
 
 class RequestTable:
@@ -22,11 +26,13 @@ class RequestTable:
     Attributes:
         waiting: Without a slot.
         running: With one.
+        expected_output: How long outputs are expected to be.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.waiting = WaitingQueue()
+        self.expected_output = ExpectedOutput()
+        self.waiting = WaitingQueue(self.expected_output)
         self.running = RunningQueue()
         self._by_id: dict[int, Request] = {}
         self._free_slots = list(range(num_slots))  # a heap: low slots first keeps the device's reads dense
@@ -78,6 +84,8 @@ class RequestTable:
         """A request is over."""
         del self._by_id[request.id]
         self._count(request, -1)
+        if request.ended in _BY_ITSELF:
+            self.expected_output.learn(request.output_len)
         if request.slot is None:
             self.waiting.remove(request)
         else:

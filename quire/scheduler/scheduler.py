@@ -148,6 +148,21 @@ class Scheduler:
         return self._waiting.num_tokens
 
     @property
+    def queued_tokens(self) -> int:
+        """What the waiting requests add to the queue, see `quire.messages.queued_tokens`."""
+        return self._waiting.queued_tokens
+
+    @property
+    def expected_output(self) -> float:
+        """How many tokens a request is expected to bring."""
+        return self._request_table.expected_output.tokens
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether requests wait for room."""
+        return self.num_waiting > self.deferred
+
+    @property
     def deferred(self) -> int:
         """Waiting requests that wait for a token in flight or the prompt they fork from, not for room."""
         return self._waiting.num_deferred

@@ -8,6 +8,8 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
+from quire.messages import queued_tokens
+from quire.scheduler.expected_output import ExpectedOutput
 from quire.scheduler.request import Request
 
 _MAX_STALE = 64
@@ -19,6 +21,7 @@ class _Share(NamedTuple):
 
     tokens: int
     uncomputed: int
+    queued: int
     deferred: bool
     awaiting: bool
 
@@ -26,16 +29,22 @@ class _Share(NamedTuple):
 class WaitingQueue:
     """Requests by queue key, the lowest first. A key never changes, so a preempted request is first again.
 
+    Args:
+        expected_output: How long outputs are expected to be.
+
     Attributes:
         num_tokens: Known tokens of all requests.
         num_uncomputed: Tokens of these that are still to be computed, if the prefix cache holds nothing of theirs.
+        queued_tokens: What all requests add to the queue, see `quire.messages.queued_tokens`.
         num_deferred: Requests that wait for a token in flight, the prompt they fork from, or what they await, not for
             room.
         num_awaiting: Requests that await something, see Request. They hold nobody: `first` passes over them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected_output: ExpectedOutput) -> None:
+        self._expected_output = expected_output
         self.num_tokens = 0
+        self.queued_tokens = 0
         self.num_uncomputed = 0
         self.num_deferred = 0
         self.num_awaiting = 0
@@ -101,12 +110,18 @@ class WaitingQueue:
     def _count(self, request: Request) -> None:
         known, in_flight, awaits = len(request.tokens), request.in_flight_tokens, bool(request.awaits)
         computed = request.planned if request.parent is None else max(request.planned, request.add.prompt_len - 1)
+        output = min(request.limit - known, self._expected_output.tokens - request.output_len)
         share = _Share(
-            known, 0 if awaits else known - computed, in_flight > 0 or request.parent is not None or awaits, awaits
+            known,
+            0 if awaits else known - computed,
+            queued_tokens(request.add.sampling, known - computed, output),
+            in_flight > 0 or request.parent is not None or awaits,
+            awaits,
         )
         self._shares[request.id] = share
         self.num_tokens += share.tokens
         self.num_uncomputed += share.uncomputed
+        self.queued_tokens += share.queued
         self.num_deferred += share.deferred
         self.num_awaiting += share.awaiting
         if in_flight:
@@ -116,6 +131,7 @@ class WaitingQueue:
         share = self._shares.pop(request.id)
         self.num_tokens -= share.tokens
         self.num_uncomputed -= share.uncomputed
+        self.queued_tokens -= share.queued
         self.num_deferred -= share.deferred
         self.num_awaiting -= share.awaiting
         self._in_flight.pop(request.id, None)

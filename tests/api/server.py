@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -109,6 +110,10 @@ class Server:
     def in_loop(self, coroutine: Any, timeout: float = 20.0) -> Any:
         """Run something inside the server's event loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout)
+
+    def limit_send_buffers(self, size: int) -> None:
+        """Let the system take no more than some `size` bytes of what clients that connect from now on do not read."""
+        self._uvicorn.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """A request with JSON."""

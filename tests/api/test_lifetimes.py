@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from quire.engine.client import Lost
-from quire.messages import CLIENT_SHIFT, Dead, Deltas, End, EngineId
+from quire.messages import CLIENT_SHIFT, Dead, Deltas, End, EngineId, Heartbeat, Load
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 
@@ -93,17 +94,45 @@ def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
     with Server(resolved(tmp_path), lambda: client, slow_reader_s=0.3) as server:
         client.say(READY)
         server.wait_ready()
+        server.limit_send_buffers(8192)
         connection = connect(server, receive_buffer=4096)
         body = json.dumps(LONG | {"stream": True}).encode()
         connection.sendall(head(body) + body)
         (add,) = client.wait_for_adds(1)
-        deadline = time.monotonic() + 10
-        while add.id not in client.aborted and time.monotonic() < deadline:
-            client.tokens(add, [70] * 200_000)
-            time.sleep(0.2)
-        assert add.id in client.aborted
+        for _ in range(20):  # 64 KiB wait in the server as well before its writes do
+            client.tokens(add, [70] * 10_000)
+        eventually(lambda: add.id in client.aborted, 60)
         assert server.session.num_sequences == 0
         connection.close()
+
+
+def test_when_too_many_wait_a_request_is_told_when_to_come_again(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(READY)
+    server.wait_ready()
+    long_queue = Load(running=16, waiting=50, queued_tokens=61_000, tokens_per_s=1_000.0)
+    client.say(Heartbeat(time.monotonic(), time.monotonic(), long_queue))
+    eventually(lambda: server.session.stats.load == long_queue)
+    for path, body in (
+        ("/v1/completions", LONG),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages", {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}),
+        ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"max_tokens": 5}}),
+    ):
+        refused = server.post(path, body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "61"), path
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert client.adds == []
+    metrics = server.get("/metrics").text
+    assert 'vllm:admission_rejections_total{engine="0",model_name="tiny",reason="tokens"} 4.0' in metrics
+    of_openai = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.RateLimitError):
+        of_openai.completions.create(model="tiny", prompt="a")
+    short_queue = Load(running=16, waiting=5, queued_tokens=3_000, tokens_per_s=1_000.0)
+    client.say(Heartbeat(time.monotonic(), time.monotonic(), short_queue))
+    eventually(lambda: server.session.stats.load == short_queue)
+    in_background(lambda: server.post("/v1/completions", LONG))
+    client.wait_for_adds(1)
 
 
 # --- engines --------------------------------------------------------------------------------------------------------

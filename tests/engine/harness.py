@@ -43,13 +43,16 @@ def add(
     forks: Sequence[int] = (),
     fork_of: int | None = None,
     bad_words: Sequence[Sequence[int]] = (),
+    deadline: float | None = None,
+    tenant: str = "",
     **sampling: object,
 ) -> Add:
     params = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **sampling})
     prompt_len = prompt_len or len(prompt)
     return Add(
         number, list(prompt), prompt_len, params, list(stop_ids), number, arrival, priority, cache_salt,
-        [Fork(fork, fork) for fork in forks], [list(word) for word in bad_words], fork_of=fork_of,
+        [Fork(fork, fork) for fork in forks], [list(word) for word in bad_words], fork_of=fork_of, deadline=deadline,
+        tenant=tenant,
     )  # fmt: skip
 
 

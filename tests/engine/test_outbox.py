@@ -33,8 +33,8 @@ def test_each_client_gets_its_own_tokens_in_one_message(asked: bool) -> None:
     outbox.tokens([7, OTHER + 7, 8], [2, 3, 1], tokens, [entry(t) for t in tokens] if asked else [])
     outbox.tokens([OTHER + 9], [2], [10, 11], [])
     outbox.end(End(8, "stop"))
-    outbox.flush(Load)
-    outbox.flush(Load)
+    outbox.flush(Load, {1: 9})
+    outbox.flush(Load, {1: 9})
     (mine,), (theirs,) = port.sent[0], port.sent[1]
     assert isinstance(mine, Deltas)
     assert isinstance(theirs, Deltas)

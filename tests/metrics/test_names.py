@@ -55,7 +55,7 @@ def test_queries_of_the_documentation_name_what_there_is(page: str) -> None:
         f.name + suffix for f in text_string_to_metric_families(page) for suffix in TYPES[f.type]
     }  # fmt: skip
     queries = "\n".join(re.findall(r"```promql\n(.*?)```", DOCS.read_text(), re.S))
-    asked = set(re.findall(r"\b(?:vllm:|http_)\w+", queries))
+    asked = set(re.findall(r"\b(?:vllm:|quire:|http_)\w+", queries))
     assert len(asked) > 8
     assert asked <= series
 

@@ -18,8 +18,8 @@ from quire.config import SchedulerConfig
 
 LOOK_AGAIN_S = 0.01
 RETRY_S = 0.5
-_AGAIN = (503,)
-"""Statuses of a server that takes no work now: the request is sent again later."""
+_AGAIN = (429, 503)
+"""Statuses of a server that takes no work now, or has too much of it: the request is sent again later."""
 
 
 class BatchCalls:

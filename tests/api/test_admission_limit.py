@@ -1,0 +1,191 @@
+"""When a request is turned away, and when it may come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.api.admission_limit import OVERFLOW, AdmissionLimit, QueueLimits
+from quire.errors import OverloadedError
+from quire.messages import Add, Load
+from quire.metrics.stats import Limit
+from tests.engine.harness import add
+
+RATE = 1_000.0
+
+
+class Stage:
+    """A limit, and an engine that is told nothing by itself."""
+
+    def __init__(self, requests: int | None = None, tokens: int | None = None, seconds: float = 30.0) -> None:
+        self.rejections: dict[Limit, int] = {"requests": 0, "tokens": 0}
+        self.limit = AdmissionLimit(QueueLimits(requests, tokens, seconds, slots=4), self.rejections)
+        self.last = 0
+
+    def load(self, **load: Any) -> None:
+        """The engine has seen everything, and says this."""
+        self.limit.observe(Load(**{"running": 4, "tokens_per_s": RATE, "expected_output": 100.0, **load}), self.last)
+
+    def send(
+        self, prompt: int = 400, output: int = 100, forks: int = 0, tenant: str = "", **sampling: Any
+    ) -> list[int]:
+        """A request of one prompt; its sequences."""
+        first = self.last + 1
+        self.last += 1 + forks
+        message = add(first, [1] * prompt, output, forks=range(first + 1, self.last + 1), tenant=tenant, **sampling)
+        self.limit.enter(message.sequences())
+        return [sequence.id for sequence in message.sequences()]
+
+    def fill(self, most: int = 10_000, **request: Any) -> int:
+        """How many requests are let in."""
+        for number in range(most):
+            try:
+                self.send(**request)
+            except OverloadedError:
+                return number
+        return most
+
+
+def test_the_default_limit_is_what_is_worked_off_in_30_seconds() -> None:
+    stage = Stage()
+    stage.load()
+    assert stage.fill() == 30 * RATE / 500
+    assert stage.rejections == {"requests": 0, "tokens": 1}
+
+
+def test_without_any_knowledge_of_the_speed_nobody_is_turned_away() -> None:
+    stage = Stage()
+    stage.load(tokens_per_s=0.0)
+    assert stage.fill(2_000) == 2_000
+
+
+def test_retry_after_is_the_queue_over_the_rate() -> None:
+    stage = Stage(tokens=10)
+    stage.load(waiting=20, queued_tokens=7_100)
+    with pytest.raises(OverloadedError) as refused:
+        stage.send()
+    assert refused.value.retry_after_s == 8
+    assert (refused.value.status, refused.value.type) == (429, "rate_limit_error")
+
+
+def test_what_was_sent_since_the_last_news_counts() -> None:
+    stage = Stage(tokens=1_500)
+    stage.load()
+    assert stage.fill() == 3
+    stage.load(waiting=1, queued_tokens=500)
+    assert stage.fill() == 2, "the engine has begun two of them"
+
+
+def test_news_from_before_a_request_does_not_make_it_forgotten() -> None:
+    stage = Stage(tokens=1_500)
+    stage.load()
+    assert stage.fill() == 3
+    stage.limit.observe(Load(running=4, tokens_per_s=RATE, expected_output=100.0), last_add=1)
+    assert stage.fill() == 1
+
+
+def test_sequences_are_counted_one_by_one() -> None:
+    stage = Stage(requests=10)
+    stage.load()
+    stage.send(forks=6)
+    with pytest.raises(OverloadedError):
+        stage.send(forks=3)
+    stage.send(forks=2)
+    assert stage.rejections == {"requests": 1, "tokens": 0}
+
+
+def test_free_slots_are_no_queue() -> None:
+    stage = Stage(requests=1)
+    stage.load(running=1)
+    assert stage.fill() == 3 + 1
+
+
+def test_n_and_log_probabilities_are_charged() -> None:
+    stage = Stage(tokens=10**9)
+    stage.load()
+
+    def charge(**request: Any) -> int:
+        before = stage.limit.tokens
+        stage.send(**request)
+        return stage.limit.tokens - before
+
+    assert charge() == 400 + 100
+    assert charge(output=20) == 400 + 20
+    assert charge(output=5_000) == 400 + 100, "outputs are as long as usual"
+    assert charge(forks=3) == 400 + 100 + 3 * (1 + 100), "forks share the prompt"
+    assert charge(logprobs=0) == 400 + 2 * 100
+    assert charge(prompt_logprobs=5) == 2 * 400 + 100
+
+
+def test_a_request_that_meets_no_queue_is_let_in_whatever_it_costs() -> None:
+    stage = Stage(tokens=100)
+    stage.load()
+    stage.send(prompt=5_000)
+    with pytest.raises(OverloadedError):
+        stage.send(prompt=1, output=1)
+
+
+def test_a_refused_request_leaves_nothing_behind() -> None:
+    stage = Stage(tokens=1_000)
+    stage.load()
+    assert stage.fill() == 2
+    before = stage.limit.tokens, stage.limit.sequences
+    for _ in range(5):
+        with pytest.raises(OverloadedError):
+            stage.send(forks=4)
+    assert (stage.limit.tokens, stage.limit.sequences) == before
+
+
+def test_who_was_let_in_goes_on() -> None:
+    stage = Stage(tokens=100)
+    stage.load(waiting=50, queued_tokens=10**6)
+    (message,) = add(1, [1] * 10, 5).sequences()
+    stage.limit.enter([message], continuing=True)
+    with pytest.raises(OverloadedError):
+        stage.limit.enter([message])
+
+
+def test_a_flood_of_one_tenant_leaves_room_for_others() -> None:
+    stage = Stage(tokens=10_000)
+    stage.load()
+    assert stage.fill(tenant="flood") == 20
+    assert stage.fill(tenant="light") == 10, "half of the queue is its own"
+    assert stage.fill(tenant="third") == 6
+    assert stage.limit.tokens <= OVERFLOW * 10_000
+    stage.load()  # all has begun, but nobody has got a token
+    assert stage.fill(tenant="flood") == 20
+
+
+def test_tenants_that_are_made_up_do_not_make_the_queue_endless() -> None:
+    stage = Stage(tokens=10_000)
+    stage.load()
+    let_in = sum(stage.fill(tenant=str(number)) for number in range(1_000))
+    assert let_in * 500 <= OVERFLOW * 10_000
+
+
+def test_one_of_several_processes_does_not_let_its_flood_overflow() -> None:
+    stage = Stage(tokens=10_000)
+    sent = stage.send(tenant="flood")
+    stage.load(waiting=20, queued_tokens=10_000)  # the others' as well
+    assert stage.fill(tenant="flood") == 0
+    stage.limit.leave_queue(sent)
+    assert stage.fill(tenant="light") == 1
+
+
+def test_all_accounts_are_empty_when_all_is_over() -> None:
+    stage = Stage(tokens=20_000)
+    stage.load()
+    sent = [sequence for number in range(9) for sequence in stage.send(forks=number % 3, tenant=str(number % 2))]
+    stage.limit.leave_queue([*sent, 10**6])
+    stage.limit.leave_queue(sent)
+    stage.load()
+    assert (stage.limit.sequences, stage.limit.tokens) == (0, 0)
+    assert not stage.limit._own_tokens
+    assert not stage.limit._own_sequences
+    assert not stage.limit._unseen
+
+
+def test_the_last_id_of_an_add_is_its_last_forks() -> None:
+    message: Add = add(7, [1], 5, forks=[8, 9])
+    assert (message.last_id, add(7, [1], 5).last_id) == (9, 7)
