@@ -417,6 +417,10 @@ class Plan(_Message, frozen=True):
     masked: list[int] = []
 
 
+Bits = bytes | memoryview
+"""A token bitmask."""
+
+
 class TokenBitmasks(_Message, frozen=True):
     """Which tokens the masked rows of a plan may sample; sent after the plan, when the tokens before are known.
 
@@ -429,7 +433,7 @@ class TokenBitmasks(_Message, frozen=True):
 
     step: int
     rows: list[int]
-    bits: list[bytes]
+    bits: list[Bits]
 
 
 class Result(_Message, frozen=True):

@@ -97,10 +97,10 @@ class EngineCore:
             self._executor.submit(plan)
             self._steps.planned(plan.counts)
         self._scheduler.cache_blocks()
-        self._send_masks()
+        if self._masks is not None:
+            self._finish(self._masks.send())
         if self._scheduler.steps_in_flight:
             self._process_oldest_result(HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S))
-            self._send_masks()  # the device may be waiting for them already
         for request_id in self._clients.requests_of_lost_clients(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
         self._commands.answer_due()
@@ -182,10 +182,6 @@ class EngineCore:
 
     # --- results out ------------------------------------------------------------------------------------------------
 
-    def _send_masks(self) -> None:
-        if self._masks is not None:
-            self._finish(self._masks.send())
-
     def _finish(self, ended: Iterable[Request]) -> None:
         """Queue the last message of each."""
         now = self._clock.now()
@@ -199,6 +195,8 @@ class EngineCore:
         if result is None:
             return
         outputs = self._scheduler.process_result(result)
+        if self._masks is not None:
+            self._masks.ask()  # they are sent once the next step is planned
         self._outbox.prompt_logprobs(outputs.prompt_logprobs)
         self._outbox.cached(outputs.cached_tokens)
         self._outbox.tokens(outputs.ids, outputs.counts, outputs.tokens, outputs.logprobs)

@@ -7,11 +7,12 @@ about grammars.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.errors import GenerationError
 from quire.executor.executor import Executor
-from quire.messages import Add, TokenBitmasks
+from quire.messages import Add, Bits, TokenBitmasks
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 
@@ -35,9 +36,13 @@ class TokenBitmaskSource(Protocol):
         """Sequences whose bits can be asked for by now, since the last call; or that have failed, and why."""
         ...
 
-    def bits(self, requests: Sequence[Request]) -> Sequence[bytes | GenerationError | None]:
-        """For each request the bitmask of the token after `request.tokens` (see `TokenBitmasks.bits`), the error that
-        ends it, or None: it is complete, and no token may follow."""
+    def ask(self, requests: Sequence[Request]) -> None:
+        """Begin to make the bitmask of the token after `request.tokens` for each request; `bits` follows."""
+        ...
+
+    def bits(self) -> Sequence[Bits | GenerationError | None]:
+        """What was asked for, waiting for it: for each request its bitmask (see `TokenBitmasks.bits`), which stays as
+        it is until the next `ask`; the error that ends it; or None: it is complete, and no token may follow."""
         ...
 
     def forget(self, request_id: int) -> None:
@@ -47,6 +52,23 @@ class TokenBitmaskSource(Protocol):
     def close(self) -> None:
         """No more is asked for."""
         ...
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A step whose masks were asked for.
+
+    Attributes:
+        step: Its number.
+        rows: See `Plan.masked`.
+        requests: Theirs.
+        alive: Those of them that were not over, whose masks come.
+    """
+
+    step: int
+    rows: list[int]
+    requests: list[Request]
+    alive: list[Request]
 
 
 class TokenBitmaskSender:
@@ -64,28 +86,40 @@ class TokenBitmaskSender:
         self._scheduler = scheduler
         self._executor = executor
         self._open = b"\xff" * (4 * -(-vocab_size // 32))
-        self._sent = 0
+        self._asked: _Asked | None = None
+        self._last = 0  # the last step that was asked for
+
+    def ask(self) -> None:
+        """Have the masks made that are due, once: while they are, the engine plans and talks to clients."""
+        step, rows, requests = self._scheduler.bitmasks_due()
+        if not rows or step == self._last:
+            return
+        self._last = step
+        alive = [request for request in requests if request.ended is None]
+        self._asked = _Asked(step, rows, requests, alive)
+        if alive:
+            self._masker.ask(alive)
 
     def send(self) -> list[Request]:
         """Send the masks that are due, once. Returns the requests that got none: they are over."""
-        step, rows, requests = self._scheduler.bitmasks_due()
-        if not rows or step == self._sent:
+        self.ask()
+        asked, self._asked = self._asked, None
+        if asked is None:
             return []
-        self._sent = step
-        alive = [request for request in requests if request.ended is None]
         bits, ended = {}, []
-        for request, mask in zip(alive, self._masker.bits(alive) if alive else (), strict=True):
+        for request, mask in zip(asked.alive, self._masker.bits() if asked.alive else (), strict=True):
+            over = None
             if mask is None:
-                self._scheduler.stop(request.id)
-                ended.append(request)
+                over = self._scheduler.stop(request.id)
             elif isinstance(mask, GenerationError):
-                self._scheduler.fail(request.id, mask.message)
-                ended.append(request)
+                over = self._scheduler.fail(request.id, mask.message)
             else:
                 bits[request.id] = mask
+            if over is not None:  # else it was aborted meanwhile
+                ended.append(over)
         # An ended request's row is still in the step and waits; its token is dropped.
         self._executor.submit_bitmasks(
-            TokenBitmasks(step, rows, [bits.get(request.id, self._open) for request in requests])
+            TokenBitmasks(asked.step, asked.rows, [bits.get(request.id, self._open) for request in asked.requests])
         )
         return ended
 

@@ -20,10 +20,10 @@ import msgspec
 
 from quire.executor.executor import FaultHook, no_faults
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages import Admitted, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
+from quire.messages import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
 
 
-def allowed(token: int, bits: bytes, vocab_size: int) -> int:
+def allowed(token: int, bits: Bits, vocab_size: int) -> int:
     """The first token from `token` on, around the vocabulary, that a row of TokenBitmasks allows."""
     order = chain(range(token, vocab_size), range(token))
     return next(each for each in order if bits[each // 8] >> each % 8 & 1)
@@ -219,7 +219,7 @@ class FakeExecutor:
         asked = any(entry is not None for entry in logprobs)
         return Result(plan.step, counts, tokens, logprobs if asked else [], device_ms=self._step_s * 1e3)
 
-    def _sample_with_drafts(self, slot: _Slot, most: int, bits: bytes | None) -> list[int]:
+    def _sample_with_drafts(self, slot: _Slot, most: int, bits: Bits | None) -> list[int]:
         """The tokens a row gains: accepted drafts and one more. Rejected drafts are written too, with wrong ids."""
         count, end = most if self._accept is None else self._accept(most), slot.length + most - 1
         gained: list[int] = []

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from quire.config import Config
 from quire.errors import GenerationError
-from quire.messages import Add
+from quire.messages import Add, Bits
 from quire.scheduler.request import Request
 from quire.structured_output.helper_process import ChannelClosed, HelperProcess
 from quire.structured_output.matcher_messages import (
@@ -63,10 +63,12 @@ class GrammarBitmasks:
         self._mask_bytes = 4 * -(-vocab_size // 32)
         self._max_rows = max_rows
         self._process: HelperProcess[ToMatchers, FromMatchers] | None = None
-        self._masks: mmap.mmap | None = None
+        self._masks = memoryview(b"")  # [rows · bytes], written by the process
         self._sent: dict[int, int] = {}  # by sequence: how many of its tokens the process knows
         self._preparing: set[int] = set()
         self._prepared: list[tuple[int, str]] = []
+        self._asked = 0  # rows of the last Fill
+        self._filled: Filled | None = None  # its answer
 
     def wants(self, message: Add) -> bool:
         return bool(message.grammar)
@@ -99,11 +101,23 @@ class GrammarBitmasks:
         prepared, self._prepared = self._prepared, []
         return prepared
 
-    def bits(self, requests: Sequence[Request]) -> list[bytes | GenerationError | None]:
-        bits: list[bytes | GenerationError | None] = []
-        for start in range(0, len(requests), self._max_rows):
-            bits += self._fill(requests[start : start + self._max_rows])
-        return bits
+    def ask(self, requests: Sequence[Request]) -> None:
+        assert len(requests) <= self._max_rows
+        rows = []
+        for request in requests:
+            rows.append(Row(request.id, request.tokens[self._sent.get(request.id, 0) :]))
+            self._sent[request.id] = len(request.tokens)
+        self._asked, self._filled = len(rows), None
+        try:
+            if self._process is None:
+                raise ChannelClosed
+            self._process.channel.send(Fill(rows))
+        except ChannelClosed:
+            self._lose()
+
+    def bits(self) -> list[Bits | GenerationError | None]:
+        filled = self._receive_filled()
+        return [self._bits_of(place, state, filled.errors) for place, state in enumerate(filled.states)]
 
     def forget(self, request_id: int) -> None:
         if self._sent.pop(request_id, None) is None:
@@ -120,21 +134,9 @@ class GrammarBitmasks:
             self._process.close()
             self._process = None
 
-    def _fill(self, requests: Sequence[Request]) -> list[bytes | GenerationError | None]:
-        rows = []
-        for request in requests:
-            rows.append(Row(request.id, request.tokens[self._sent.get(request.id, 0) :]))
-            self._sent[request.id] = len(request.tokens)
-        filled = self._ask(Fill(rows))
-        if filled is None:
-            return [GenerationError(_LOST)] * len(rows)
-        assert self._masks is not None
-        return [self._bits_of(place, state, filled.errors) for place, state in enumerate(filled.states)]
-
-    def _bits_of(self, place: int, state: RowState, errors: dict[int, str]) -> bytes | GenerationError | None:
+    def _bits_of(self, place: int, state: RowState, errors: dict[int, str]) -> Bits | GenerationError | None:
         match state:
             case "masked":
-                assert self._masks is not None
                 return self._masks[place * self._mask_bytes : (place + 1) * self._mask_bytes]
             case "free":
                 return b"\xff" * self._mask_bytes
@@ -152,33 +154,35 @@ class GrammarBitmasks:
             return False
         return True
 
-    def _ask(self, fill: Fill) -> Filled | None:
-        """The answer; None when the process is lost."""
-        if self._process is None:
-            return None
-        try:
-            self._process.channel.send(fill)
-            while (message := self._process.channel.receive(_FILL_SECONDS)) is not None:
-                if isinstance(message, Filled):
-                    return message
+    def _receive_filled(self) -> Filled:
+        """The answer to the last Fill."""
+        while self._filled is None:
+            assert self._process is not None, "losing it is an answer"
+            try:
+                message = self._process.channel.receive(_FILL_SECONDS)
+            except ChannelClosed:
+                message = None
+            if message is None:
+                self._lose()
+            else:
                 self._take(message)
-        except ChannelClosed:
-            pass
-        self._lose()
-        return None
+        return self._filled
 
     def _take(self, message: FromMatchers) -> None:
-        assert isinstance(message, Prepared)
-        if message.id in self._preparing:
-            self._preparing.remove(message.id)
-            self._prepared.append((message.id, message.error))
+        match message:
+            case Filled():
+                self._filled = message
+            case Prepared(sequence, error):
+                if sequence in self._preparing:
+                    self._preparing.remove(sequence)
+                    self._prepared.append((sequence, error))
 
     def _running(self) -> HelperProcess[ToMatchers, FromMatchers]:
         if self._process is None:
             fd = os.memfd_create("quire-bitmasks")
             try:
                 os.ftruncate(fd, self._max_rows * self._mask_bytes)
-                self._masks = mmap.mmap(fd, self._max_rows * self._mask_bytes)
+                self._masks = memoryview(mmap.mmap(fd, self._max_rows * self._mask_bytes))
                 arguments = (
                     "--masks-fd", str(fd), "--model", self._model, "--tokenizer", self._tokenizer,
                     "--vocab-size", str(self._vocab_size),
@@ -194,5 +198,6 @@ class GrammarBitmasks:
             logger.error("The process that follows grammars was lost; it starts again with the next grammar.")
             self._process.kill()
             self._process = None
+        self._filled = Filled(["failed"] * self._asked, dict.fromkeys(range(self._asked), _LOST))
         self._prepared += [(sequence, _LOST) for sequence in sorted(self._preparing)]
         self._preparing.clear()

@@ -68,6 +68,7 @@ class HashMasker:
         self._broken = broken
         self._vocab_size = vocab_size
         self.forgotten: list[int] = []
+        self._asked: list[bytes | GenerationError] = []
 
     def wants(self, message: Add) -> bool:
         return bool((message.sampling.extra_args or {}).get("masked"))
@@ -81,11 +82,18 @@ class HashMasker:
     def close(self) -> None:
         pass
 
-    def bits(self, requests: Sequence[Request]) -> list[bytes | GenerationError]:
-        return [
-            GenerationError("broken") if r.id in self._broken else self.mask(r.tokens, self._vocab_size)
-            for r in requests
-        ]
+    def ask(self, requests: Sequence[Request]) -> None:
+        assert not self._asked, "asked twice"
+        self._asked = [self.bits_of(request) for request in requests]
+
+    def bits(self) -> list[bytes | GenerationError]:
+        asked, self._asked = self._asked, []
+        return asked
+
+    def bits_of(self, request: Request) -> bytes | GenerationError:
+        if request.id in self._broken:
+            return GenerationError("broken")
+        return self.mask(request.tokens, self._vocab_size)
 
     def forget(self, request_id: int) -> None:
         self.forgotten.append(request_id)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from quire.executor.fake import FakeExecutor
 from quire.messages import Abort, Plan, TokenBitmasks
+from quire.scheduler.request import Request
 from tests.engine.harness import Engine, HashMasker, add, alone
 
 MASKED = {"extra_args": {"masked": True}}
@@ -61,7 +63,7 @@ def test_masks_follow_their_plan_and_all_earlier_results_and_block_no_planning(m
         assert place["plan", step] < place["masks", step] < place["result", step]
         assert place["result", step - 1] < place["masks", step]
         assert place["plan", step] < place["result", step - 1], "planned while the one before was in flight"
-        assert place["plan", step] < place["masks", step - 1] or max_in_flight == 2, "planned before its masks came"
+        assert place["plan", step] < place["masks", step - 1], "planned while the masks before were made"
     assert all(plan.masked == [0] for plan in executor.plans[:9])
 
 
@@ -90,6 +92,26 @@ def test_a_request_without_a_mask_fails_alone() -> None:
     assert outcome.tokens[3] == alone([5], 10)
     engine.finish_steps()
     engine.assert_all_free()
+
+
+def test_a_request_that_is_aborted_while_its_mask_is_made_ends_once() -> None:
+    """Whatever comes for it then: a mask, none, or an error."""
+
+    class Completes(HashMasker):
+        def bits_of(self, request: Request) -> Any:
+            return None if len(request.tokens) > 5 else super().bits_of(request)
+
+    for masker in (HashMasker(), Completes(), HashMasker(broken=[1])):
+        engine = Engine(FakeExecutor(), masker=masker)
+        engine.client.send(add(1, [1], 30, **MASKED))
+        for steps in range(6):
+            engine.client.send(add(10 + steps, [7], 3))
+            engine.step()
+        engine.client.send(Abort([1]))
+        outcome = engine.run([add(2, [5], 5)])
+        assert outcome.ends[1].reason in ("abort", "stop", "error")
+        engine.finish_steps()
+        engine.assert_all_free()
 
 
 def test_the_fake_executor_requires_masks() -> None:

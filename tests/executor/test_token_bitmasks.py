@@ -101,8 +101,8 @@ def test_processors_see_what_the_mask_leaves(tiny: Path) -> None:
     processors = {"logits_processors": ("tests.sampling.processors:CountUp",)}
 
     class Odd(HashMasker):
-        def bits(self, requests: Any) -> Any:
-            return [b"\xaa" * BYTES for _ in requests]
+        def bits_of(self, request: Any) -> Any:
+            return b"\xaa" * BYTES
 
     engine = Engine(
         CpuExecutor(config_for(tiny, **processors), SystemClock()), masker=Odd(), drafts=None, wait=WAIT, **processors
@@ -123,8 +123,8 @@ def test_processors_see_what_the_mask_leaves(tiny: Path) -> None:
 @pytest.mark.parametrize("kind", [CpuExecutor, GpuExecutor])
 def test_a_mask_that_leaves_nothing_fails_its_request_alone(tiny: Path, kind: Callable[..., Any]) -> None:
     class Closes(HashMasker):
-        def bits(self, requests: Any) -> Any:
-            return [bytes(BYTES) if r.id == 1 and len(r.tokens) > 5 else b"\xff" * BYTES for r in requests]
+        def bits_of(self, request: Any) -> Any:
+            return bytes(BYTES) if request.id == 1 and len(request.tokens) > 5 else b"\xff" * BYTES
 
     engine = Engine(kind(config_for(tiny), SystemClock()), masker=Closes(), drafts=None, wait=WAIT)
     for number, more in enumerate(({}, {"presence_penalty": 1.0})):

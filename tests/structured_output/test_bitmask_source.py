@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 
 import quire.builtin
+from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor
 from quire.messages import Add
 from quire.structured_output.bitmask_source import GrammarBitmasks
@@ -193,3 +195,29 @@ def test_a_lost_process_fails_what_it_followed_and_starts_again(source: GrammarB
     while 2 not in outcome.ends:
         engine.step()
     assert outcome.tokens[2] == alone([7], 200, vocab_size=VOCAB)
+
+
+def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(source: GrammarBitmasks) -> None:
+    def prepare(number: int) -> None:
+        source.prepare(constrained(number, [5], 20, regex="[a-z]{5}"))
+        while not (prepared := source.prepared()):
+            time.sleep(0.01)
+        assert prepared == [(number, "")]
+
+    prepare(1)
+    request: Any = types.SimpleNamespace(id=1, tokens=[5])
+    source.ask([request])
+    assert source._process is not None
+    source._process.kill()
+    source.prepare(constrained(2, [5], 20, regex="[a-z]{5}"))
+    (lost,) = source.bits()
+    assert isinstance(lost, GenerationError)
+    while not source.prepared():
+        time.sleep(0.01)
+    request = types.SimpleNamespace(id=2, tokens=[5])
+    source.ask([request])
+    assert source.prepared() == []  # takes what comes, and the answer may
+    (bits,) = source.bits()
+    assert isinstance(bits, memoryview)
+    allowed = {t for t in range(VOCAB) if bits[t // 8] >> t % 8 & 1}
+    assert allowed == {t for t in range(VOCAB) if re.fullmatch(b"[a-z]{1,5}", TOKENIZER.token_bytes(t))}

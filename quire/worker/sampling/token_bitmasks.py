@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
+from quire.messages import Bits
 from quire.worker.pinned_memory import unowned_view
 
 
@@ -32,7 +33,7 @@ class BitmaskBuffer:
         self._on_device = unowned_view(self._host, device) if on_gpu else self._host
         self._apply = kernel("apply_token_bitmask", device.type)
 
-    def apply(self, logits: Tensor, rows: Tensor, bits: Sequence[bytes]) -> None:
+    def apply(self, logits: Tensor, rows: Tensor, bits: Sequence[Bits]) -> None:
         """Set the logits [sampled, vocab] of forbidden tokens to -inf, in place.
 
         Args:
