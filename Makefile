@@ -4,6 +4,7 @@
 PYTHON ?= python3 python3.13 python3.12 python3.11
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= $(if $(ARGS),0,auto)
 TORCH_INDEX ?=
 PIP_FLAGS ?= --quiet
 
@@ -11,6 +12,8 @@ TORCH_VERSION := 2.13.0
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin
+# One process a core, each with one thread; where one is done with its part, it takes half of what another has left.
+PYTEST_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
 # Two variables, because what is installed and what it is built with are constrained apart since pip 25.3.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
@@ -20,6 +23,7 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo 'Variables: ARGS="…" for the program (make serve ARGS="./my-llama --port 9000", make test ARGS=tests/kvcache),'
+	@echo '           WORKERS=4 for the processes that run tests (one a core; with ARGS the tests run in one, for -x and --pdb),'
 	@echo '           PYTHON=python3.12, VENV=.venv, TORCH_INDEX=URL of a wheel index to take torch from.'
 
 .PHONY: serve
@@ -28,11 +32,11 @@ serve: $(VENV)/.installed ## Serve the built-in model on port 8000 (installs wha
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## Run the tests, but for the long ones
-	@$(BIN)/python -m pytest -m 'not long' $(ARGS)
+	@$(PYTEST_PARALLEL) -m 'not long' $(ARGS)
 
 .PHONY: test-long
 test-long: $(VENV)/.installed-dev ## Run the long tests, which a merge needs as well
-	@$(BIN)/python -m pytest -m long $(ARGS)
+	@$(PYTEST_PARALLEL) -m long $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it

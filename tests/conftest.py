@@ -10,11 +10,26 @@ import torch
 LONG_TIMEOUT_S = 900
 BUDGET_MINUTES = {"engine": 8, "api": 6, "reliability": 14, "many cards": 10, "operations": 7}
 """What `make test-long` may take at most, by the share that a test names in its marker; see CONTRIBUTING.md."""
-seconds_by_share = pytest.StashKey[Counter[str]]()
+
+
+class SecondsByShare:
+    """What the long tests of each share took. Reports come from the processes that run tests, with their share."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, share in report.user_properties:
+            if name == "share":
+                self._seconds[str(share)] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for share, seconds in sorted(self._seconds.items()):
+            terminalreporter.write_line(f"long tests, {share}: {seconds / 60:.1f} of {BUDGET_MINUTES[share]} minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[seconds_by_share] = Counter()
+    config.pluginmanager.register(SecondsByShare())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,16 +42,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: a long test names its share, one of {list(BUDGET_MINUTES)}")
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
             item.user_properties.append(("share", long.args[0]))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
-    for name, share in item.user_properties:
-        if name == "share":
-            item.config.stash[seconds_by_share][str(share)] += call.duration
-    return (yield)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for share, seconds in sorted(config.stash[seconds_by_share].items()):
-        terminalreporter.write_line(f"long tests, {share}: {seconds / 60:.1f} of {BUDGET_MINUTES[share]} minutes")

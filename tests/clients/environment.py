@@ -5,6 +5,7 @@ Made on first use, from a list of pinned packages beside this file, and kept in 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -25,21 +26,21 @@ def environment(name: str) -> Path:
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
     home = Path(sys.prefix) / "client-environments"
     directory = home / f"{name}-{digest}"
-    if not (directory / "complete").exists():
-        for other in home.glob(f"{name}-*"):  # of older lists, or half made
-            shutil.rmtree(other)
-        subprocess.run([sys.executable, "-m", "venv", directory], check=True, timeout=INSTALL_S)
-        pip = [
-            directory / "bin" / "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--quiet",
-            "--no-compile",
-            "--no-deps",
-        ]
-        subprocess.run([*pip, "--requirement", requirements], check=True, timeout=INSTALL_S)
-        (directory / "complete").touch()
+    home.mkdir(exist_ok=True)
+    with (home / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if not (directory / "complete").exists():
+            for other in home.glob(f"{name}-*"):  # of older lists, or half made
+                shutil.rmtree(other)
+            _install(requirements, directory)
     return directory / "bin"
+
+
+def _install(requirements: Path, directory: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True, timeout=INSTALL_S)
+    pip = [directory / "bin" / "pip", "install", "--disable-pip-version-check", "--quiet", "--no-compile", "--no-deps"]
+    subprocess.run([*pip, "--requirement", requirements], check=True, timeout=INSTALL_S)
+    (directory / "complete").touch()
 
 
 def run_script(name: str, url: str, key: str, *, timeout: float = 120) -> Any:
