@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from quire.api.answer_size import check_answer_size
 from quire.api.chat_parsers import ChatParsers
 from quire.api.choice_parsing import OutputParsing
 from quire.api.engine_session import EngineSession
@@ -108,9 +109,13 @@ class ChatService:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
         text = await self.renderer.render(self._conversation(fields))
         limit = longest if params.truncate_prompt_tokens is None else None
+        shown = fields.prompt_logprobs is not None or bool(fields.return_token_ids)
         tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), limit)
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
+        with fields.named_as_sent():
+            stream = bool(fields.stream)
+            check_answer_size([len(tokens)], params, longest=longest, prompts_shown=shown, stream=stream)
         turn = Turn(text[-TURN_CHARACTERS:], fields.continued)
         parsing = self.parsers.parsing(tools, turn, formed=params.structured_outputs is not None)
         params = await self._constrained(params, tools, turn)

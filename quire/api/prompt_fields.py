@@ -5,17 +5,22 @@ Owns vLLM's `prompt_logprobs` and `prompt_token_ids`. Knows nothing about stream
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from quire.api.json_pieces import JsonPieces
 from quire.api.sliced_json import encode_in_slices
 from quire.messages import TokenLogprobs
 from quire.text.deltas import ChoiceDelta
 from quire.text.logprobs import logprobs_dict
 from quire.text.tokenizer import Tokenizer
+
+THREAD_THRESHOLD = 1_000
+"""Longer prompts become text in a thread."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class PromptFields:
     tokenizer: Tokenizer | None
     show_logprobs: bool = False
     show_token_ids: bool = False
+    _texts: dict[int, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def shown(self) -> bool:
+        """Whether the response says anything about prompts."""
+        return self.show_logprobs or self.show_token_ids
 
     def tokens(self, index: int) -> Sequence[int]:
         """The prompt of a choice."""
@@ -42,7 +53,16 @@ class PromptFields:
 
     def text(self, index: int) -> str:
         """The same as text, special tokens included."""
-        return self.tokenizer.decode(self.tokens(index), skip_special_tokens=False) if self.tokenizer else ""
+        number = index // self.n
+        if self.tokenizer is not None and number not in self._texts:
+            self._texts[number] = self.tokenizer.decode(self.prompts[number], skip_special_tokens=False)
+        return self._texts.get(number, "")
+
+    async def decode(self, index: int) -> str:
+        """The same without blocking the event loop by long prompts."""
+        if len(self.tokens(index)) > THREAD_THRESHOLD and index // self.n not in self._texts:
+            return await asyncio.to_thread(self.text, index)
+        return self.text(index)
 
     def logprobs(self, index: int, choices: Sequence[ChoiceDelta]) -> list[TokenLogprobs]:
         """The log probabilities of a choice's prompt, from the second token on. The engine sends them with the first of
@@ -62,7 +82,7 @@ class PromptFields:
             for i, prompt in enumerate(self.prompts)
         ]
 
-    async def _encode(self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]) -> msgspec.Raw:
+    async def _encode(self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]) -> JsonPieces:
         """vLLM's list: for each token of the prompt a dict by token id; None for the first."""
 
         def rows(start: int, end: int) -> dict[str, list[Any]]:

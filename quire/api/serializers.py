@@ -102,7 +102,7 @@ class CompletionSerializer:
         prompt_logprobs = await self._prompt.logprobs_fields(choices)
         shown = []
         for index, choice in enumerate(choices):
-            text = self._prompt.text(index) if self._echo else ""
+            text = await self._prompt.decode(index) if self._echo else ""
             logprobs = await self._all_columns(index, choices) if self._logprobs else None
             shown.append({
                 "index": index,

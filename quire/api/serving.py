@@ -15,6 +15,7 @@ from starlette.responses import Response
 from quire.api.beam_search_request import beam_choice, run_beam_search
 from quire.api.chat_service import ChatService
 from quire.api.engine_session import EngineSession
+from quire.api.json_pieces import PiecesResponse, write_json
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_choices import RequestChoices
 from quire.api.schemas.request_fields import RequestFields
@@ -173,4 +174,7 @@ class Serving:
 
 def json_response(body: dict[str, Any] | list[Any], status: int = 200) -> Response:
     """A JSON answer."""
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+    pieces = write_json(body)
+    if len(pieces) == 1:
+        return Response(pieces[0], status, media_type="application/json")
+    return PiecesResponse(pieces, status)

@@ -18,6 +18,9 @@ from quire.errors import CheckpointError, RequestError
 from quire.text import spm_model
 from quire.text.token_bytes import bytes_of_token
 
+LONG_DECODE = 1_000
+"""More tokens are decoded while other threads run."""
+
 
 class Tokenizer:
     """One model's tokenizer. Safe to use from several threads; long texts are encoded without holding the interpreter
@@ -77,6 +80,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; ids outside of the vocabulary add nothing."""
+        if len(ids) > LONG_DECODE:  # see `encode`
+            return self._core.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_id(self, token: str) -> int | None:

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.answer_size import check_answer_size
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.engine_session import check_num_sequences
 from quire.api.request_body import openapi_body, read_body
@@ -41,6 +42,13 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
     serving.model_name(fields.model)
     fields.check_stream_options()
     tokens, params, options = await prepare_completion(serving, fields)
+    check_answer_size(
+        [len(prompt) for prompt in tokens],
+        params,
+        longest=serving.session.submission.longest,
+        prompts_shown=params.n * (bool(fields.echo) or fields.prompt_fields(tokens, None).shown),
+        stream=bool(fields.stream),
+    )
     if fields.use_beam_search:
         return await serving.respond_with_beams(
             request, fields, tokens, params, options, lambda prompts: _serializer(serving, fields, params, prompts)

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.answer_size import check_answer_size
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.prompt_fields import PromptFields
 from quire.api.request_body import openapi_body, read_body
@@ -37,6 +38,13 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
         params = fields.sampling()
         if params.prompt_logprobs is not None and fields.stream:
             raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
+        check_answer_size(
+            [len(fields.token_ids)],
+            params,
+            longest=serving.session.submission.longest,
+            prompts_shown=params.prompt_logprobs is not None,
+            stream=bool(fields.stream),
+        )
         bad_words = bad_word_tokens(serving.text.tokenizer, params.bad_words)
         collector = serving.session.add_request(
             [fields.token_ids],
