@@ -26,6 +26,11 @@ _FORKS = 1 + Add.__struct_fields__.index("forks")
 """Index of `Add.forks` in an encoded Add, after the type's name."""
 
 
+INTAKE_BYTES = 2**17
+"""What the engine takes in one turn of its loop, and the message that goes beyond it: some 10 ms of work. The others
+wait for the next turn, so a crowd of prompts does not hold up a step."""
+
+
 def engine_address(directory: Path, engine: EngineId) -> str:
     """Where an engine listens: another place in each of its lives, so that none gets what was sent to one before."""
     return f"ipc://{directory / f'engine-{engine.engine}-{engine.epoch}'}"
@@ -68,15 +73,18 @@ class ZmqPort:
         messages: list[ToEngine | Undecodable] = []
         if not self._inbox.poll(None if wait is None else int(wait * 1e3)):
             return messages
-        while True:
+        taken = 0
+        while taken < INTAKE_BYTES:
             try:
                 raw = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
+            taken += len(raw)
             try:
                 messages.append(self._decoder.decode(raw))
             except _DECODING_ERRORS as error:
                 messages += _undecodable_messages(raw, error)
+        return messages
 
     def send(self, client: int, message: FromEngine) -> None:
         socket = self._clients.get(client)

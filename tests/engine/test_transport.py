@@ -14,7 +14,7 @@ from quire.clock import SystemClock
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client import Lost
 from quire.engine.core import EngineCore
-from quire.engine.transport import ZmqClient, ZmqPort, client_address, engine_address, report_death
+from quire.engine.transport import INTAKE_BYTES, ZmqClient, ZmqPort, client_address, engine_address, report_death
 from quire.executor.fake import FakeExecutor
 from quire.messages import Abort, ClientHeartbeat, Control, Dead, Deltas, Done, End, EngineId, FromEngine
 from tests.engine.harness import add, config
@@ -54,6 +54,20 @@ def test_messages_arrive_as_they_were_sent_and_in_order(port: ZmqPort, client: Z
     for answer in answers:
         port.send(3, answer)
     assert [client.receive(2.0) for _ in answers] == answers
+
+
+def test_a_turn_takes_a_part_of_a_crowd_and_none_is_lost(port: ZmqPort, client: ZmqClient) -> None:
+    sent = [add(3 << 48 | i, [60_000] * 5_000, 7) for i in range(1, 41)]  # 15 KB each
+    for message in sent:
+        client.send(message)
+    turns = []
+    while sum(map(len, turns)) < len(sent):
+        turns.append(port.drain(2.0))
+    assert [message for turn in turns for message in turn] == sent
+    assert max(map(len, turns)) <= INTAKE_BYTES // 15_000 + 1
+    whole = add(3 << 48 | 99, [60_000] * 500_000, 7)
+    client.send(whole)
+    assert port.drain(2.0) == [whole]
 
 
 def test_every_message_says_which_engine_sent_it_and_another_one_listens_elsewhere(
