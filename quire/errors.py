@@ -9,6 +9,7 @@
     │   │   └── UnknownModelError 404  the server does not serve this model
     │   └── PayloadTooLarge     413  the body is larger than the server reads
     ├── OverloadedError         429  too many requests wait: try again after the time that it names
+    ├── RequestTimeoutError     504  it was not begun within the time it was given
     ├── UnavailableError        503  try again: starting, draining, or the engine is being restarted
     ├── GenerationError         500  one request failed inside the engine; the others go on
     ├── EngineDeadError         500  the engine is gone
@@ -107,6 +108,14 @@ class OverloadedError(QuireError):
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RequestTimeoutError(QuireError):
+    """The request's time was over before it had any output."""
+
+    status = 504
+    type = "timeout_error"
+    code = "request_timeout"
 
 
 class UnavailableError(QuireError):

@@ -196,7 +196,7 @@ class TokenLogprobs(_Message, frozen=True):
     top_logprobs: list[float]
 
 
-EndReason = Literal["stop", "length", "abort", "error", "repetition"]
+EndReason = Literal["stop", "length", "abort", "error", "repetition", "timeout"]
 
 
 class End(_Message, frozen=True):
@@ -204,7 +204,7 @@ class End(_Message, frozen=True):
 
     Attributes:
         id: The sequence.
-        reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `abort`, or `error`.
+        reason: `stop` by a token of `Add.stop_ids`, `length`, `repetition`, `timeout`, `abort`, or `error`.
         message: For `error`: what failed, safe to show to the client.
         queued_s, prefill_s, decode_s: Seconds waiting, from first plan to first token, and from there to the end.
         preemptions: How often it was preempted.

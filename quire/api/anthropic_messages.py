@@ -145,7 +145,7 @@ class AnthropicMessages:
 
 
 def _stop(whole: ChoiceDelta) -> dict[str, Any]:
-    if isinstance(whole.stop_reason, str):
+    if whole.finish_reason == "stop" and isinstance(whole.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": whole.stop_reason}
     return {"stop_reason": _STOP_REASONS.get(whole.finish_reason or "", "end_turn"), "stop_sequence": None}
 

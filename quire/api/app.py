@@ -18,6 +18,7 @@ from pydantic.json_schema import models_json_schema
 
 from quire.api.auth import AuthenticationMiddleware
 from quire.api.body_limit import BodyLimitMiddleware
+from quire.api.caller import CallerMiddleware
 from quire.api.chat_parsers import choose_parsers
 from quire.api.chat_service import ChatService
 from quire.api.engine_session import EngineSession
@@ -161,6 +162,7 @@ def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts) -> None:
     server = config.server
     larger = {"/v1/files": server.responses_store_max_file_bytes + UPLOAD_OVERHEAD}
     app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes, larger=larger)
+    app.add_middleware(CallerMiddleware, config=server, clock=SystemClock())
     app.add_middleware(AuthenticationMiddleware, keys=server.api_key, routes=app.router.routes)
     app.add_middleware(ServerErrorMiddleware)
     app.add_middleware(

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.api.caller import API_KEY
 from quire.api.error_responses import error_response
 from quire.errors import AuthenticationError
 
@@ -46,7 +47,7 @@ class AuthenticationMiddleware:
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not self._digests or self._is_public(scope) or self._has_key(scope):
+        if scope["type"] == "lifespan" or not self._digests or self._has_key(scope) or self._is_public(scope):
             await self._app(scope, receive, send)
             return
         if scope["type"] == "websocket":
@@ -70,6 +71,8 @@ class AuthenticationMiddleware:
         found = False
         for known in self._digests:  # all of them: the time must not depend on which one is similar
             found |= hmac.compare_digest(known, digest)
+        if found:
+            scope.setdefault("state", {})[API_KEY] = digest
         return found
 
 

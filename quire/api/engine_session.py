@@ -21,7 +21,14 @@ from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.client import EngineClient, Lost
 from quire.engine.submission import Submission
-from quire.errors import EngineDeadError, GenerationError, QuireError, RequestError, UnavailableError
+from quire.errors import (
+    EngineDeadError,
+    GenerationError,
+    QuireError,
+    RequestError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from quire.messages import Abort, Add, Deltas, Done, EndReason, Heartbeat, Ready
 from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
@@ -36,6 +43,7 @@ _REFUSALS: dict[State, str] = {
     "draining": "The server is shutting down. Send the request to another one, or again later.",
     "dead": DEAD,
 }
+_TOO_LATE = "The request's time was over before it had any output. Send it again, with more time or later."
 
 
 def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
@@ -196,12 +204,14 @@ class EngineSession:
         truncation_side: Literal["left", "right"] = "left",
         grammar: str = "",
         grammar_after: Sequence[int] = (),
+        deadline: float | None = None,
+        tenant: str = "",
         continuing: bool = False,
     ) -> OutputCollector:
         """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
 
         Args:
-            priority, cache_salt, bad_words, truncation_side, grammar_after: See Submission.adds.
+            priority, cache_salt, bad_words, truncation_side, grammar_after, deadline, tenant: See Submission.adds.
             grammar: What `grammar_options` returned for `params`.
             continuing: It belongs to a request that was taken before (see `keep_open`), so a drain lets it in.
 
@@ -220,6 +230,8 @@ class EngineSession:
             "truncation_side": truncation_side,
             "grammar": grammar,
             "grammar_after": grammar_after,
+            "deadline": deadline,
+            "tenant": tenant,
         }
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
         self.admission_limit.enter(adds, continuing=continuing)
@@ -297,6 +309,9 @@ class EngineSession:
             if delta.end.reason == "error":
                 message = delta.end.message or "The engine could not go on with this request."
                 collector.fail(GenerationError(message))
+                return
+            if delta.end.reason == "timeout" and not any(stats.received for stats in collector.stats):
+                collector.fail(RequestTimeoutError(_TOO_LATE))
                 return
         collector.put(number, delta)
 

@@ -72,6 +72,16 @@ class OutputCollector:
         self._on_delta = None
         self._changed.set()
 
+    async def wait(self) -> None:
+        """Until anything is unread.
+
+        Raises:
+            QuireError: The request failed as a whole.
+        """
+        await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
     async def read(self, on_delta: OnDelta) -> list[tuple[int, SequenceDelta]]:
         """Wait for output; returns what each sequence gained, by index.
 

@@ -8,6 +8,7 @@ from typing import Any
 from quire.api.choice_parsing import ChoiceParser, OutputParsing
 from quire.api.engine_session import EngineSession
 from quire.api.output_collector import OnDelta, OutputCollector
+from quire.messages import EndReason
 from quire.text.choice_state import ChoiceState
 from quire.text.deltas import ChoiceDelta, SequenceDelta
 from quire.text.tokenizer import Tokenizer
@@ -90,9 +91,21 @@ class RequestChoices:
             state.finished = gained.finish_reason is not None
         if gained.finish_reason is not None:
             self._num_open -= 1
-            reason = "stop" if gained.finish_reason == "tool_calls" else gained.finish_reason
-            self._session.finish_sequence(self._collector, index, reason)
+            self._session.finish_sequence(self._collector, index, _end_reason(gained))
         return gained
+
+    async def wait(self) -> None:
+        """Until there is any output.
+
+        Raises:
+            QuireError: The request failed.
+        """
+        await self._collector.wait()
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether it may be too late for it before it has any output."""
+        return self.adds[0].deadline is not None
 
     async def collect(self) -> list[ChoiceDelta]:
         """Every choice as a whole.
@@ -145,3 +158,11 @@ class RequestChoices:
             "completion_tokens": completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+def _end_reason(last: ChoiceDelta) -> EndReason:
+    """Why a choice ended, as metrics count it."""
+    assert last.finish_reason is not None
+    if last.finish_reason == "length" and last.stop_reason == "timeout":
+        return "timeout"
+    return "stop" if last.finish_reason == "tool_calls" else last.finish_reason

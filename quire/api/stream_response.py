@@ -18,7 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.disconnect import run_until_disconnect
 from quire.api.eager_start import start_eagerly
+from quire.api.error_responses import error_response
 from quire.api.stream_writer import StreamWriter
+from quire.errors import QuireError
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +48,15 @@ class StreamResponse(Response):
         direct_send = scope["state"].get(DIRECT_SEND, send)
         try:
             await run_until_disconnect(self._stream(send, direct_send), receive)
+        except QuireError as error:
+            await error_response(error)(scope, receive, send)
         except TimeoutError:
             logger.warning("Request %s was ended: its client does not read.", scope["state"]["request_id"])
         finally:
             self._writer.close()
 
     async def _stream(self, send: Send, direct_send: Send) -> None:
+        await self._writer.wait()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         write_now = partial(self._write_now, direct_send)
         while not self._writer.finished:

@@ -65,6 +65,15 @@ class StreamWriter:
         """Of the response."""
         return self._format.media_type
 
+    async def wait(self) -> None:
+        """Until it is known that the request is begun; at once for one without a deadline.
+
+        Raises:
+            QuireError: It failed before.
+        """
+        if self._choices.has_deadline:
+            await self._choices.wait()
+
     def close(self) -> None:
         """Nobody reads any more: what still runs is aborted."""
         self._choices.close()

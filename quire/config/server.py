@@ -70,6 +70,12 @@ class ServerConfig:
     """No periodic line with throughput and cache use."""
     shutdown_timeout: float = 30.0
     """Seconds that open requests get to finish after SIGTERM; then they are ended."""
+    max_request_timeout: float | None = None
+    """Most seconds that a request may take; it may ask for less ('timeout', X-Request-Timeout). Then a request without
+    output gets 504, and any other what there is. Default: no limit."""
+    tenant_header: str | None = None
+    """Header that names whose a request is, besides its API key; set by a proxy that is trusted. Requests that wait
+    are served in turn by these. Default: API keys alone tell."""
     max_request_bytes: int = 16 * 2**20
     """Largest request body that is read; uploads to /v1/files have a limit of their own."""
     disable_responses_store: bool = False
@@ -88,6 +94,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
+        if self.max_request_timeout is not None and self.max_request_timeout <= 0:
+            raise ConfigError("--max-request-timeout must be above 0.", param="max_request_timeout")
         for name in ("responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes"):
             if getattr(self, name) <= 0:
                 flag = name.replace("_", "-")

@@ -93,6 +93,7 @@ class EngineCore:
             self._receive(message)
         if self._masks is not None:
             self._finish(self._masks.release_prepared())
+        self._finish(self._scheduler.expire())
         while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
             self._executor.submit(plan)
             self._steps.planned(plan.counts)

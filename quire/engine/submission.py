@@ -83,6 +83,8 @@ class Submission:
         truncation_side: Literal["left", "right"] = "left",
         grammar: str = "",
         grammar_after: Sequence[int] = (),
+        deadline: float | None = None,
+        tenant: str = "",
     ) -> list[Add]:
         """One Add for each of the `params.n` sequences of a prompt. Only the first is sent: it carries the others as
         its forks.
@@ -94,7 +96,7 @@ class Submission:
             bad_words: `params.bad_words` as tokens.
             truncation_side: The end of a prompt that is cut off.
             grammar: Of `params.structured_outputs`, see GrammarChecker.
-            grammar_after: See Add.
+            grammar_after, deadline, tenant: See Add.
 
         Raises:
             RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
@@ -135,6 +137,8 @@ class Submission:
             bad_words=[list(word) for word in bad_words],
             grammar=grammar,
             grammar_after=list(grammar_after),
+            deadline=deadline,
+            tenant=tenant,
         ).sequences()
 
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:

@@ -23,6 +23,7 @@ from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.messages import Add, EndReason, Plan, Result
 from quire.sampling import SamplingParams
 from quire.scheduler.admission import Admission
+from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.lengths import IntArray, Lengths
 from quire.scheduler.output_processing import (
     NewTokens,
@@ -105,6 +106,7 @@ class Scheduler:
         self._lengths = Lengths()
         self._request_table = RequestTable(max_num_seqs)
         self._waiting, self._running = self._request_table.waiting, self._request_table.running
+        self._deadlines = Deadlines(self._request_table)
         self._prefix_cacher = PrefixCacher(prefix_caching)
         self._rope_lengths = RopeLengths(rope_length_mode, self._lengths, max_drafts)
         self._admission = Admission(
@@ -214,6 +216,7 @@ class Scheduler:
         request.awaits.update(awaits)
         self._rope_lengths.limit_drafts(request)
         self._request_table.add(request)
+        self._deadlines.add(request)
 
     def arrived(self, request_id: int, what: str) -> None:
         """What a request awaits is there; once that is all, it is admitted as any other. It may be over."""
@@ -234,6 +237,13 @@ class Scheduler:
     def fail(self, request_id: int, message: str) -> Request | None:
         """The same because of an error; `message` is for the client."""
         return self._end(request_id, "error", message)
+
+    def expire(self) -> list[Request]:
+        """End the requests whose deadline has passed; those that wait never were in a plan."""
+        due = list(self._deadlines.due(self._clock.now()))
+        for request in due:
+            self._end(request.id, "timeout")
+        return due
 
     def _end(self, request_id: int, reason: EndReason, message: str = "") -> Request | None:
         request = self._request_table.get(request_id)

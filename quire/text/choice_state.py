@@ -51,8 +51,11 @@ class ChoiceState:
         if text.stop is not None:
             seen.finish_reason, seen.stop_reason = "stop", text.stop
         elif delta.end is not None:
-            seen.finish_reason = delta.end.reason
-            seen.stop_reason = self._stop_token(delta, delta.end)
+            reason = delta.end.reason
+            if reason == "timeout":
+                seen.finish_reason, seen.stop_reason = "length", "timeout"
+            else:
+                seen.finish_reason, seen.stop_reason = reason, self._stop_token(delta, delta.end)
         self.num_tokens += used
         self.finished = seen.finish_reason is not None
         return seen

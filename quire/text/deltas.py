@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quire.messages import Deltas, End, EndReason, TokenLogprobs
+from quire.messages import Deltas, End, TokenLogprobs
 from quire.output_parsers.events import ContentDelta, OutputEvent
 
-FinishReason = EndReason | Literal["tool_calls"]
-"""Why a choice ended, as its reader sees it: the engine's reason, or `tool_calls` for one that stopped behind calls."""
+FinishReason = Literal["stop", "length", "abort", "error", "repetition", "tool_calls"]
+"""Why a choice ended, as its reader sees it: the engine's reason, but `length` for `timeout`; or `tool_calls` where it
+stopped behind calls."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,8 @@ class ChoiceDelta:
         logprobs: One for each token; empty when not asked for.
         prompt_logprobs: One for each token of the prompt but the first; empty when not asked for.
         finish_reason: Set on the last delta.
-        stop_reason: The stop string or the token of `stop_token_ids` that ended it.
+        stop_reason: The stop string or the token of `stop_token_ids` that ended it; `timeout` beside `length` if its
+            time was over.
     """
 
     text: str = ""

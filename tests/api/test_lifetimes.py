@@ -131,8 +131,10 @@ def test_when_too_many_wait_a_request_is_told_when_to_come_again(scripted: tuple
     short_queue = Load(running=16, waiting=5, queued_tokens=3_000, tokens_per_s=1_000.0)
     client.say(Heartbeat(time.monotonic(), time.monotonic(), short_queue))
     eventually(lambda: server.session.stats.load == short_queue)
-    in_background(lambda: server.post("/v1/completions", LONG))
-    client.wait_for_adds(1)
+    thread, _ = in_background(lambda: server.post("/v1/completions", LONG))
+    (add,) = client.wait_for_adds(1)
+    client.say(Deltas([], [], [], ends=[End(add.id, "length")]))
+    thread.join()
 
 
 # --- engines --------------------------------------------------------------------------------------------------------

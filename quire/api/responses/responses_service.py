@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from quire.api.caller import Caller
 from quire.api.chat_logprobs import chat_logprobs
 from quire.api.request_choices import RequestChoices
 from quire.api.responses.chat_fields import chat_request, named_as_sent
@@ -63,10 +64,13 @@ class ResponsesService:
     serving: Serving
     clock: Clock = field(default_factory=WallClock)
 
-    async def start(self, fields: ResponsesRequest, on_end: Callable[[RunningResponse], None]) -> RunningResponse:
+    async def start(
+        self, fields: ResponsesRequest, caller: Caller, on_end: Callable[[RunningResponse], None]
+    ) -> RunningResponse:
         """The running response.
 
         Args:
+            caller: Who sent the request.
             on_end: Called when it has ended, if it is streamed.
 
         Raises:
@@ -77,7 +81,9 @@ class ResponsesService:
         model = self.serving.model_name(fields.model)
         items = _items(fields)
         history = await self._history(fields.previous_response_id)
-        chat, params, choices = await self._choices(fields, chat_messages(fields.instructions, [*history, *items]))
+        chat, params, choices = await self._choices(
+            fields, caller, chat_messages(fields.instructions, [*history, *items])
+        )
         names, created = chat.token_names(self.serving.text.tokenizer), self.clock.now()
 
         def logprobs(gained: ChoiceDelta) -> list[dict[str, Any]]:
@@ -120,12 +126,12 @@ class ResponsesService:
         return items
 
     async def _choices(
-        self, fields: ResponsesRequest, messages: list[dict[str, Any]]
+        self, fields: ResponsesRequest, caller: Caller, messages: list[dict[str, Any]]
     ) -> tuple[ChatRequest, SamplingParams, RequestChoices]:
         """The running choice, with `truncation: auto` without the oldest turns if they do not fit."""
         attempts = MAX_TRUNCATIONS if fields.truncation == "auto" else 0
         while True:
-            chat = chat_request(fields, messages)
+            chat = chat_request(fields, messages).sent_by(caller)
             try:
                 with named_as_sent():
                     prompt = await self.serving.chat.prepare(chat)

@@ -30,6 +30,7 @@ def add_chat(app: FastAPI, serving: Serving) -> None:
 async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -> Response:
     """The response to a conversation."""
     use_request_id(request, fields.request_id)
+    fields.sent_by(request.state.caller)
     serving.model_name(fields.model)
     fields.check_stream_options()
     prompt = await serving.chat.prepare(fields)

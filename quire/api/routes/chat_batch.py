@@ -34,6 +34,7 @@ def add_chat_batch(app: FastAPI, serving: Serving) -> None:
 
 async def _answer(serving: Serving, request: Request, fields: ChatBatchRequest) -> Response:
     use_request_id(request, fields.request_id)
+    fields.sent_by(request.state.caller)
     model = serving.model_name(fields.model)
     conversations = fields.conversations()
     check_num_sequences(len(conversations), 1, param="messages")

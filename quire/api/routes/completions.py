@@ -39,6 +39,7 @@ def add_completions(app: FastAPI, serving: Serving) -> None:
 async def answer_completion(serving: Serving, request: Request, fields: CompletionRequest) -> Response:
     """The response to prompts that go on."""
     use_request_id(request, fields.request_id)
+    fields.sent_by(request.state.caller)
     serving.model_name(fields.model)
     fields.check_stream_options()
     tokens, params, options = await prepare_completion(serving, fields)

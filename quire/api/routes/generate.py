@@ -32,6 +32,7 @@ def add_generate(app: FastAPI, serving: Serving) -> None:
 async def answer_generate(serving: Serving, request: Request, fields: GenerateRequest) -> Response:
     """The response to token ids."""
     use_request_id(request, fields.request_id)
+    fields.sent_by(request.state.caller)
     serving.model_name(fields.model)
     fields.check_stream_options()
     with fields.named_as_sent():

@@ -33,7 +33,7 @@ def add_messages(app: FastAPI, serving: Serving) -> None:
 
 async def _answer(serving: Serving, request: Request, body: MessagesRequest) -> Response:
     model = serving.model_name(body.model)
-    fields = _chat(serving, body)
+    fields = _chat(serving, body).sent_by(request.state.caller)
     with named_by_anthropic():
         choices = await serving.chat.start(fields)
     request_id = request.state.request_id

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.caller import Caller
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.ollama_answers import Kind, OllamaAnswers, loaded
 from quire.api.ollama_requests import chat_request, completion_request, model_name
@@ -50,7 +51,7 @@ async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | 
     began = clock.now()
     serving.model_name(model_name(body.model, serving.names))
     kind: Kind = "generate" if isinstance(body, OllamaGenerateRequest) else "chat"
-    choices = await _start(serving, body)
+    choices = await _start(serving, body, request.state.caller)
     shows = body.think is not False
     answers = OllamaAnswers(kind, body.model, choices, clock, WallClock(), began, show_thinking=shows)
     request_id, stream = request.state.request_id, body.stream is not False
@@ -64,13 +65,13 @@ async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | 
     return json_response(answers.body(whole))
 
 
-async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateRequest) -> RequestChoices:
+async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateRequest, caller: Caller) -> RequestChoices:
     if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
-        fields = completion_request(body)
+        fields = completion_request(body).sent_by(caller)
         prompts, params, options = await prepare_completion(serving, fields)
         if fields.max_tokens is None:
             params = msgspec.structs.replace(params, max_tokens=None)  # all that the context leaves
         collector = serving.session.add_request(prompts, params, **options)
         return RequestChoices(serving.session, collector, serving.text.tokenizer)
     template = serving.text.chat_template
-    return await serving.chat.start(chat_request(body, template.variables if template else ()))
+    return await serving.chat.start(chat_request(body, template.variables if template else ()).sent_by(caller))

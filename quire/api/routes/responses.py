@@ -106,7 +106,7 @@ async def _answer(
     fields.check()
     store = serving.stored if fields.background else None
     kept = fields.store is not False
-    running = await service.start(fields, tasks.keep if kept else lambda _: None)
+    running = await service.start(fields, request.state.caller, tasks.keep if kept else lambda _: None)
     serving.log_request(request.state.request_id, request.url.path, running.choices.adds, stream=bool(fields.stream))
     if store is not None:
         return await _in_background(store, tasks, running, stream=bool(fields.stream))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from quire.api.caller import ANYBODY, Caller, check_timeout
 from quire.errors import RequestError
 from quire.validation import integer
 
@@ -33,22 +34,34 @@ class RequestFields(BaseModel):
 
     model: str | None = Field(default=None, description="A name from /v1/models; may be left out.")
     request_id: str | None = Field(default=None, description="Id of the request, unless X-Request-Id is sent.")
+    timeout: float | None = Field(
+        default=None, description="Seconds after which the answer ends with what there is; X-Request-Timeout, too."
+    )
     priority: int | None = Field(default=None, description="Lower goes first, if the server orders by priority.")
     cache_salt: str | None = Field(default=None, description="Cached prefixes are shared within one salt only.")
     stream: bool | None = Field(default=None, description="Server-sent events.")
     stream_options: StreamOptions | None = None
+    _caller: Caller = PrivateAttr(default=ANYBODY)
+
+    def sent_by(self, caller: Caller) -> Self:
+        """The same, with who sent it; a timeout counts from its arrival."""
+        self._caller = caller
+        return self
 
     def queue_options(self) -> dict[str, Any]:
-        """Priority and salt, as EngineSession.add_request takes them.
+        """Priority, salt, deadline and tenant, as EngineSession.add_request takes them.
 
         Raises:
             RequestError: A value is out of its range.
         """
         if self.cache_salt is not None and not 0 < len(self.cache_salt) <= MAX_SALT:
             raise RequestError(f"cache_salt must be a text of 1 to {MAX_SALT} characters.", param="cache_salt")
+        timeout = None if self.timeout is None else check_timeout("timeout", self.timeout)
         return {
             "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
             "cache_salt": self.cache_salt or "",
+            "deadline": self._caller.deadline_after(timeout),
+            "tenant": self._caller.tenant,
         }
 
     def check_stream_options(self) -> None:

@@ -1,0 +1,103 @@
+"""Who sent a request, when it arrived, and when it has to be answered: known before its body is read."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.api.error_responses import error_response
+from quire.clock import Clock
+from quire.config import ServerConfig
+from quire.errors import RequestError
+
+TIMEOUT_HEADER = "X-Request-Timeout"
+API_KEY = "api_key"
+"""Key in the scope's state: the digest of the API key that a request brought, see AuthenticationMiddleware."""
+_TENANT_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Caller:
+    """One HTTP request's.
+
+    Attributes:
+        tenant: Whose it is: a digest of its API key and of the tenant header, if there are any.
+        arrival: Monotonic seconds.
+        deadline: The same clock; None for none.
+    """
+
+    tenant: str = ""
+    arrival: float = 0.0
+    deadline: float | None = None
+
+    def deadline_after(self, timeout: float | None) -> float | None:
+        """The deadline, or so many seconds after the arrival if that is earlier."""
+        if timeout is None:
+            return self.deadline
+        later = self.arrival + timeout
+        return later if self.deadline is None else min(self.deadline, later)
+
+
+ANYBODY = Caller()
+
+
+def check_timeout(name: str, seconds: float) -> float:
+    """Seconds that a request may take.
+
+    Raises:
+        RequestError: It is not above 0; the error names the field or header.
+    """
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise RequestError(f"{name} must be seconds above 0, got {seconds:g}.", param=name)
+    return seconds
+
+
+class CallerMiddleware:
+    """ASGI middleware that sets `scope["state"]["caller"]`.
+
+    Args:
+        app: What runs inside.
+        config: Names the tenant header and the longest time.
+        clock: For arrivals and deadlines.
+    """
+
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, clock: Clock) -> None:
+        self._app = app
+        self._tenant_header = config.tenant_header
+        self._max_timeout = config.max_request_timeout
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope["state"]["caller"] = self._caller(scope)
+            except RequestError as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _caller(self, scope: Scope) -> Caller:
+        headers, arrival = Headers(scope=scope), self._clock.now()
+        given = headers.get(TIMEOUT_HEADER)
+        timeouts = [] if self._max_timeout is None else [self._max_timeout]
+        if given is not None:
+            timeouts.append(check_timeout(TIMEOUT_HEADER, _seconds(given)))
+        deadline = arrival + min(timeouts) if timeouts else None
+        name = headers.get(self._tenant_header, "") if self._tenant_header else ""
+        return Caller(_tenant(scope["state"].get(API_KEY, b""), name), arrival, deadline)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(f"{TIMEOUT_HEADER} must be a number of seconds.", param=TIMEOUT_HEADER) from None
+
+
+def _tenant(key: bytes, name: str) -> str:
+    """The same for the same key and name; neither can be seen from it."""
+    return hashlib.sha256(key + name.encode()).hexdigest()[:_TENANT_DIGITS] if key or name else ""
