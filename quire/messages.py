@@ -152,7 +152,8 @@ class Abort(_Message, frozen=True):
 
 
 class Control(_Message, frozen=True):
-    """A command, answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`."""
+    """A command, answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`, `is_paused`, `resume`,
+    and `pause:` with a PauseMode."""
 
     id: int
     action: str
@@ -254,6 +255,7 @@ class Load(_Message, frozen=True):
     known."""
     expected_output: float = EXPECTED_OUTPUT
     """Tokens that a sequence brings on average."""
+    paused: bool = False
 
 
 class Deltas(_FromEngine, frozen=True):

@@ -5,8 +5,10 @@ Owns which answers are owed. Knows nothing about steps and outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from quire.engine.pausing import PAUSE_MODES, Pausing
 from quire.engine.port import Port
 from quire.messages import CLIENT_SHIFT, Control, Done
 from quire.scheduler.scheduler import Scheduler
@@ -18,12 +20,19 @@ class Commands:
     Args:
         scheduler: Of the engine.
         port: Where answers go.
+        abort: Ends a request.
+
+    Attributes:
+        pausing: Whether the engine is paused.
     """
 
-    def __init__(self, scheduler: Scheduler, port: Port) -> None:
+    def __init__(self, scheduler: Scheduler, port: Port, abort: Callable[[int], None]) -> None:
+        self.pausing = Pausing(scheduler)
         self._scheduler = scheduler
         self._port = port
-        self._drains: list[Control] = []  # not answered yet
+        self._abort = abort
+        self._drains: list[Control] = []  # not answered yet, as the next ones
+        self._pauses: list[Control] = []
 
     @property
     def draining(self) -> bool:
@@ -32,16 +41,28 @@ class Commands:
 
     def receive(self, message: Control) -> None:
         """A command came."""
-        match message.action:
-            case "drain":
+        match message.action.split(":"):
+            case ["drain"]:
                 self._drains.append(message)
-            case "counts":
+            case ["pause", mode] if mode in PAUSE_MODES:
+                for request_id in self.pausing.pause(mode):
+                    self._abort(request_id)
+                self._pauses.append(message)
+            case ["resume"]:
+                self.pausing.resume()
+                for pause in self._pauses:
+                    self._answer(pause, error="The engine was resumed before nothing ran any more")
+                self._pauses.clear()
+                self._answer(message)
+            case ["is_paused"]:
+                self._answer(message, {"paused": self.pausing.paused})
+            case ["counts"]:
                 self._answer(message, counts(self._scheduler))
-            case "reset_prefix_cache":
+            case ["reset_prefix_cache"]:
                 self._scheduler.pool.reset_prefix_cache()
                 self._answer(message)
-            case unknown:
-                self._answer(message, error=f"unknown action '{unknown}'")
+            case _:
+                self._answer(message, error=f"unknown action '{message.action}'")
 
     def answer_due(self) -> None:
         """Answer the commands that have become true; called once a turn."""
@@ -49,6 +70,10 @@ class Commands:
             for control in self._drains:
                 self._answer(control)
             self._drains.clear()
+        if self._pauses and self.pausing.reached:
+            for control in self._pauses:
+                self._answer(control)
+            self._pauses.clear()
 
     def _answer(self, message: Control, value: dict[str, Any] | None = None, error: str = "") -> None:
         self._port.send(message.id >> CLIENT_SHIFT, Done(message.id, value or {}, error))

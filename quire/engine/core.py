@@ -79,7 +79,8 @@ class EngineCore:
         self._clock = clock
         self._outbox = Outbox(port)
         self._clients = ClientLiveness(clock)
-        self._commands = Commands(self._scheduler, port)
+        self._commands = Commands(self._scheduler, port, self._abort)
+        self._pausing = self._commands.pausing
         self._steps = StepStats(clock.now())
         self._throughput = Throughput(estimated_throughput(config, runtime_info), clock.now())
         self._last_adds: dict[int, int] = {}  # by client
@@ -94,19 +95,23 @@ class EngineCore:
         if self._masks is not None:
             self._finish(self._masks.release_prepared())
         self._finish(self._scheduler.expire())
-        while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
-            self._executor.submit(plan)
-            self._steps.planned(plan.counts)
-        self._scheduler.cache_blocks()
+        if not self._pausing.frozen:
+            self._plan_ahead()
         if self._masks is not None:
             self._finish(self._masks.send())
         if self._scheduler.steps_in_flight:
             self._process_oldest_result(HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S))
         for request_id in self._clients.requests_of_lost_clients(request.id for request in self._scheduler.requests()):
             self._abort(request_id)
-        self._commands.answer_due()
         self._outbox.flush(self._load, self._last_adds)
+        self._commands.answer_due()
         self._send_heartbeats()
+
+    def _plan_ahead(self) -> None:
+        while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
+            self._executor.submit(plan)
+            self._steps.planned(plan.counts)
+        self._scheduler.cache_blocks()
 
     def record_turn(self, seconds: float) -> None:
         """A turn took so much of the thread's own processor time; heartbeats report it."""
@@ -117,6 +122,8 @@ class EngineCore:
         scheduler = self._scheduler
         if not scheduler.has_work:
             return wait
+        if self._pausing.reached:
+            return HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S)
         if scheduler.only_awaiting and not scheduler.steps_in_flight:
             return _AWAITING_POLL_S if wait is None else min(wait, _AWAITING_POLL_S)
         return 0.0
@@ -157,7 +164,8 @@ class EngineCore:
             elif len(tokens) - sequence.prompt_len >= (sequence.sampling.max_tokens or 0):
                 self._outbox.end(End(sequence.id, "length"))  # a replay that has all its tokens
             else:
-                self._scheduler.add(sequence, ids, () if self._masks is None else self._masks.prepare(sequence))
+                awaits = () if self._masks is None else self._masks.prepare(sequence)
+                self._scheduler.add(sequence, ids, (*awaits, *self._pausing.awaits(sequence.id)))
 
     def _refusal(self, message: Add) -> str:
         """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
@@ -208,9 +216,9 @@ class EngineCore:
         self._throughput.update(now, done, saturated=self._scheduler.is_saturated)
 
     def _send_heartbeats(self) -> None:
-        """Send a heartbeat once a second, and when the last request has ended."""
+        """Send a heartbeat once a second, and when nothing is left to do."""
         now = self._clock.now()
-        busy = self._scheduler.has_work
+        busy = self._scheduler.has_work and not self._pausing.reached
         if not busy:
             self._steps.last_progress = now
         if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
@@ -258,6 +266,7 @@ class EngineCore:
             queued_tokens=scheduler.queued_tokens,
             tokens_per_s=self._throughput.tokens_per_s,
             expected_output=scheduler.expected_output,
+            paused=self._pausing.paused,
         )
 
 

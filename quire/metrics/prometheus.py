@@ -98,6 +98,11 @@ class _StatsCollector(Collector):
             )
             family.add_metric(self._labels, times.longest)
             yield family
+        family = GaugeMetricFamily(
+            "quire:engine_paused", "Whether /pause was called, and no /resume since.", labels=_LABELS
+        )
+        family.add_metric(self._labels, stats.load.paused)
+        yield family
 
     def _counters(self) -> Iterator[Metric]:
         stats, load = self._stats, self._stats.load

@@ -218,6 +218,15 @@ class Scheduler:
         self._request_table.add(request)
         self._deadlines.add(request)
 
+    def hold_new(self, what: str) -> list[int]:
+        """All requests that were never admitted await this as well, but for forks of one that was; their ids."""
+        waiting = self._waiting
+        held = [each for each in waiting if each.admitted_at is None and (
+            each.parent is None or each.parent.admitted_at is None
+        )]  # fmt: skip
+        waiting.hold(held, what)
+        return [request.id for request in held]
+
     def arrived(self, request_id: int, what: str) -> None:
         """What a request awaits is there; once that is all, it is admitted as any other. It may be over."""
         request = self._request_table.get(request_id)

@@ -6,6 +6,7 @@ Adding costs O(log n), looking at the first and reading the sums O(1). Knows not
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from quire.messages import queued_tokens
@@ -57,6 +58,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._requests)
 
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests.values())
+
     @property
     def first(self) -> Request | None:
         """The first that is not skipped."""
@@ -81,6 +85,14 @@ class WaitingQueue:
         if not request.awaits:
             heapq.heappush(self._heap, request.queue_key)
         self._count(request)
+
+    def hold(self, requests: Iterable[Request], what: str) -> None:
+        """These await something from now on, beside what they may await already."""
+        for request in requests:
+            request.awaits.add(what)
+            self.refresh(request)
+        self._heap = [key for key in self._heap if key[1] in self._requests and not self._requests[key[1]].awaits]
+        heapq.heapify(self._heap)
 
     def release(self, request: Request) -> None:
         """A request awaits nothing any more."""

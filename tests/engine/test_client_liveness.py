@@ -6,7 +6,7 @@ from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client_liveness import SILENT_AFTER_S
 from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.executor.fake import FakeExecutor
-from quire.messages import CLIENT_SHIFT, ClientHeartbeat, Deltas, FromEngine, Heartbeat, Ready, ToEngine
+from quire.messages import CLIENT_SHIFT, ClientHeartbeat, Control, Deltas, FromEngine, Heartbeat, Ready, ToEngine
 from tests.engine.harness import add, config
 
 
@@ -22,8 +22,10 @@ class ListPort:
     def __init__(self) -> None:
         self.inbox: list[ToEngine] = []
         self.sent: list[tuple[int, FromEngine]] = []
+        self.waits: list[float | None] = []
 
     def drain(self, wait: float | None) -> list[ToEngine]:
+        self.waits.append(wait)
         messages, self.inbox = self.inbox, []
         return messages
 
@@ -75,6 +77,21 @@ def test_heartbeats_say_when_the_engine_last_made_progress() -> None:
     beats = port.to(1, Heartbeat)
     assert [beat.now for beat in beats if isinstance(beat, Heartbeat)] == [101.5, 103.0, 104.5]
     assert all(isinstance(beat, Heartbeat) and beat.last_progress == beat.now for beat in beats)
+
+
+def test_a_paused_engine_counts_as_idle_and_waits_for_messages() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    port.inbox = [ClientHeartbeat(1), add(1 << CLIENT_SHIFT | 1, [1, 2], 400), Control(1 << CLIENT_SHIFT, "pause:keep")]
+    for _ in range(40):
+        clock.time += 2
+        core.turn(None)
+        port.inbox = [ClientHeartbeat(1)]
+    *_, beat = port.to(1, Heartbeat)
+    assert isinstance(beat, Heartbeat)
+    assert beat.last_progress == beat.now == clock.time
+    assert beat.load.paused
+    assert port.waits[-1] == HEARTBEAT_S
 
 
 def test_a_stuck_executor_shows_in_the_heartbeat() -> None:

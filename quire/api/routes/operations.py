@@ -1,4 +1,4 @@
-"""Routes for whoever runs the server: GET /server_info, POST /reset_prefix_cache.
+"""Routes for whoever runs the server: GET /server_info and /is_paused, POST /reset_prefix_cache, /pause and /resume.
 
 Mounted with an API key or in developer mode only, because they show and change what concerns all users.
 """
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from quire.api.error_responses import error_response
 from quire.api.serving import Serving, json_response
 from quire.config import Config
+from quire.engine.pausing import PauseMode
 from quire.errors import RequestError
 from quire.version import __version__
 
@@ -45,6 +46,32 @@ def add_operations(app: FastAPI, serving: Serving) -> None:
                 return error_response(RequestError(f"{name}=true is not supported: leave it out.", param=name))
         await serving.session.control("reset_prefix_cache")
         return Response()
+
+    @app.post("/pause", tags=["operations"])
+    async def pause(
+        mode: PauseMode = "abort", clear_cache: bool = True, wait_for_inflight_requests: bool = False
+    ) -> Response:
+        """Generate nothing until /resume; new requests wait. Answered when nothing runs any more: requests that run are
+        aborted, waited for, or kept as they are. Then cached prefixes are forgotten, unless they are kept."""
+        mode = "wait" if wait_for_inflight_requests else mode
+        done = await serving.session.control(f"pause:{mode}")
+        if done.error:
+            return error_response(RequestError(f"{done.error}.", param="mode"))
+        if clear_cache and mode != "keep":
+            await serving.session.control("reset_prefix_cache")
+        return json_response({"status": "paused"})
+
+    @app.post("/resume", tags=["operations"])
+    async def resume() -> Response:
+        """Go on after /pause."""
+        await serving.session.control("resume")
+        return json_response({"status": "resumed"})
+
+    @app.get("/is_paused", tags=["operations"])
+    async def is_paused() -> Response:
+        """Whether /pause was called, and no /resume since."""
+        done = await serving.session.control("is_paused")
+        return json_response({"is_paused": done.value["paused"]})
 
 
 def shown_settings(config: Config) -> dict[str, Any]:
