@@ -21,14 +21,15 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 def added(server: Server, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]) -> Add:
     """The first sequence that a request sends to the engine."""
     seen: list[Add] = []
-    send = server.session._client.send
+    engine = server.session._engine
+    send = engine.send
 
     def watch(message: ToEngine) -> None:
         if isinstance(message, Add):
             seen.append(message)
         send(message)
 
-    monkeypatch.setattr(server.session._client, "send", watch)
+    monkeypatch.setattr(engine, "send", watch)
     answer = server.post(path, body)
     monkeypatch.undo()
     assert answer.status_code == 200, answer.text

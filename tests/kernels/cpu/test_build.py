@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import stat
@@ -31,7 +32,13 @@ from quire.kernels.cpu.linear import linear, pack_linear
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-LOADED = "from quire.kernels.cpu.library import library; print(library() is not None)"
+BUILD = """\
+import sys
+from pathlib import Path
+from quire.kernels.cpu import build
+build.SOURCES = Path(sys.argv[1])
+print(build.build([sys.argv[2]], Path(sys.argv[3]), build.this_processor(), "avx2", build.FLAGS))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +53,19 @@ def compiler() -> str:
     if not (found := building.installed_compilers(environment.native_kernels().compilers)):
         pytest.skip("there is no compiler")
     return found[0][0]
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two that are compiled at once; how the kernels' own are compiled is no different."""
+    if "avx2" not in this_processor().features:
+        pytest.skip("not an x86")
+    directory = tmp_path / "native"
+    directory.mkdir()
+    for name in ("one", "two"):
+        (directory / f"{name}.cpp").write_text(f'extern "C" int {name}() {{ return 1; }}')
+    monkeypatch.setattr(building, "SOURCES", directory)
+    return directory
 
 
 def script(path: Path, text: str) -> str:
@@ -97,33 +117,30 @@ def test_none_is_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
         library()
 
 
-def test_several_processes_compile_once(tmp_path: Path, compiler: str) -> None:
+def test_several_processes_compile_once(tmp_path: Path, compiler: str, sources: Path) -> None:
     """They start together, one compiles, and all have the library; a broken one is compiled again."""
-    counted = script(tmp_path / "cxx", f'[ "$1" = --version ] || echo x >> {tmp_path}/calls; exec {compiler} "$@" -O0')
-    variables = {**os.environ, "CXX": counted, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    calls = tmp_path / "calls"
+    counted = script(tmp_path / "cxx", f'[ "$1" = --version ] || echo x >> {calls}; sleep 0.3; exec {compiler} "$@"')
+    command = [sys.executable, "-c", BUILD, str(sources), counted, str(tmp_path / "cache")]
 
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen([sys.executable, "-c", LOADED], env=variables, text=True, stdout=subprocess.PIPE)
+        return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
 
-    assert [process.communicate()[0] for process in [start(), start(), start()]] == ["True\n"] * 3
-    once = len(list(building.SOURCES.glob("*.cpp"))) + 1
-    calls = tmp_path / "calls"
+    (said,) = {process.communicate()[0] for process in [start(), start(), start()]}
+    path = Path(said.rstrip("\n"))
+    once = len(list(sources.glob("*.cpp"))) + 1
     assert len(calls.read_text().split()) == once
-    (path,) = (tmp_path / "quire" / "kernels").glob("*.so")
-    assert not any(entry.is_dir() for entry in path.parent.iterdir()), "nothing is left of the work"
+    assert [entry.suffix for entry in sorted(path.parent.iterdir())] == [".lock", ".so"], "nothing is left of the work"
+    ctypes.CDLL(str(path))
     path.write_bytes(path.read_bytes()[:1000])
-    assert start().communicate()[0] == "True\n"
+    assert start().communicate()[0] == said
     assert len(calls.read_text().split()) == 2 * once
 
 
+@pytest.mark.usefixtures("sources")
 def test_other_flags_are_another_library(tmp_path: Path, compiler: str) -> None:
-    names = []
-    for flags in (("-O0", "-DA"), ("-O0", "-DB")):
-        processor = this_processor()
-        if "avx2" not in processor.features:
-            pytest.skip("not an x86")
-        names.append(build([compiler], tmp_path, processor, "avx2", (*FLAGS, *flags)))
-    assert names[0] != names[1]
+    first, other = (build([compiler], tmp_path, this_processor(), "avx2", (*FLAGS, flag)) for flag in ("-DA", "-DB"))
+    assert first != other
 
 
 def test_an_old_compiler_gets_an_older_instruction_set(
@@ -132,7 +149,7 @@ def test_an_old_compiler_gets_an_older_instruction_set(
     if usable_instruction_sets(this_processor(), None) == ["avx2"]:
         pytest.skip("this processor has nothing newer")
     refuse = 'for a; do case $a in -mavx512*) echo "error: unrecognized $a" >&2; exit 1; esac; done'
-    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec {compiler} -O0 "$@"'))
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{refuse}; exec {compiler} "$@" -O0'))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library() is not None
     assert not caplog.messages
@@ -140,23 +157,22 @@ def test_an_old_compiler_gets_an_older_instruction_set(
     assert "avx2" in path.name
 
 
+@pytest.mark.usefixtures("sources")
 def test_the_next_compiler_is_tried_where_one_fails_and_none_is_asked_when_the_library_is_there(
     tmp_path: Path, compiler: str
 ) -> None:
-    if "avx2" not in this_processor().features:
-        pytest.skip("not an x86")
     calls = tmp_path / "calls"
     broken = script(tmp_path / "broken", f'echo broken >> {calls}; echo "error: no such plugin" >&2; exit 1')
     whole = script(tmp_path / "whole", f'echo whole >> {calls}; exec {compiler} "$@"')
     candidates = [str(tmp_path / "missing"), broken, whole]
-    path = build(candidates, tmp_path / "cache", this_processor(), "avx2", (*FLAGS, "-O0"))
+    path = build(candidates, tmp_path / "cache", this_processor(), "avx2", FLAGS)
     assert path.exists()
     assert set(calls.read_text().split()) == {"broken", "whole"}
     calls.write_text("")
-    assert build(candidates, tmp_path / "cache", this_processor(), "avx2", (*FLAGS, "-O0")) == path
+    assert build(candidates, tmp_path / "cache", this_processor(), "avx2", FLAGS) == path
     assert not calls.read_text()
     with pytest.raises(BuildError, match="no such plugin"):
-        build([broken], tmp_path / "cache", this_processor(), "avx2", (*FLAGS, "-O0"))
+        build([broken], tmp_path / "cache", this_processor(), "avx2", FLAGS)
 
 
 def test_nothing_is_compiled_where_libraries_may_not_be_loaded(
@@ -169,12 +185,11 @@ def test_nothing_is_compiled_where_libraries_may_not_be_loaded(
     assert not (tmp_path / "calls").exists()
 
 
+@pytest.mark.usefixtures("sources")
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, compiler: str) -> None:
     def compiled() -> Path:
-        return build([compiler], tmp_path, this_processor(), "avx2", (*FLAGS, "-O0"))
+        return build([compiler], tmp_path, this_processor(), "avx2", FLAGS)
 
-    if "avx2" not in this_processor().features:
-        pytest.skip("not an x86")
     path = compiled()
     path.unlink()
     left = tmp_path / f"{path.stem}-1234"
@@ -184,7 +199,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, compiler: str) ->
     assert not left.exists()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.long("engine")
 def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
     """The kernels' own tests once more, under AddressSanitizer and UBSan. Compilers leave AVX-512's masked loads out;
     with AVX2 the same code loads one by one."""
