@@ -132,7 +132,7 @@ def _without_vllm_flags(arguments: Sequence[str]) -> list[str]:
         negated = name.startswith("no_") and name[3:] in VLLM_SETTINGS
         name = name[3:] if negated else name
         if name not in VLLM_SETTINGS:
-            kept.append(argument)
+            kept.append(f"--{name.replace('_', '-')}{equals}{text}" if flag in VLLM_ALIASES else argument)
             continue
         if VLLM_SETTINGS[name].is_flag:
             value: Any = not negated and text.lower() != "false"

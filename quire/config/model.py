@@ -21,6 +21,9 @@ class ModelConfig:
     """Work on token ids only; no tokenizer is loaded."""
     dtype: Literal["auto", "bfloat16", "float", "float32"] = "auto"
     """Of weights, activations and KV cache. auto: the checkpoint's, or float32 where this processor is slow at it."""
+    quantization: str | None = None
+    """How weights are quantized. fp8 quantizes a bf16 checkpoint at the start, each output with its own scale. Else it
+    is the checkpoint's own method, which need not be given: awq, compressed-tensors, fp8, gptq or modelopt."""
     max_model_len: int | Literal["auto"] | None = None
     """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.
     Default: the model's own limit."""

@@ -94,8 +94,8 @@ _DEVICES: dict[str, VllmSetting] = {
 
 _MODEL: dict[str, VllmSetting] = {
     **_group("code from a model's repository is never run", trust_remote_code=False),
-    **_group("quantized weights come in a later version; give a model in bfloat16 or float32",
-        quantization=None, quantization_config=None, allow_deprecated_quantization=False,
+    **_group("leave it out: the checkpoint or --quantization say how weights are quantized",
+        quantization_config=None, allow_deprecated_quantization=False,
     ),
     **_group("a KV cache in fewer bits comes in a later version; leave it out",
         kv_cache_dtype="auto", kv_cache_dtype_skip_layers=None, calculate_kv_scales=False,

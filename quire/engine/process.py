@@ -33,7 +33,9 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
     executor, masker = build_executor(launch.config, clock), None
     try:
         device_limits = executor.start()
-        runtime_info = build_model_runtime_info(launch.config, read_spec(launch.config.model.model))
+        runtime_info = build_model_runtime_info(
+            launch.config, read_spec(launch.config.model.model, launch.config.model.quantization)
+        )
         masker = grammar_bitmasks(launch.config, device_limits.vocab_size)
         core = EngineCore(launch.config, device_limits, runtime_info, executor, port, clock, masker)
         signal.signal(signal.SIGTERM, stop)

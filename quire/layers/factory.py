@@ -16,7 +16,8 @@ from quire.layers.linear import Linear
 from quire.layers.mlp import GATED, MLP, PLAIN
 from quire.layers.moe import Experts, MixtureOfExperts, Routing
 from quire.layers.norm import RMS, LayerNorm, RMSNorm
-from quire.quantization.dense import Dense
+from quire.quantization.description import Quantization
+from quire.quantization.registry import scheme_of
 from quire.quantization.scheme import ExpertNames, ExpertsShape, LinearShape, WeightScheme
 from quire.weights.tensor_options import TensorOptions
 
@@ -26,11 +27,14 @@ L = TypeVar("L", bound=Layer)
 class LayerFactory:
     """Builds layers whose weights have these options; `layers` lists all that have any, in the order they were built.
 
+    `quantization` says which modules' weights are not dense.
+
     A `transposed` projection is stored as [in, out].
     """
 
-    def __init__(self, options: TensorOptions) -> None:
+    def __init__(self, options: TensorOptions, quantization: Quantization | None = None) -> None:
         self.options = options
+        self._quantization = quantization
         self.layers: list[Layer] = []
 
     def column_parallel(
@@ -84,7 +88,7 @@ class LayerFactory:
         """Experts and their router; experts are silu-gated MLPs `width` wide."""
         router = self._linear(LinearShape((f"{name}.gate",), (routing.count,), hidden), bias=False)
         shape = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
-        experts = self._remember(Experts(shape, self._scheme(shape.name), self.options))
+        experts = self._remember(Experts(shape, self._scheme(*shape.modules), self.options))
         return MixtureOfExperts(router, experts, routing, self.options)
 
     def _linear(self, shape: LinearShape, bias: bool) -> Linear:
@@ -92,7 +96,7 @@ class LayerFactory:
 
     def _scheme(self, *names: str) -> WeightScheme:
         """What serves the weights of these modules."""
-        return Dense()
+        return scheme_of(self._quantization.format_of_all(names) if self._quantization else None)
 
     def _remember(self, layer: L) -> L:
         self.layers.append(layer)

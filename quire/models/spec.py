@@ -15,6 +15,7 @@ from quire.models.families import FAMILIES, Family
 from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
+from quire.quantization.description import Quantization, read_quantization
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element, by the dtype names of config.json."""
@@ -57,6 +58,7 @@ class ModelSpec:
         scales: By layer, what the products of queries and keys are multiplied with.
         attention_cap, logit_cap: Bounds c of attention scores and logits: c · tanh(x / c).
         experts: None: there are none.
+        quantization: Of the weights; None: they are dense.
     """
 
     architecture: str
@@ -86,6 +88,7 @@ class ModelSpec:
     attention_cap: float | None
     logit_cap: float | None
     experts: ExpertsSpec | None
+    quantization: Quantization | None = None
 
     @property
     def rope_length_mode(self) -> RopeLengthMode | None:
@@ -135,11 +138,15 @@ class ModelSpec:
         return kv_groups([self.window if local else None for local in self.local])
 
 
-def read_spec(directory: Path | str) -> ModelSpec:
+def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSpec:
     """Read `directory`/config.json.
+
+    Args:
+        quantization: As --quantization says it.
 
     Raises:
         CheckpointError: The file is missing or broken, or asks for something that is not served; it names what.
+        ConfigError: --quantization is not served, or contradicts the file.
     """
     fields = ConfigFile(Path(directory) / "config.json")
     architecture = _architecture(fields)
@@ -179,6 +186,7 @@ def read_spec(directory: Path | str) -> ModelSpec:
         attention_cap=fields.optional_number("attn_logit_softcapping"),
         logit_cap=fields.optional_number("final_logit_softcapping"),
         experts=_experts(fields, family, layers),
+        quantization=read_quantization(fields.get("quantization_config"), quantization),
     )
     if spec.heads % spec.kv_heads:
         raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({spec.heads})")
@@ -204,13 +212,6 @@ _ONLY: dict[str, tuple[object, ...]] = {
 
 def _refuse_what_changes_the_arithmetic(fields: ConfigFile, family: Family) -> None:
     """Keys that a config may carry and that this engine would have to compute with, unless at these values."""
-    if fields.get("quantization_config"):
-        method = fields.get("quantization_config")
-        name = method.get("quant_method", "unknown") if isinstance(method, dict) else method
-        raise fields.refused(
-            "quantization_config",
-            f"'quantization_config' (method {name}) is not supported yet: use the model's bf16 or fp32 checkpoint.",
-        )
     if family.local_rope and fields.get("attn_logit_softcapping") is not None:
         raise fields.wrong("attn_logit_softcapping", "is not supported by this architecture")
     for key, values in _ONLY.items():

@@ -63,7 +63,7 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
     tokenizer = directory
     if model.tokenizer is not None:
         tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, config.load.download_dir)
-    spec = read_spec(directory)
+    spec = read_spec(directory, model.quantization)
     device, device_line = _resolve_device(config, machine)
     gpu = machine.gpu if device.device == "cuda" else None
     dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)

@@ -64,6 +64,11 @@ class ExpertsShape:
     hidden: int
     width: int
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The checkpoint's, of the first expert: all are alike."""
+        return tuple(f"{self.name}.0.{each}" for each in (self.names.gate, self.names.up, self.names.down))
+
 
 class LinearWeight(Protocol):
     """The weight of one matrix product.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from quire.errors import CheckpointError
 
@@ -17,20 +17,46 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
-"""Stored dtypes that are converted on load."""
+"""Stored dtypes that are converted on load, into each other. All others are read as they are, or not at all."""
 _SHOWN = 8
 _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
-_HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$")
-"""Tensors that old or tied checkpoints carry and no model reads: frequencies, causal masks, a second head."""
+_HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$|\.[kv]_scale$")
+"""Tensors that checkpoints carry and no model reads: old ones' frequencies and causal masks, a tied one's second head,
+scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
+
+
+@dataclass(frozen=True)
+class DummyValues:
+    """What a tensor is filled with where there is no checkpoint: products of codes and scales are about ±1e-3.
+
+    Attributes:
+        kind: `values`: uniform in ±1e-3, or random bits for what is not converted on load. `scales`: of codes up to
+            `size`. `groups`: numbers of groups of `size`.
+        size: See there.
+    """
+
+    kind: Literal["values", "scales", "groups"] = "values"
+    size: float = 1
 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """One tensor that a model reads."""
+    """One tensor that a model reads.
+
+    Attributes:
+        dtypes: What it may be stored as, in safetensors' words.
+        optional: It may be missing.
+        any_rank: Dimensions of one may be left out or added.
+        dummy: What stands for it without a checkpoint.
+    """
 
     name: str
     shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = READABLE_DTYPES
+    optional: bool = False
+    any_rank: bool = False
+    dummy: DummyValues = DummyValues()
 
 
 @dataclass(frozen=True)
@@ -49,8 +75,9 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Copy the window of `out`'s shape that begins at `start` (default: the origin) into `out`, in its dtype.
+        """Copy the window of `out`'s shape that begins at `start` (default: the origin) into `out`.
 
+        READABLE_DTYPES are converted to `out`'s dtype; with any other stored dtype, `out` has the same.
         Safe to call from several threads. A tensor-parallel worker reads its part this way.
         """
         ...
@@ -156,11 +183,12 @@ def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architect
         needed.add(spec.name)
         stored = contents.get(spec.name)
         if stored is None:
-            wrong.append(f"{spec.name}: missing, expected {list(spec.shape)}")
-        elif stored.shape != spec.shape:
+            if not spec.optional:
+                wrong.append(f"{spec.name}: missing, expected {list(spec.shape)}")
+        elif stored.shape != spec.shape and not (spec.any_rank and _core(stored.shape) == _core(spec.shape)):
             wrong.append(f"{spec.name}: expected {list(spec.shape)}, found {list(stored.shape)}")
-        elif stored.dtype not in READABLE_DTYPES:
-            wrong.append(f"{spec.name}: dtype {stored.dtype} is not one of {', '.join(READABLE_DTYPES)}")
+        elif stored.dtype not in spec.dtypes:
+            wrong.append(f"{spec.name}: dtype {stored.dtype} is not one of {', '.join(spec.dtypes)}")
     for name in sorted(contents.keys() - needed):
         if not _HARMLESS.search(name):
             wrong.append(f"{name}: found {list(contents[name].shape)}, but {architecture} has no such weight")
@@ -170,3 +198,7 @@ def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architect
             f"The weights do not match config.json ({len(wrong)} differences):\n  {listed}\n"
             "Download the checkpoint again, or check that config.json belongs to it."
         )
+
+
+def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

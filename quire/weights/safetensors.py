@@ -19,13 +19,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.weights.checkpoint import StoredTensor
+from quire.weights.checkpoint import READABLE_DTYPES, StoredTensor
 from quire.weights.cuda_copy_stream import CudaCopyStream
 from quire.weights.gpu_loader import FileTensor, GpuTensorLoader
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 _LENGTH_BYTES = 8
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.msgpack", "*.h5")
 
@@ -51,7 +62,9 @@ class SafetensorsCheckpoint:
         return dict(self._contents)
 
     def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Copy a window of the tensor, converting its dtype."""
+        """Copy a window of the tensor; see Checkpoint.read about its dtype."""
+        stored = self._contents[name].dtype
+        assert stored in READABLE_DTYPES or DTYPES[stored] == out.dtype, f"{name}: {stored} is not cast to {out.dtype}"
         if out.is_cuda:
             self._gpu_reader_of(out.device).read(name, out, start)
             return

@@ -116,10 +116,10 @@ class Worker:
         """Build the model and read its weights, while kernels are compiled."""
         if self._device.type == "cuda":
             gpu_memory.use_expandable_segments(self._device)
-        spec = read_spec(self._config.model.model)
+        spec = read_spec(self._config.model.model, self._config.model.quantization)
         options = self._options
         packed_weights = packed_weights_for(self._config, spec, self._device)
-        factory = LayerFactory(replace(options, packed_weights=packed_weights))
+        factory = LayerFactory(replace(options, packed_weights=packed_weights), spec.quantization)
         model = build_model(spec, factory)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False

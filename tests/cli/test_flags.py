@@ -297,8 +297,6 @@ def test_the_longest_sequence_is_a_number_or_auto(word: str, value: int | str) -
     ("arguments", "flag"),
     [
         (["-tp", "4"], "--tensor-parallel-size 4"),
-        (["--quantization", "awq"], "--quantization awq"),
-        (["-q=fp8"], "--quantization fp8"),
         (["--enable-lora"], "--enable-lora"),
         (["--lora-modules", "a=./x", "b=./y"], "--lora-modules a=./x"),
         (["--no-enable-chunked-prefill"], "--enable-chunked-prefill False"),

@@ -200,7 +200,7 @@ def broken(tmp_path: Path, checkpoint: Path, change: dict[str, Any]) -> str:
         ({"vocab_size": 640}, [], 4, "expected"),
         ({"architectures": ["FluxCapacitor"]}, [], 4, "FluxCapacitor"),
         ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, [], 4, "spiral"),
-        ({"quantization_config": {"quant_method": "awq"}}, [], 4, "awq"),
+        ({"quantization_config": {"quant_method": "flux"}}, [], 4, "flux"),
         ({}, ["--max-model-len", "9999"], 2, "--max-model-len 9999"),
         ({}, ["--kv-cache-memory-bytes", "10"], 5, "--kv-cache-memory-bytes 10"),
         ({}, ["--num-gpu-blocks-override", "1000000000"], 5, "--num-gpu-blocks-override"),

@@ -25,10 +25,10 @@ from quire.worker.kv_tensors import allocate_kv_cache, kv_view
 CPU = torch.device("cpu")
 
 
-def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype, quantization: str | None = None) -> Tensor:
     """[length, vocab_size], of tokens [length] read at once."""
-    spec, length = read_spec(directory), len(tokens)
-    factory = LayerFactory(TensorOptions(CPU, dtype))
+    spec, length = read_spec(directory, quantization), len(tokens)
+    factory = LayerFactory(TensorOptions(CPU, dtype), spec.quantization)
     model = build_model(spec, factory)
     checkpoint = SafetensorsCheckpoint(directory)
     check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)

@@ -91,7 +91,7 @@ def test_old_spellings(tmp_path: Path) -> None:
         ({"architectures": None}, "'architectures'"),
         ({"architectures": "LlamaForCausalLM"}, "'architectures'"),
         ({"hidden_act": "relu"}, "'hidden_act'.*relu.*silu"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'quantization_config'.*awq.*bf16"),
+        ({"quantization_config": {"quant_method": "flux"}}, "'quantization_config'.*flux.*bf16"),
         ({"quantization_config": "x"}, "'quantization_config'.*x"),
         ({"rope_scaling": {"type": "mrope", "factor": 2.0}}, "'rope_scaling'.*'mrope'.*default, linear"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "'rope_scaling'.*factor"),

@@ -44,7 +44,7 @@ def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
 def reduced_model(spec: ModelSpec, options: TensorOptions) -> Model:
     """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory."""
     layers = layers_of_every_kind(spec)
-    factory = LayerFactory(options)
+    factory = LayerFactory(options, spec.quantization)
     model = build_model(replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers]), factory)
     with torch.inference_mode():
         for layer in factory.layers:

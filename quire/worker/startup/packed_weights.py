@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import quire.kernels.cpu
-from quire.config import Config, environment
+from quire.config import Config, ModelConfig, environment
 from quire.kernels.cpu.library import library
 from quire.kernels.cpu.packed_weight_file import SUFFIX, PackedWeightFile
 from quire.models.spec import ModelSpec
@@ -32,19 +32,20 @@ def packed_weights_for(config: Config, spec: ModelSpec, device: torch.device) ->
     cache, kernels = environment.packed_weight_cache(), library()
     if kernels is None or size > cache.limit:
         return PackedAtStart()
-    path = cache.directory / f"{_identity(Path(config.model.model), config.model.dtype, kernels.name)}{SUFFIX}"
+    path = cache.directory / f"{_identity(config.model, kernels.name)}{SUFFIX}"
     if not path.exists() and size > _FREE_SHARE * _free_bytes(cache.directory):
         _log.info("Packed weights are not kept: %s has too little space", cache.directory)
         return PackedAtStart()
     return PackedWeightFile(path, cache.limit, kernels)
 
 
-def _identity(model: Path, dtype: str, kernels: str) -> str:
-    """A name that changes with the checkpoint's files, the dtype, and the code that packs."""
+def _identity(config: ModelConfig, kernels: str) -> str:
+    """A name that changes with the checkpoint's files, what weights are made, and the code that packs."""
+    model = Path(config.model)
     files = [path.resolve() for path in (model / "config.json", *find_files(model))]
     facts = [(str(path), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in files]
     packing = [path.read_bytes() for path in sorted(Path(quire.kernels.cpu.__file__).parent.glob("*.py"))]
-    return hashlib.sha256(repr((facts, dtype, kernels, packing)).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr((facts, config.dtype, config.quantization, kernels, packing)).encode()).hexdigest()[:24]
 
 
 def _free_bytes(directory: Path) -> int:

@@ -11,11 +11,12 @@ import torch
 
 
 def _mend_interpreter() -> None:
-    """Three things that the interpreter of Triton 3.6 gets wrong, and one that it does again and again."""
+    """Four things that the interpreter of Triton 3.6 gets wrong, and one that it does again and again."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     patch_tensor, create_dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+    convert = interpreter.InterpreterBuilder.create_fp_to_fp
     cast, patch_language = interpreter.InterpreterBuilder.cast_impl, interpreter._patch_lang
 
     def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
@@ -36,6 +37,13 @@ def _mend_interpreter() -> None:
         rounded = torch.tensor(value.data).bfloat16().view(torch.uint16).numpy()
         return interpreter.TensorHandle(rounded, tl.bfloat16)
 
+    def round_to_8_bits(self: Any, value: Any, dtype: Any, rounding: Any) -> Any:
+        """Rounding to e4m3: it forgets to carry into the exponent."""
+        if value.dtype.scalar != tl.float32 or dtype.scalar != tl.float8e4nv:
+            return convert(self, value, dtype, rounding)
+        rounded = torch.tensor(value.data).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return interpreter.TensorHandle(rounded, tl.float8e4nv)
+
     def patch_whole_language(kernel: Any) -> Any:
         """For a kernel and all functions that it calls."""
         return patch_language(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -48,6 +56,7 @@ def _mend_interpreter() -> None:
     interpreter._patch_lang_tensor = patch_tensor_and_index
     interpreter.InterpretedFunction.__call__ = call
     interpreter.InterpreterBuilder.cast_impl = cast_and_round
+    interpreter.InterpreterBuilder.create_fp_to_fp = round_to_8_bits
     interpreter.InterpreterBuilder.create_dot = dot
 
 

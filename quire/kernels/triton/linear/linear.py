@@ -8,7 +8,6 @@ like the measured one nearest to it. With many rows cuBLAS is as fast as product
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from quire.kernels.triton.launching.device_properties import is_sm_90
 from quire.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
 from quire.kernels.triton.linear.gemm import GemmConfig, gemm
 from quire.kernels.triton.linear.gemv import GemvConfig, gemv
+from quire.kernels.triton.linear.nearest_shape import nearest
 from quire.kernels.triton.linear.tuned_linear_configs import GATED, OVERLAP, PLAIN, UP_TO
 
 LinearConfig = GemvConfig | GemmConfig | None
@@ -103,8 +103,5 @@ def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearCon
         return None  # rows of the weight do not begin at 16-byte addresses
     table = GATED if gate else PLAIN
 
-    def distance(shape: tuple[int, int]) -> float:
-        return abs(math.log(shape[0] / outputs)) + abs(math.log(shape[1] / columns))
-
     size = next(number for number, most in enumerate(UP_TO) if rows <= most)
-    return table[min(table, key=distance)][size]
+    return nearest(table, outputs, columns)[size]

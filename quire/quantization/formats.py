@@ -1,0 +1,64 @@
+"""In what form a checkpoint, or --quantization, has the weight of a module. Plain data, without torch.
+
+Each format names the scheme that serves it; the schemes read the rest. Sources: the safetensors headers and
+`quantization_config`s that compressed-tensors, AutoGPTQ and GPTQModel, AutoAWQ, transformers' fine-grained fp8 and
+NVIDIA's ModelOpt write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Fp8Format:
+    """8-bit floats, e4m3: weight ≈ scale · codes. Activations are quantized as well, each row with a scale of its own.
+
+    Attributes:
+        scales: One for the tensor, for each output, or for each block of `block`.
+        block: Rows and columns of a block.
+        scale_name: What the checkpoint calls them, behind the module's name.
+        at_load: The checkpoint has dense weights, which are quantized as they are loaded, output by output.
+        input_scale: What the checkpoint calls a fixed scale of activations, if it has one. It is read over: scales of
+            the rows themselves are at least as exact.
+    """
+
+    scales: Literal["tensor", "channel", "block"] = "channel"
+    block: tuple[int, int] = (128, 128)
+    scale_name: str = "weight_scale"
+    at_load: bool = False
+    input_scale: str | None = None
+
+
+@dataclass(frozen=True)
+class GroupFormat:
+    """Integers of 4 or 8 bits: weight = scale · (code - zero), both of `group` columns of an output; dense activations.
+
+    Attributes:
+        layout: Whose tensors: gptq, gptq_v2 (zeros stored as they are, not less one), awq or compressed-tensors.
+        bits: 4 or 8.
+        group: Columns; None: all.
+        symmetric: Every zero is the middle of the codes.
+        reordered: Columns belong to groups as `g_idx` says.
+    """
+
+    layout: Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
+    bits: int
+    group: int | None
+    symmetric: bool
+    reordered: bool = False
+
+
+@dataclass(frozen=True)
+class Int8Format:
+    """8-bit integers: weight = scale · code, a scale for each output or one for all; activations as in Fp8Format.
+
+    Attributes:
+        scales: For the tensor, or for each output.
+    """
+
+    scales: Literal["tensor", "channel"] = "channel"
+
+
+Format = Fp8Format | GroupFormat | Int8Format

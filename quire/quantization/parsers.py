@@ -1,0 +1,137 @@
+"""How each tool writes `quantization_config`. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quire.quantization.description import Quantization, Rule, refused
+from quire.quantization.formats import Format, Fp8Format, GroupFormat, Int8Format
+
+_ALL = ("Linear",)
+_GROUPED_BITS = (4, 8)
+
+
+def fp8(config: Mapping[str, Any]) -> Quantization:
+    """transformers' fp8: scales of the tensor, or of blocks where `weight_block_size` says so (DeepSeek-V3, section
+    3.3)."""
+    ignored = _names(config, "modules_to_not_convert", "ignored_layers")
+    block = config.get("weight_block_size")
+    static = config.get("activation_scheme", "dynamic") == "static"
+    input_scale = "input_scale" if static else None
+    if block is None:
+        form = Fp8Format("tensor", input_scale=input_scale)
+    else:
+        rows, columns = map(int, block)
+        if columns != 128 or rows != 128:
+            raise refused(f"has blocks of {rows} × {columns}: served are 128 × 128")
+        form = Fp8Format("block", (rows, columns), "weight_scale_inv", input_scale=input_scale)
+    return Quantization("fp8", (Rule(_ALL, form),), (*ignored, "gate"))
+
+
+def modelopt(config: Mapping[str, Any]) -> Quantization:
+    """NVIDIA's ModelOpt: FP8 with one scale for the tensor, and one for activations."""
+    algorithm = str(config.get("quant_algo", "")).upper()
+    if algorithm != "FP8":
+        raise refused(f"is ModelOpt's {algorithm or 'without quant_algo'}, which is not supported: served is FP8")
+    ignored = tuple(_glob(name) for name in _names(config, "ignore", "exclude_modules"))
+    rule = Rule(_ALL, Fp8Format("tensor", input_scale="input_scale"))
+    return Quantization("modelopt", (rule,), (*ignored, "gate"))
+
+
+def gptq(config: Mapping[str, Any]) -> Quantization:
+    """AutoGPTQ's and GPTQModel's."""
+    if config.get("dynamic"):
+        raise refused("has 'dynamic' rules for single modules, which are not supported")
+    form = GroupFormat(
+        "gptq_v2" if config.get("checkpoint_format") == "gptq_v2" else "gptq",
+        _bits(config["bits"]),
+        _group(config.get("group_size", -1)),
+        bool(config.get("sym", True)),
+        bool(config.get("desc_act", False)),
+    )
+    head = config.get("lm_head") is True
+    return Quantization("gptq", (Rule(_ALL, form),), (*_names(config, "modules_to_not_convert"), "gate"), head)
+
+
+def awq(config: Mapping[str, Any]) -> Quantization:
+    """AutoAWQ's layout for its GEMM kernels."""
+    version = str(config.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise refused(f"has version '{version}', which is not supported: served is gemm")
+    bits = _bits(config.get("bits", config.get("w_bit", 4)))
+    if bits != 4:
+        raise refused(f"has {bits} bits: AWQ is served with 4")
+    group = _group(config.get("group_size", config.get("q_group_size", 128)))
+    form = GroupFormat("awq", bits, group, symmetric=not config.get("zero_point", True))
+    return Quantization("awq", (Rule(_ALL, form),), (*_names(config, "modules_to_not_convert"), "gate"))
+
+
+def compressed_tensors(config: Mapping[str, Any]) -> Quantization:
+    """compressed-tensors', which llm-compressor writes."""
+    if config.get("sparsity_config") not in (None, {}) and config["sparsity_config"].get("format", "dense") != "dense":
+        raise refused(f"has sparse weights ({config['sparsity_config'].get('format')}), which are not supported")
+    if config.get("transform_config") not in (None, {}):
+        raise refused("has transforms of activations, which are not supported")
+    rules = tuple(_compressed_rules(config))
+    if not rules:
+        raise refused("quantizes no weights")
+    head = any("lm_head" in target for rule in rules for target in rule.targets)
+    ignored = _names(config, "ignore")
+    return Quantization("compressed-tensors", rules, ignored, head or "lm_head" not in ignored)
+
+
+def _compressed_rules(config: Mapping[str, Any]) -> Iterator[Rule]:
+    for name, group in config["config_groups"].items():
+        stored = group.get("format") or config.get("format", "dense")
+        if group.get("output_activations"):
+            raise refused(f"quantizes outputs ({name}), which is not supported")
+        yield Rule(
+            tuple(group["targets"]), _compressed_format(stored, group["weights"], group.get("input_activations"))
+        )
+
+
+def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
+    kind, strategy, bits = weights.get("type", "int"), weights.get("strategy", "tensor"), weights["num_bits"]
+    if stored == "float-quantized" and kind == "float" and bits == 8:
+        if strategy not in ("tensor", "channel", "block"):
+            raise refused(f"has fp8 scales by {strategy}: served are tensor, channel and block")
+        block = tuple(map(int, weights.get("block_structure") or (128, 128)))
+        if block != (128, 128):
+            raise refused(f"has blocks of {block}: served are 128 × 128")
+        static = inputs is not None and not inputs.get("dynamic", False)
+        return Fp8Format(strategy, input_scale="input_scale" if static else None)
+    if stored == "int-quantized" and kind == "int" and bits == 8 and inputs is not None:
+        if strategy not in ("tensor", "channel") or not weights.get("symmetric", True) or not inputs.get("dynamic"):
+            raise refused("has int8 weights that are not symmetric by channel, with dynamic activations by token")
+        return Int8Format(strategy)
+    if stored == "pack-quantized" and kind == "int" and inputs is None and strategy in ("group", "channel"):
+        group = _group(weights.get("group_size") if strategy == "group" else -1)
+        reordered = weights.get("actorder") in ("group", True)
+        return GroupFormat("compressed-tensors", _bits(bits), group, bool(weights.get("symmetric", True)), reordered)
+    raise refused(f"has the format '{stored}' with {kind}{bits} weights by {strategy}, which is not supported")
+
+
+def _names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
+    """The modules that the first of these keys lists."""
+    listed = next((config[key] for key in keys if config.get(key)), ())
+    return tuple(str(name) for name in listed)
+
+
+def _glob(name: str) -> str:
+    """ModelOpt's `*` as a pattern."""
+    return "re:" + name.replace(".", r"\.").replace("*", ".*") + "$" if "*" in name else name
+
+
+def _bits(bits: Any) -> int:
+    if bits not in _GROUPED_BITS:
+        raise refused(f"has {bits} bits: served are 4 and 8")
+    return int(bits)
+
+
+def _group(size: Any) -> int | None:
+    if size in (None, -1):
+        return None
+    if size not in (32, 64, 128):
+        raise refused(f"has groups of {size}: served are 32, 64, 128 and -1")
+    return int(size)

@@ -1,0 +1,127 @@
+"""Products of 8-bit codes with scales, against products in fp64 of what the codes stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference import scaled_linear as reference
+from quire.kernels.reference.scaled_linear import ScaledWeight
+from quire.kernels.triton.linear.gemm import GemmConfig
+from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.quantize_rows import quantize_rows
+from quire.kernels.triton.linear.scaled import LIBRARY_ROWS, scaled_config, scaled_linear
+from quire.kernels.triton.linear.scaled_gemm import scaled_gemm
+from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
+from quire.kernels.triton.linear.tuned_scaled_configs import GATED, PLAIN, UP_TO
+
+DTYPES = (torch.float8_e4m3fn, torch.int8)
+TILES = (GemmConfig(16, 64, 128, 1, 4, 3, True), GemmConfig(16, 32, 128, 2, 4, 2, False))
+NEAR = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
+
+
+def random(rows: int, outputs: int, columns: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    seeded = torch.Generator().manual_seed(rows * outputs)
+    x, w = (torch.randn(n, columns, generator=seeded) for n in (rows, outputs))
+    x *= torch.logspace(-2, 2, rows).unsqueeze(1)  # rows of one scale would hide whose is whose
+    return x.to(device, dtype), w.to(device), torch.randn(outputs, generator=seeded).to(device, dtype)
+
+
+def quantized(w: Tensor, dtype: torch.dtype, blocks: bool) -> ScaledWeight:
+    """Scales of outputs, or of blocks of 16 × 128, each its own."""
+    outputs, columns = w.shape
+    block = (16, 128) if blocks else (1, columns)
+    scales = torch.rand(-(-outputs // block[0]), -(-columns // block[1]), device=w.device) * 0.01 + 0.005
+    whole = scales.repeat_interleave(block[0], 0)[:outputs].repeat_interleave(block[1], 1)[:, :columns]
+    codes = (w / whole).clamp(-127, 127)
+    return ScaledWeight((codes.round() if dtype == torch.int8 else codes).to(dtype), scales, block)
+
+
+def exact(x: Tensor, weight: ScaledWeight, bias: Tensor | None, gate: bool) -> Tensor:
+    y = F.linear(x.double(), weight.dense().double(), None if bias is None else bias.double())
+    if gate:
+        half = y.shape[1] // 2
+        y = F.silu(y[:, :half]) * y[:, half:]
+    return y
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    error = ((found.double() - expected).abs().amax(1) / expected.abs().amax(1)).max()
+    assert error < NEAR[found.dtype], f"{error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [16, 200])
+def test_rows_become_codes(dtype: torch.dtype, group: int, device: str) -> None:
+    x, _, _ = random(5, 1, 200, torch.float32, device)
+    x[3] = 0
+    codes, scales = quantize_rows(x, dtype, group)
+    expected, their_scales = reference.quantize_rows(x, dtype, group)
+    torch.testing.assert_close(scales, their_scales, rtol=1e-5, atol=0)
+    wide = scales.repeat_interleave(group, 1)[:, :200]
+    assert not (codes[3].float() != 0).any()
+    error = (codes.float() - expected.float()).abs() * wide
+    assert (error.amax(1) <= x.abs().amax(1) * (1 / 127 if dtype == torch.int8 else 1 / 14)).all(), "one code apart"
+    assert (error > 0).float().mean() < 0.02
+
+
+def test_a_row_that_is_not_finite_stays_so(device: str) -> None:
+    x = torch.ones(3, 64, device=device)
+    x[0, 5], x[1, 7] = float("nan"), float("inf")
+    for dtype in DTYPES:
+        _, scales = quantize_rows(x, dtype, 64)
+        assert scales.isfinite().flatten().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "biased", "gate"), [(False, False, False), (True, True, False), (False, False, True)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", [*TILES, GemvConfig(4, 128, 2)])
+def test_products(
+    config: GemmConfig | GemvConfig, dtype: torch.dtype, blocks: bool, biased: bool, gate: bool, device: str
+) -> None:
+    one = isinstance(config, GemvConfig)
+    outputs, columns = 70, 272
+    for rows in (1,) if one else (1, 17):
+        x, w, bias = random(rows, outputs, columns, torch.float32, device)
+        weight = quantized(w, dtype, blocks)
+        y = torch.full((rows, outputs // 2 if gate else outputs), float("nan"), device=device)
+        for _ in range(2):  # the second call finds the counters of the first one's splits as they were
+            y.fill_(float("nan"))
+            if isinstance(config, GemvConfig):
+                scaled_gemv(x, weight, bias if biased else None, y, config, gate, False)
+                seen = x
+            else:
+                codes, scales = reference.quantize_rows(x, dtype, weight.block[1])
+                scaled_gemm((codes, scales), weight, bias if biased else None, y, config, gate, False)
+                seen = codes.float() * scales.repeat_interleave(weight.block[1], 1)[:, :columns]
+            close(y, exact(seen, weight, bias if biased else None, gate))
+
+
+@pytest.mark.parametrize("rows", [2, pytest.param(300, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_op_agrees_with_its_reference(rows: int, blocks: bool, dtype: torch.dtype, device: str) -> None:
+    x, w, bias = random(rows, 96, 256, torch.bfloat16, device)
+    weight = quantized(w, dtype, blocks)
+    close(scaled_linear(x, weight, bias), reference.scaled_linear(x.float(), weight, bias.float()).double())
+    out, expected = (x.new_empty(rows, 48) for _ in range(2))
+    kernel("scaled_linear_silu_and_mul", "cuda")(x, weight, bias, out)
+    reference.scaled_linear_silu_and_mul(x, weight, bias, expected)
+    close(out, expected.double())
+
+
+def test_every_number_of_rows_has_a_config_of_one_block_a_step() -> None:
+    for table in (PLAIN, GATED):
+        for shape, configs in table.items():
+            assert len(configs) == len(UP_TO)
+            assert isinstance(scaled_config(*shape, 1, False, False), GemvConfig)
+    for rows in (2, 16, 17, 128, 129, 5000):
+        config = scaled_config(4096, 4096, rows, True, False)
+        assert isinstance(config, GemmConfig)
+        assert config.block_k == 128
+    assert UP_TO[-1] < LIBRARY_ROWS

@@ -1,0 +1,200 @@
+"""Quantized checkpoints: their logits are those of the dense weights that their tensors stand for, in transformers."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.errors import CheckpointError
+from tests.checkpoints import make_llama, make_tiny
+from tests.models.forward import logits_of
+from tests.parity.cases import CASES
+from tests.quantization import made
+
+TOKENS = torch.randint(3, 320, (60,), generator=torch.Generator().manual_seed(4))
+SHAPE: dict[str, Any] = {"hidden": 128, "intermediate": 256, "layers": 2, "tokenizer": False}
+
+
+def packed(bits: int, group: int | None, symmetric: bool, actorder: str | None = None) -> dict[str, Any]:
+    """compressed-tensors' description."""
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "group" if group else "channel",
+        "group_size": group,
+        "actorder": actorder,
+    }
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+
+
+def gptq(bits: int, group: int, symmetric: bool, desc_act: bool = False, form: str = "gptq") -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": symmetric,
+        "desc_act": desc_act,
+        "checkpoint_format": form,
+    }
+
+
+WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Any]] = {
+    "gptq": (gptq(4, 32, True), partial(made.gptq, bits=4, group=32, symmetric=True)),
+    "gptq, zeros": (gptq(4, 64, False), partial(made.gptq, bits=4, group=64, symmetric=False)),
+    "gptq, act-order": (gptq(4, 32, True, True), partial(made.gptq, bits=4, group=32, symmetric=True, reordered=True)),
+    "gptq, one group": (gptq(4, -1, True, True), partial(made.gptq, bits=4, group=None, symmetric=True)),
+    "gptq v2, 8 bits": (
+        gptq(8, 128, False, form="gptq_v2"),
+        partial(made.gptq, bits=8, group=128, symmetric=False, version=2),
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
+        partial(made.awq, group=64, symmetric=False),
+    ),
+    "compressed": (packed(4, 128, True), partial(made.compressed, bits=4, group=128, symmetric=True)),
+    "compressed, zeros": (packed(4, 32, False), partial(made.compressed, bits=4, group=32, symmetric=False)),
+    "compressed, channels": (packed(8, None, True), partial(made.compressed, bits=8, group=None, symmetric=True)),
+    "compressed, act-order": (
+        packed(4, 32, False, "group"),
+        partial(made.compressed, bits=4, group=32, symmetric=False, reordered=True),
+    ),
+}
+
+
+def compressed_8_bits(kind: str, strategy: str) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": strategy}
+    inputs = {"num_bits": 8, "type": kind, "strategy": "token", "dynamic": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+
+
+WITH_ACTIVATIONS: dict[str, tuple[dict[str, Any], Any]] = {
+    "fp8, tensor": ({"quant_method": "fp8", "activation_scheme": "dynamic"}, partial(made.scaled, scales="tensor")),
+    "fp8, blocks": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        partial(made.scaled, scales="block", name="weight_scale_inv"),
+    ),
+    "fp8, channels": (compressed_8_bits("float", "channel"), partial(made.scaled, scales="channel")),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, partial(made.scaled, scales="tensor")),
+    "int8, channels": (
+        compressed_8_bits("int", "channel"),
+        partial(made.scaled, scales="channel", dtype=torch.int8),
+    ),
+}
+
+
+def error(ours: torch.Tensor, directory: Path) -> float:
+    """Beside transformers' logits of the dense equal."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        theirs = model(TOKENS.unsqueeze(0)).logits[0]
+    return float(torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs))
+
+
+@pytest.mark.parametrize("case", WEIGHT_ONLY)
+@torch.inference_mode()
+def test_weight_only_formats_are_their_dense_weights(case: str, tmp_path: Path) -> None:
+    config, make = WEIGHT_ONLY[case]
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    dense = made.quantize(directory, config, make)
+    assert error(logits_of(directory, TOKENS, torch.float32), dense) < 1e-5
+
+
+@pytest.mark.parametrize("case", WITH_ACTIVATIONS)
+@torch.inference_mode()
+def test_formats_with_activations_are_within_their_rounding(case: str, tmp_path: Path) -> None:
+    config, make = WITH_ACTIVATIONS[case]
+    directory = make_llama(tmp_path / "model", **SHAPE, std=0.05)
+    dense = made.quantize(directory, config, make)
+    assert error(logits_of(directory, TOKENS, torch.float32), dense) < (0.02 if "int8" in case else 0.06)
+
+
+@torch.inference_mode()
+def test_a_dense_checkpoint_is_quantized_at_load(tmp_path: Path) -> None:
+    """As one that was quantized by channels before."""
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    at_load = logits_of(directory, TOKENS, torch.float32, "fp8")
+    config, make = WITH_ACTIVATIONS["fp8, channels"]
+    made.quantize(directory, config, make)
+    before = logits_of(directory, TOKENS, torch.float32)
+    assert torch.linalg.vector_norm(at_load - before) / torch.linalg.vector_norm(before) < 1e-3
+
+
+@torch.inference_mode()
+def test_experts_are_quantized_and_their_routers_are_not(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "shards": None}
+    directory = make_tiny(tmp_path / "model", **CASES["mixtral"] | sizes)
+    config, make = WEIGHT_ONLY["gptq"]
+    dense = made.quantize(directory, config, make)
+    assert error(logits_of(directory, TOKENS, torch.float32), dense) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 3}, "3 bits"),
+        ({"group_size": 48}, "groups of 48"),
+        ({"dynamic": {"-:.*": {}}}, "dynamic"),
+        ({"bits": None}, "None bits"),
+        ({"quant_method": "aqlm"}, "aqlm.*not supported"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes.*not supported"),
+        ({"quant_method": "awq", "version": "gemv"}, "gemv"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    made.quantize(directory, gptq(4, 32, True) | change, WEIGHT_ONLY["gptq"][1])
+    with pytest.raises(CheckpointError, match=message) as refused:
+        logits_of(directory, TOKENS, torch.float32)
+    assert "bf16 checkpoint" in refused.value.message
+
+
+def test_stacked_modules_that_are_not_quantized_alike_are_refused(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    config = gptq(4, 32, True) | {"modules_to_not_convert": ["k_proj"]}
+    made.quantize(directory, config, WEIGHT_ONLY["gptq"][1], lambda name: "k_proj" not in name)
+    with pytest.raises(CheckpointError, match="not quantized alike"):
+        logits_of(directory, TOKENS, torch.float32)
+
+
+@torch.inference_mode()
+def test_ignored_modules_are_dense(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    config, make = WEIGHT_ONLY["compressed"]
+    config = config | {"ignore": ["lm_head", "re:.*down_proj", "model.layers.1.self_attn.o_proj"]}
+    kept = ("down_proj", "layers.1.self_attn.o_proj")
+    dense = made.quantize(directory, config, make, lambda name: not name.endswith(kept))
+    assert error(logits_of(directory, TOKENS, torch.float32), dense) < 1e-5
+
+
+def test_scales_that_are_missing_are_named(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    config, make = WEIGHT_ONLY["awq"]
+    made.quantize(directory, config, make)
+    stored = load_file(directory / "model.safetensors")
+    del stored["model.layers.0.mlp.up_proj.scales"]
+    stored["model.layers.1.mlp.up_proj.qweight"] = stored["model.layers.1.mlp.up_proj.qweight"].float()
+    save_file(stored, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError) as refused:
+        logits_of(directory, TOKENS, torch.float32)
+    assert "model.layers.0.mlp.up_proj.scales: missing" in refused.value.message
+    assert "model.layers.1.mlp.up_proj.qweight: dtype F32 is not one of I32" in refused.value.message

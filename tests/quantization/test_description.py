@@ -1,0 +1,86 @@
+"""Which module has which format, by --quantization and the checkpoint's own description."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from quire.errors import CheckpointError, ConfigError
+from quire.quantization.description import PARSERS, Quantization, Rule, read_quantization
+from quire.quantization.formats import Fp8Format, GroupFormat
+from quire.quantization.registry import SCHEMES
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+
+
+def test_nothing_said_is_nothing_quantized() -> None:
+    assert read_quantization(None, None) is None
+
+
+def test_the_flag_quantizes_dense_weights_but_heads_and_routers() -> None:
+    found = read_quantization(None, "fp8")
+    assert found is not None
+    assert found.format_of("model.layers.0.mlp.up_proj") == Fp8Format(at_load=True)
+    assert found.format_of("lm_head") is None
+    assert found.format_of("model.layers.3.mlp.gate") is None
+    assert found.format_of("model.layers.3.mlp.gate_proj") is not None
+
+
+def test_the_flag_may_repeat_what_the_checkpoint_says() -> None:
+    found = read_quantization(AWQ, None)
+    assert found == read_quantization(AWQ, "awq") == read_quantization(AWQ, "awq_marlin")
+    assert found is not None
+    assert found.format_of("model.layers.0.mlp.up_proj") == GroupFormat("awq", 4, 128, symmetric=False)
+
+
+@pytest.mark.parametrize(
+    ("described", "asked", "message"),
+    [
+        (None, "awq", "--quantization awq.*no quantization_config"),
+        (None, "nf3", "--quantization nf3 is not supported: served are awq.*gptq"),
+        (AWQ, "gptq", "--quantization gptq.*quantized by awq"),
+        (AWQ, "fp8", "--quantization fp8.*quantized by awq"),
+    ],
+)
+def test_a_flag_that_contradicts_is_refused(described: object, asked: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        read_quantization(described, asked)
+    assert refused.value.param == "quantization"
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        "x",
+        {"quant_method": "gptq"},
+        {"quant_method": "awq", "bits": [4]},
+        {"quant_method": "compressed-tensors", "config_groups": 3},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["Linear"]}}},
+        {"quant_method": "compressed-tensors", "config_groups": {}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": None}},
+        {"quant_method": "fp8", "weight_block_size": "ab"},
+        {"quant_method": "fp8", "weight_block_size": [64, 64]},
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    ],
+)
+def test_a_broken_description_is_a_refusal(described: object) -> None:
+    with pytest.raises(CheckpointError, match="quantization_config"):
+        read_quantization(described, None)
+
+
+def test_rules_name_modules_patterns_or_all() -> None:
+    four, eight = (GroupFormat("compressed-tensors", bits, 128, True) for bits in (4, 8))
+    rules = (Rule(("re:.*down_proj$",), eight), Rule(("Linear",), four))
+    found = Quantization("x", rules, ("re:.*layers\\.0\\..*", "model.layers.1.self_attn.q_proj"), head=True)
+    assert found.format_of("model.layers.0.mlp.down_proj") is None
+    assert found.format_of("model.layers.1.mlp.down_proj") == eight
+    assert found.format_of("model.layers.1.self_attn.q_proj") is None
+    assert found.format_of("model.layers.1.self_attn.k_proj") == four
+    assert found.format_of("lm_head") == four
+
+
+def test_registries_name_what_exists() -> None:
+    for place in (*PARSERS.values(), *SCHEMES.values()):
+        module, name = place.split(":")
+        assert callable(getattr(importlib.import_module(module), name))
