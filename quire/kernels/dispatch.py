@@ -76,7 +76,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ("apply_penalties", "cuda"): "quire.kernels.triton.sampling.penalties:apply_penalties",
     ("count_sampled", "cpu"): "quire.kernels.reference.penalties:count_sampled",
     ("count_sampled", "cuda"): "quire.kernels.triton.sampling.penalties:count_sampled",
-    ("apply_token_bitmask", "cpu"): "quire.kernels.reference.token_bitmask:apply_token_bitmask",
+    ("apply_token_bitmask", "cpu"): "quire.kernels.cpu.token_bitmask:apply_token_bitmask",
     ("apply_token_bitmask", "cuda"): "quire.kernels.triton.sampling.token_bitmask:apply_token_bitmask",
     ("copy_inputs_from_host", "cpu"): "quire.kernels.reference.host_transfer:copy_inputs_from_host",
     ("copy_inputs_from_host", "cuda"): "quire.kernels.triton.host_transfer:copy_inputs_from_host",

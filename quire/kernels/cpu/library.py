@@ -34,6 +34,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "gelu": (_P, _I, _I, _P),
     "soft_cap": (_P, _I, _I, _F),
     "sample": (_P, _I, _I, _I, *[_P] * 7, _F, *[_P] * 5),
+    "apply_token_bitmask": (_P, _I, _I, _P, _I, _P),
 }
 """Of each kernel, its arguments; there is one for each of SUFFIXES."""
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

@@ -159,7 +159,7 @@ class StepSampler:
 
         Args:
             sampling: What `begin` said.
-            logits: [sampled, vocab]; not changed.
+            logits: [sampled, vocab]; changed unless log probabilities are reported of them.
             columns: `sampling.columns()` as the device reads them.
             prompts: The step's log probabilities of prompts.
         """
@@ -168,7 +168,7 @@ class StepSampler:
         own = logits if sampling.all_late else logits.index_select(0, late.positions)
         if not len(sampling.masked):
             return self._finish_late(sampling, logits, own, late, prompts)
-        own = own.clone() if sampling.all_late else own
+        own = own.clone() if sampling.all_late and sampling.logprobs else own
 
         def sample_masked(masks: TokenBitmasks) -> StepHandle:
             assert masks.step == sampling.step, f"bitmasks of step {masks.step}, expected those of {sampling.step}"
@@ -184,14 +184,32 @@ class StepSampler:
     ) -> StepHandle:
         """`own`: [late, vocab], of `logits`, less what bitmasks forbid."""
         slots = sampling.slots[sampling.late]
-        sampled = sample(own, slots, self._slots, keep_scores=sampling.keeps_scores, device_slots=late.slots)
-        self._slots.last_token.index_copy_(0, late.slots, sampled.tokens)
-        self._slots.num_sampled.index_add_(0, late.slots, torch.ones_like(late.slots))
-        self._outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
-        self._outputs.faults.index_copy_(0, late.positions, sampled.faults)
+        if sampling.keeps_scores or self._slots.transforms.any_active(slots):
+            sampled = sample(own, slots, self._slots, keep_scores=sampling.keeps_scores, device_slots=late.slots)
+            self._slots.last_token.index_copy_(0, late.slots, sampled.tokens)
+            self._slots.num_sampled.index_add_(0, late.slots, torch.ones_like(late.slots))
+            self._copy_to_outputs(late, sampled)
+        else:
+            sampled = self._sample_plain(sampling, own, late)
         self._outputs.send()
         scores = logits if sampled.scores is None else sampled.scores  # of all positions, where they are kept
         return self.finish(sampling, scores, prompts, partial(_late_errors, sampling, sampled))
+
+    def _sample_plain(self, sampling: StepSampling, own: Tensor, late: LateColumns) -> Sampled:
+        """By the slots' parameters alone; with few calls, since on a CPU a step has to wait for each."""
+        number = len(own)
+        if sampling.all_late:
+            sampled = Sampled(self._outputs.tokens[:number], self._outputs.faults[:number], {}, None)
+        else:
+            sampled = Sampled(torch.empty_like(late.slots), torch.empty_like(late.slots, dtype=torch.int8), {}, None)
+        sample_and_advance(own, late.slots, self._slots, sampled.tokens, sampled.faults)
+        if not sampling.all_late:
+            self._copy_to_outputs(late, sampled)
+        return sampled
+
+    def _copy_to_outputs(self, late: LateColumns, sampled: Sampled) -> None:
+        self._outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
+        self._outputs.faults.index_copy_(0, late.positions, sampled.faults)
 
 
 def _late_errors(sampling: StepSampling, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:

@@ -186,6 +186,27 @@ void sample(const T* logits, int64_t stride, int64_t rows, int64_t vocab, const 
     }
 }
 
+inline void forbid(float& logit) { logit = kMinusInfinity; }
+inline void forbid(bf16& logit) { logit = 0xFF80; }
+
+// A mask's words have a bit for each token, the lowest first; its row gets -inf where that is 0.
+template <class T>
+void apply_token_bitmask(T* logits, int64_t stride, int64_t vocab, const int64_t* rows, int64_t number, const uint32_t* bits) {
+    constexpr int64_t kBits = 32;
+    int64_t words = (vocab + kBits - 1) / kBits;
+    parallel_if(number * vocab >= kWorthSharing, number, [&](int64_t i) {
+        T* own = logits + rows[i] * stride;
+        const uint32_t* mask = bits + i * words;
+        for (int64_t word = 0; word < words; ++word) {
+            int64_t begin = word * kBits, count = std::min(kBits, vocab - begin);
+            uint32_t allowed = mask[word];
+            if (allowed == ~uint32_t(0)) continue;
+            for (int64_t bit = 0; bit < count; ++bit)
+                if (!(allowed >> bit & 1)) forbid(own[begin + bit]);
+        }
+    });
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -203,3 +224,13 @@ using namespace quire;
 
 QUIRE_SAMPLE(bf16, bf16)
 QUIRE_SAMPLE(fp32, float)
+
+#define QUIRE_APPLY_TOKEN_BITMASK(name, T)                                                                             \
+    extern "C" void quire_apply_token_bitmask_##name(T* logits, int64_t stride, int64_t vocab, const int64_t* rows,    \
+                                                     int64_t number, const uint32_t* bits) {                           \
+        apply_token_bitmask<T>(logits, stride, vocab, rows, number, bits);                                             \
+    }                                                                                                                  \
+    QUIRE_ENTRY(apply_token_bitmask_##name)
+
+QUIRE_APPLY_TOKEN_BITMASK(bf16, bf16)
+QUIRE_APPLY_TOKEN_BITMASK(fp32, float)
