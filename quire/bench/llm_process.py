@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.offline.llm import LLM
+from quire import LLM
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, StatusReport
 

@@ -1,4 +1,4 @@
-"""The engine process: `python -m quire.engine.process`, started by the supervisor."""
+"""What the engine process does; `quire.engine.start` is its entry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.engine.transport import ZmqPort
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
-from quire.processes.child_main import one_line_error, run_child
+from quire.processes.child_main import one_line_error
 from quire.processes.launch import LaunchConfig, StatusReport
 from quire.structured_output.bitmask_source import grammar_bitmasks
 
@@ -53,7 +53,3 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
             masker.close()
         executor.close()
         port.close()
-
-
-if __name__ == "__main__":
-    run_child(main)

@@ -63,7 +63,7 @@ class Supervisor:
         self._directory = directory
         self._listener.set_inheritable(True)
         launch = LaunchConfig(self._config, str(directory), developer_mode=self._developer_mode)
-        self._engine = ChildProcess("engine", "quire.engine.process", launch)
+        self._engine = ChildProcess("engine", "quire.engine.start", launch)
         api = LaunchConfig(self._config, str(directory), 0, self._listener.fileno(), self._developer_mode)
         self._api = ChildProcess("api", "quire.api.api_server", api)
         try:
