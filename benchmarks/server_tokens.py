@@ -36,7 +36,7 @@ from quire.engine.outbox import Outbox
 from quire.engine.transport import ZmqPort
 from quire.messages import Add, ClientHeartbeat, End, EngineId, Load, Ready
 from quire.processes.child_process import ChildProcess
-from quire.processes.launch import LaunchConfig
+from quire.processes.launch import LaunchConfig, StatusReport
 from quire.text.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -178,7 +178,7 @@ def measure(streams: int, tokens: int, step_s: float, client: bool) -> dict[str,
         engine = Engine(Path(scratch))
         api = ChildProcess("api", "quire.api.api_server", LaunchConfig(config, scratch, 0, listener.fileno()))
         deadline = time.monotonic() + WAIT_S
-        while not any(report.state == "ready" for report in api.reports()):
+        while not any(isinstance(report, StatusReport) for report in api.reports()):
             assert time.monotonic() < deadline, "the API process did not start"
             engine.listen()
         result = Path(scratch) / "serve.json"

@@ -165,7 +165,13 @@ class ClientHeartbeat(_Message, frozen=True):
     client: int
 
 
-ToEngine = Add | Abort | Control | ClientHeartbeat
+class ClientGone(_Message, frozen=True):
+    """API process `client` is dead, and its number is not used again: its requests are aborted. Sent by who saw it."""
+
+    client: int
+
+
+ToEngine = Add | Abort | Control | ClientHeartbeat | ClientGone
 
 
 # --- engine → API process -------------------------------------------------------------------------------------------
@@ -296,6 +302,7 @@ class Heartbeat(_FromEngine, frozen=True):
     Attributes:
         now: Monotonic seconds.
         last_progress: When the last step finished, or when the engine was last idle, in monotonic seconds.
+        limit_s: How long the present step may take, in seconds from `last_progress`, before the engine counts as stuck.
         step_tokens: Histogram of the tokens a step computes: steps per bucket of STEP_TOKEN_BOUNDS, and one more above.
         step_tokens_sum: Tokens of all steps.
         turns: Histogram of the loop's turns by the processor time they took: WORK_BOUNDS_S, and one more above.
@@ -312,12 +319,21 @@ class Heartbeat(_FromEngine, frozen=True):
     turns_sum_s: float = 0.0
     longest_turn_s: float = 0.0
     last_add: int = 0
+    limit_s: float = 30.0
 
 
 class Dead(_FromEngine, frozen=True):
-    """The engine stops now, and why. No message follows."""
+    """The engine is gone; sent by who saw it. None of its messages follows.
+
+    Attributes:
+        cause: Why.
+        successor: The engine that takes its place; None: there is none.
+        in_flight: Sequences that it was working on.
+    """
 
     cause: str
+    successor: EngineId | None = None
+    in_flight: list[int] = []
 
 
 FromEngine = Ready | Deltas | Done | Heartbeat | Dead

@@ -83,6 +83,17 @@ class AdmissionLimit:
             self._unseen_sequences -= sequences
             self._unseen_tokens -= tokens
 
+    def restart(self) -> None:
+        """Another engine takes over. It has been sent nothing yet, and is as fast as the one before."""
+        before = self._load
+        self._load = Load(tokens_per_s=before.tokens_per_s, expected_output=before.expected_output)
+        self._unseen.clear()
+        self._unseen_sequences = self._unseen_tokens = 0
+
+    def expect(self, add: Add) -> None:
+        """An Add that was let in before goes to that engine."""
+        self._await(add, add.queued_tokens(self._load.expected_output))
+
     def leave_queue(self, sequences: Iterable[int]) -> None:
         """These have brought tokens, have ended, or are not wanted any more. Others are ignored."""
         for sequence in self._own.keys() & sequences if self._own else ():
@@ -142,13 +153,17 @@ class AdmissionLimit:
         if not continuing:
             self._check(adds[0].tenant, len(adds), sum(tokens for _, tokens in prompts))
         for add, tokens in prompts:
-            self._unseen.append((add.last_id, 1 + len(add.forks), tokens))
             for sequence in (add.id, *(fork.id for fork in add.forks)):
                 self._own[sequence] = _Queued(add.tenant, tokens // (1 + len(add.forks)))
                 self._own_tokens[add.tenant] += self._own[sequence].tokens
                 self._own_sequences[add.tenant] += 1
-            self._unseen_sequences += 1 + len(add.forks)
-            self._unseen_tokens += tokens
+            self._await(add, tokens)
+
+    def _await(self, add: Add, tokens: int) -> None:
+        """The engine's load does not include this one yet."""
+        self._unseen.append((add.last_id, 1 + len(add.forks), tokens))
+        self._unseen_sequences += 1 + len(add.forks)
+        self._unseen_tokens += tokens
 
     def _check(self, tenant: str, sequences: int, tokens: int) -> None:
         most = math.inf if self._limits.requests is None else self._limits.requests

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from quire.api.app import create_app
 from quire.api.engine_session import EngineSession
@@ -25,17 +26,19 @@ from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
 from quire.errors import EngineDeadError
 from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, StatusReport
+from quire.processes.launch import PULSE_S, LaunchConfig, Pulse, SendReport, StatusReport
 from quire.text.model_text import load_model_text
 
 logger = logging.getLogger(__name__)
 
-PROBE_PATHS = ("/health", "/ping", "/metrics", "/load")
+PROBE_PATHS = ("/health", "/ping", "/ready", "/metrics", "/load")
 """Probes, which come every few seconds and are not logged."""
 KEEP_ALIVE_S = 75
+ENGINE_WAIT_S = 2.0
+"""How long a new API process lets clients wait for an engine that should be there, in seconds."""
 
 
-def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
+def main(launch: LaunchConfig, report: SendReport, make_app: Callable[..., FastAPI] = create_app) -> None:
     """Serve until SIGTERM, then until open requests have ended or their time is over."""
     server = launch.config.server
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -46,14 +49,16 @@ def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
         launch.config,
         text.eos_ids,
         special_tokens=text.special_tokens,
+        report=report,
     )
-    app = create_app(launch.config, session, text, developer_mode=launch.developer_mode)
+    session.stats.api_restarts = launch.number
+    app = make_app(launch.config, session, text, developer_mode=launch.developer_mode)
     http = _HttpServer(_uvicorn_config(app, server))
     if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
     with listener, asyncio.Runner(loop_factory=lambda: MeasuredLoop(session.stats.callbacks)) as runner:
-        runner.run(_serve(http, session, listener, server.shutdown_timeout, report))
+        runner.run(_serve(http, session, listener, server.shutdown_timeout, report, replaces=launch.number > 0))
 
 
 class _HttpServer(uvicorn.Server):
@@ -69,31 +74,46 @@ async def _serve(
     session: EngineSession,
     listener: socket.socket,
     shutdown_timeout: float,
-    report: Callable[[StatusReport], None],
+    report: SendReport,
+    *,
+    replaces: bool,
 ) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    session.start()
+    if replaces:  # the engine is there already, as a rule: clients wait for it better than they try again
+        with contextlib.suppress(TimeoutError, EngineDeadError):
+            await asyncio.wait_for(session.wait_ready(), ENGINE_WAIT_S)
     serving = loop.create_task(http.serve(sockets=[listener]))
     try:
         while not http.started and not serving.done():
             await asyncio.sleep(0.005)
         gc.freeze()  # keep garbage collections, which block the loop, from traversing what was loaded and stays
         reporting = loop.create_task(_report_ready(session, report))
+        pulse = loop.create_task(_report_pulse(report))
         await _until_end(session, stopping, serving)
         reporting.cancel()
         if stopping.is_set() and not await session.drain(shutdown_timeout):
             logger.warning("Requests that were still open after %g s were ended.", shutdown_timeout)
+        pulse.cancel()
     finally:
         http.should_exit = True
         await serving
 
 
-async def _report_ready(session: EngineSession, report: Callable[[StatusReport], None]) -> None:
+async def _report_ready(session: EngineSession, report: SendReport) -> None:
     """Report `ready` once requests are served: HTTP is up already, so that is when the engine is ready."""
     with contextlib.suppress(EngineDeadError):
         ready = await session.wait_ready()
         report(StatusReport("ready", kv_tokens=ready.kv_tokens))
+
+
+async def _report_pulse(report: SendReport) -> None:
+    """Say that the event loop turns."""
+    while True:
+        report(Pulse())
+        await asyncio.sleep(PULSE_S)
 
 
 async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:

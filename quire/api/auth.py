@@ -21,6 +21,7 @@ from quire.errors import AuthenticationError
 PUBLIC = frozenset({
     "/",
     "/health",
+    "/ready",
     "/ping",
     "/version",
     "/load",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from quire.api.engine_controls import EngineControls
@@ -21,16 +22,17 @@ from quire.messages import ClientHeartbeat, Dead, Deltas, Done, EngineId, FromEn
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+RECOVERING = "The engine is being started again. Send the request again in a few seconds."
 DEAD = "The engine has stopped. Send the request again later."
 LOADING = "The server is still loading the model. Send the request again in a few seconds."
-EngineState = Literal["starting", "ready", "dead"]
+EngineState = Literal["starting", "ready", "recovering", "dead"]
 
 
 class EngineListener(Protocol):
     """Who is told what the engine says; called in the event loop."""
 
     def on_ready(self, ready: Ready) -> None:
-        """The engine takes work."""
+        """The engine takes work, the first one or one that takes another's place."""
 
     def on_deltas(self, deltas: Deltas, now: float) -> None:
         """A step brought something."""
@@ -41,8 +43,11 @@ class EngineListener(Protocol):
     def on_lost(self, message: Lost) -> None:
         """Some message could not be read; which requests it was about is not known."""
 
+    def on_engine_died(self, in_flight: Sequence[int]) -> None:
+        """The engine is gone, another one is on its way. It was working on these sequences."""
+
     def on_dead(self) -> None:
-        """No message follows."""
+        """The engine is gone for good."""
 
 
 class EngineConnection:
@@ -54,7 +59,7 @@ class EngineConnection:
         listener: Is told about requests.
 
     Attributes:
-        state: starting → ready → dead.
+        state: starting → ready ⇄ recovering → dead.
         ready: What the engine said when it was ready.
         engine: Which one it is.
     """
@@ -68,7 +73,9 @@ class EngineConnection:
         self._listener = listener
         self._controls = EngineControls(client)
         self._health = EngineHealth(clock)
-        self._receiver = EngineReceiver(client, self._on_message)
+        self._receiver = EngineReceiver(client, clock, self._on_message)
+        self._died_at = 0.0
+        self._pause = ""  # the command that the engine is paused by
         self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()
         self._heartbeats: asyncio.Task[None] | None = None
 
@@ -111,8 +118,8 @@ class EngineConnection:
         return self._client.number
 
     def send(self, message: ToEngine) -> None:
-        """Send a message; dropped when there is no engine."""
-        if self.state != "dead":
+        """Send a message; dropped when there is no engine that takes work."""
+        if self.state == "ready":
             self._client.send(message)
 
     async def control(self, action: str) -> Done:
@@ -121,8 +128,10 @@ class EngineConnection:
         Raises:
             UnavailableError: There is no engine that could answer.
         """
-        if self.ready is None or self.state == "dead":
-            raise UnavailableError(DEAD if self.state == "dead" else LOADING)
+        if self.state != "ready":
+            raise UnavailableError({"starting": LOADING, "recovering": RECOVERING, "dead": DEAD}[self.state])
+        if action.startswith("pause:") or action == "resume":
+            self._pause = action.removeprefix("resume")
         return await self._controls.send(action)
 
     @property
@@ -131,9 +140,22 @@ class EngineConnection:
         return len(self._controls)
 
     @property
-    def progressing(self) -> bool:
-        """Whether the engine makes progress."""
-        return self._health.progressing
+    def recovering_s(self) -> float:
+        """For how long there has been no engine, in seconds."""
+        return self._clock.now() - self._died_at if self.state == "recovering" else 0.0
+
+    @property
+    def complaint(self) -> str:
+        """Why the engine does no work, or does not seem to; empty if all is well."""
+        match self.state:
+            case "starting":
+                return "the model is being loaded"
+            case "recovering":
+                return f"the engine died {self.recovering_s:.1f} s ago and is being started again"
+            case "dead":
+                return "the engine has stopped"
+            case "ready":
+                return self._health.complaint(self._receiver.heard_at)
 
     async def _send_heartbeats(self) -> None:
         while self.state != "dead":
@@ -148,27 +170,30 @@ class EngineConnection:
             return
         match message:
             case Deltas():
-                now = self._clock.now()
-                self._health.record_progress(now)
-                self._listener.on_deltas(message, now)
+                self._health.record_progress()
+                self._listener.on_deltas(message, self._clock.now())
             case Heartbeat():
-                self._health.record_progress(message.last_progress)
+                self._health.record_heartbeat(message)
                 self._listener.on_heartbeat(message)
             case Ready():
                 self._on_ready(message)
             case Done():
                 self._controls.on_done(message)
-            case Dead(cause):
+            case Dead(cause, None):
                 self._on_dead(cause)
+            case Dead(_, EngineId() as successor, in_flight):
+                self._on_replaced(successor, in_flight)
             case Lost(reason):
                 self._on_lost(message, reason)
 
     def _on_ready(self, ready: Ready) -> None:
-        if self.ready is not None:
+        if self.state == "ready":
             return  # this process was silent for long, and is back
         self.ready = ready
         self.state = "ready"
-        self._health.record_progress(self._clock.now())
+        self._health.record_progress()
+        if self._pause:
+            self._controls.tell(self._pause)
         self._listener.on_ready(ready)
         self._ready_event.set()
 
@@ -178,6 +203,18 @@ class EngineConnection:
             return
         self._listener.on_lost(message)
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
+
+    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int]) -> None:
+        """What the engine has said before is true; what it says from now on is dropped."""
+        if self.ready is not None:
+            if self.state == "ready":
+                self._died_at = self._clock.now()
+            self.state = "recovering"
+        self.engine = successor
+        self._client.connect(successor)
+        self._client.send(ClientHeartbeat(self._client.number))
+        self._listener.on_engine_died(in_flight)
+        self._controls.fail_all(UnavailableError(RECOVERING))
 
     def _on_dead(self, cause: str) -> None:
         logger.error("The engine stopped: %s", cause)

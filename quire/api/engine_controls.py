@@ -36,6 +36,10 @@ class EngineControls:
         finally:
             del self._waiting[number]
 
+    def tell(self, action: str) -> None:
+        """Send a command whose answer nobody waits for."""
+        self._client.send(Control(next(self._ids), action))
+
     def on_done(self, message: Done) -> None:
         """An answer came."""
         if (answer := self._waiting.get(message.id)) and not answer.done():

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 from quire.clock import Clock
+from quire.messages import Heartbeat
 
-STALLED_S = 30.0
-"""Without news of progress for this long, in seconds, the engine counts as stuck."""
+SILENT_S = 5.0
+"""An engine that is not heard for so long, in seconds, is not well: it has a heartbeat every second."""
+RED_AT = 0.5
+"""A step that takes this share of the time after which the engine counts as stuck is one to worry about."""
 
 
 class EngineHealth:
-    """When one engine last made progress; one that sends nothing makes none."""
+    """What one engine's messages say about it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last_progress = clock.now()
+        self._beat: Heartbeat | None = None
 
-    def record_progress(self, when: float) -> None:
-        """The engine finished a step, or had nothing to do, at that time."""
-        self._last_progress = max(self._last_progress, when)
+    def record_heartbeat(self, beat: Heartbeat) -> None:
+        """A heartbeat came."""
+        self._beat = beat
 
-    @property
-    def progressing(self) -> bool:
-        """Whether there was progress within the last STALLED_S."""
-        return self._last_progress >= self._clock.now() - STALLED_S
+    def record_progress(self) -> None:
+        """A step brought something, or another engine is ready."""
+        self._beat = None
+
+    def complaint(self, heard_at: float | None) -> str:
+        """What is wrong, or nothing.
+
+        Args:
+            heard_at: When any message came last.
+        """
+        if heard_at is not None and (silent := self._clock.now() - heard_at) > SILENT_S:
+            return f"the engine has not been heard for {silent:.0f} s"
+        if self._beat is not None:
+            stalled = self._beat.now - self._beat.last_progress
+            if stalled > RED_AT * self._beat.limit_s:
+                return (
+                    f"a step of the engine takes {stalled:.0f} s by now; after {self._beat.limit_s:.0f} s it is stuck"
+                )
+        return ""

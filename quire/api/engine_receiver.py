@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
 from quire.messages import Dead, FromEngine
 
@@ -18,17 +19,24 @@ WAIT_S = 0.2
 
 
 class EngineReceiver:
-    """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead."""
+    """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead.
 
-    def __init__(self, client: EngineClient, on_message: Callable[[FromEngine | Lost], None]) -> None:
+    Attributes:
+        heard_at: When the last message came, whether or not the event loop has seen it.
+    """
+
+    def __init__(self, client: EngineClient, clock: Clock, on_message: Callable[[FromEngine | Lost], None]) -> None:
         """
         Args:
             client: Whose `receive` is called, by this thread only.
+            clock: For `heard_at`.
             on_message: Called in the event loop.
         """
         self._client = client
+        self._clock = clock
         self._on_message = on_message
         self._closing = False
+        self.heard_at: float | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -51,5 +59,6 @@ class EngineReceiver:
                 logger.exception("The connection to the engine broke.")
                 message, self._closing = Dead(type(error).__name__, source=self._client.engine), True
             if message is not None:
+                self.heard_at = self._clock.now()
                 with contextlib.suppress(RuntimeError):  # the loop is closed: all requests are over
                     loop.call_soon_threadsafe(self._on_message, message)

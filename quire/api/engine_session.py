@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from quire.api.admission_limit import AdmissionLimit, queue_limits
-from quire.api.engine_connection import DEAD, LOADING, EngineConnection
+from quire.api.engine_connection import DEAD, LOADING, RECOVERING, EngineConnection
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
+from quire.api.recovery import EngineRecovery
 from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.client import EngineClient, Lost
@@ -31,19 +32,24 @@ from quire.errors import (
 )
 from quire.messages import Abort, Add, Deltas, Done, EndReason, Heartbeat, Ready
 from quire.metrics.stats import Stats
+from quire.processes.launch import SendReport
 from quire.sampling import SamplingParams
 from quire.text.deltas import SequenceDelta, deltas_by_sequence
 
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
-State = Literal["starting", "ready", "draining", "dead"]
+NEW_WORK_WAIT_S = 20.0
+"""How long after an engine's death new requests are taken, in seconds; then they are refused until there is another."""
+State = Literal["starting", "ready", "recovering", "draining", "dead"]
 
 _REFUSALS: dict[State, str] = {
     "starting": LOADING,
+    "recovering": RECOVERING,
     "draining": "The server is shutting down. Send the request to another one, or again later.",
     "dead": DEAD,
 }
 _TOO_LATE = "The request's time was over before it had any output. Send it again, with more time or later."
+_BLAMED = "The engine stopped each time it worked on this request. Do not send it again; the server's log says why."
 
 
 def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
@@ -65,6 +71,7 @@ class EngineSession:
         eos_ids: The model's end-of-sequence tokens.
         clock: For all times.
         special_tokens: The model's, by text.
+        report: Is told how the recovery from an engine's death goes.
 
     Attributes:
         stats: Filled as messages pass.
@@ -78,6 +85,7 @@ class EngineSession:
         eos_ids: Sequence[int],
         clock: Clock | None = None,
         special_tokens: Mapping[str, int] | None = None,
+        report: SendReport = lambda report: None,
     ) -> None:
         self.stats = Stats()
         self._config = config
@@ -87,6 +95,7 @@ class EngineSession:
         self._submission: Submission | None = None
         self.admission_limit = AdmissionLimit(queue_limits(config.scheduler), self.stats.rejections)
         self._requests = OpenRequests()
+        self._recovery = EngineRecovery(self._requests, self._engine, self.stats, self.admission_limit, report)
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._draining = self._closing = False
 
@@ -105,7 +114,7 @@ class EngineSession:
         return await self._engine.wait_ready()
 
     async def wait_dead(self) -> None:
-        """Until a Dead has come, from the engine or from the supervisor."""
+        """Until the engine is dead and is not replaced."""
         await self._engine.wait_dead()
 
     def begin_drain(self) -> None:
@@ -137,7 +146,7 @@ class EngineSession:
 
     @property
     def state(self) -> State:
-        """starting → ready → draining → dead."""
+        """starting → ready ⇄ recovering → draining → dead."""
         return "draining" if self._draining and self._engine.state != "dead" else self._engine.state
 
     @property
@@ -146,9 +155,16 @@ class EngineSession:
         return self._engine.ready
 
     @property
-    def healthy(self) -> bool:
-        """Whether work is taken and the engine makes progress."""
-        return self.state == "ready" and self._engine.progressing
+    def health_complaint(self) -> str:
+        """Why the server is not alive or makes no progress; empty if it is and does."""
+        return self._engine.complaint
+
+    @property
+    def readiness_complaint(self) -> str:
+        """Why a request would not be accepted and finished now; empty if it would."""
+        if self._draining:
+            return "the server is shutting down"
+        return self._engine.complaint
 
     @property
     def num_sequences(self) -> int:
@@ -185,7 +201,8 @@ class EngineSession:
         Raises:
             UnavailableError: No work is taken now.
         """
-        if self._submission is None or self.state != "ready":
+        waits = self.state == "recovering" and self._engine.recovering_s < NEW_WORK_WAIT_S
+        if self._submission is None or not (self.state == "ready" or waits):
             raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
         return self._submission
 
@@ -236,10 +253,7 @@ class EngineSession:
         adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
         self.admission_limit.enter(adds, continuing=continuing)
         collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])
-        self._requests.add(collector)
-        for add in adds:
-            if add.fork_of is None:  # forks travel with the first
-                self._engine.send(add)
+        self._recovery.submit(collector)
         return collector
 
     def count_delivered(self, collector: OutputCollector, index: int, tokens: int) -> None:
@@ -249,11 +263,13 @@ class EngineSession:
     def finish_sequence(self, collector: OutputCollector, index: int, reason: EndReason) -> None:
         """The reader has all of one sequence; if the engine still runs it, it is aborted."""
         self._abort([collector.adds[index]])
+        self._recovery.ended(collector)
         self.stats.finish_sequence(collector.stats[index], reason, self._clock.now())
 
     def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
         """The reader is gone or has all that it wanted; what still runs is aborted."""
         self._abort(collector.adds)
+        self._recovery.ended(collector)
         now = self._clock.now()
         for sequence in collector.stats:
             self.stats.finish_sequence(sequence, sequence.end.reason if sequence.end else reason, now)
@@ -269,9 +285,18 @@ class EngineSession:
     # --- what the engine says ---------------------------------------------------------------------------------------
 
     def on_ready(self, ready: Ready) -> None:
+        self.stats.engine_restarts = self._engine.engine.epoch
+        if self._submission is None:
+            self._submission = self._new_submission(ready)
+            self.stats.set_max_model_len(ready.max_model_len)
+        else:
+            self._submission.replace_engine(ready)
+            self._recovery.engine_ready()
+
+    def _new_submission(self, ready: Ready) -> Submission:
         model = self._config.model
         seeds = random.SystemRandom()
-        self._submission = Submission(
+        return Submission(
             self._engine.number,
             ready,
             self._eos_ids,
@@ -281,7 +306,6 @@ class EngineSession:
             lambda: seeds.getrandbits(64),
             takes_extra_args=bool(model.logits_processors),
         )
-        self.stats.set_max_model_len(ready.max_model_len)
 
     def on_heartbeat(self, beat: Heartbeat) -> None:
         self.stats.record_heartbeat(beat)
@@ -306,6 +330,7 @@ class EngineSession:
         if delta.end is not None:  # first, because the reader may close the request when it gets the end
             stats.end = delta.end
             self._requests.remove(number)
+            self._recovery.ended(collector)
             if delta.end.reason == "error":
                 message = delta.end.message or "The engine could not go on with this request."
                 collector.fail(GenerationError(message))
@@ -313,10 +338,18 @@ class EngineSession:
             if delta.end.reason == "timeout" and not any(stats.received for stats in collector.stats):
                 collector.fail(RequestTimeoutError(_TOO_LATE))
                 return
+        else:
+            self._recovery.gained(sequence)
         collector.put(number, delta)
 
     def on_lost(self, message: Lost) -> None:
         self._fail_all(GenerationError("A message of the engine was lost. Send the request again."), "error")
+
+    def on_engine_died(self, in_flight: Sequence[int]) -> None:
+        blamed = self._recovery.engine_died(in_flight)
+        if blamed is not None:
+            self.close_request(blamed, "error")
+            blamed.fail(GenerationError(_BLAMED))
 
     def on_dead(self) -> None:
         self._fail_all(EngineDeadError(DEAD), "error")

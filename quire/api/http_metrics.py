@@ -8,7 +8,7 @@ from quire.api.disconnect import CLIENT_CLOSED_REQUEST
 from quire.clock import Clock
 from quire.metrics.http_counts import HttpCounts
 
-UNCOUNTED = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
+UNCOUNTED = frozenset({"/health", "/ping", "/ready", "/metrics", "/load", "/version"})
 
 
 class HttpMetricsMiddleware:

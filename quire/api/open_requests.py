@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from quire.api.output_collector import OutputCollector
@@ -24,18 +24,42 @@ class OpenSequence:
         collector: Where its output goes.
         generated: Tokens that the engine has sent.
         num_prompt_logprobs: How many of the prompt's log probabilities it has sent.
+        sent: Whether the present engine knows the sequence.
+        engines: How many have got to know it.
     """
 
-    __slots__ = ("add", "collector", "generated", "num_prompt_logprobs")
+    __slots__ = ("_known", "_repeated", "add", "collector", "engines", "generated", "num_prompt_logprobs", "sent")
 
     def __init__(self, add: Add, collector: OutputCollector) -> None:
         self.add = add
         self.collector = collector
         self.generated = array("i")
         self.num_prompt_logprobs = 0
+        self.sent = False
+        self.engines = 0
+        self._known = 0  # tokens that the present engine was told
+        self._repeated = 0  # prompt log probabilities that it brings a second time
+
+    @property
+    def gained(self) -> int:
+        """Tokens that the present engine has brought."""
+        return len(self.generated) - self._known
+
+    def mark_sent(self) -> None:
+        """An engine gets the sequence as it is now."""
+        self.sent = True
+        self.engines += 1
+        self._known = len(self.generated)
+        self._repeated = self.num_prompt_logprobs
 
     def record(self, delta: SequenceDelta) -> None:
-        """The engine has sent something."""
+        """The engine has sent something; what an earlier engine has sent already is taken out of it."""
+        if self.engines > 1:
+            repeated = min(self._repeated, len(delta.prompt_logprobs))
+            self._repeated -= repeated
+            del delta.prompt_logprobs[:repeated]
+            if self.generated:
+                delta.cached_tokens = 0  # said with the first token
         self.generated.extend(delta.tokens)
         self.num_prompt_logprobs += len(delta.prompt_logprobs)
 
@@ -57,9 +81,21 @@ class OpenRequests:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._sequences
 
+    def __getitem__(self, sequence: int) -> OpenSequence:
+        return self._sequences[sequence]
+
     def get(self, sequence: int) -> OpenSequence | None:
         """A sequence by its id; None when nobody wants it any more."""
         return self._sequences.get(sequence)
+
+    def engine_died(self) -> None:
+        """No engine knows any sequence."""
+        for sequence in self._sequences.values():
+            sequence.sent = False
+
+    def unsent(self, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
+        """Sequences that the present engine does not know, of requests that may run; in the order of arrival."""
+        return [sequence for sequence in self._sequences.values() if not sequence.sent and may_run(sequence.collector)]
 
     def collectors(self) -> list[OutputCollector]:
         """Of each request once."""

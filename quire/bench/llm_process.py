@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from quire import LLM
+from quire.offline.llm import LLM
 from quire.processes.child_main import run_child
-from quire.processes.launch import LaunchConfig, StatusReport
+from quire.processes.launch import LaunchConfig, SendReport, StatusReport
 
 
-def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
+def main(launch: LaunchConfig, report: SendReport) -> None:
     """Load the model as a script would, and say how long that took."""
     with LLM(**launch.config.changes()) as llm:
         report(StatusReport("ready", startup=llm.startup))

@@ -31,13 +31,13 @@ from quire.errors import ConfigError, QuireError
 from quire.planning.auto_config import resolve
 from quire.processes.child_main import raise_reported_failure
 from quire.processes.child_process import ChildProcess
-from quire.processes.launch import LaunchConfig, StatusReport
+from quire.processes.launch import STOP_ENGINE, LaunchConfig, StatusReport
 
 DESCRIPTION = "Measure how long an engine takes to start, cold (nothing compiled) and warm, by stage."
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 END_S = 10.0
 TOTAL, REST = "total", "process"
-MODULES = {"llm": "quire.bench.llm_process", "engine": "quire.engine.start"}
+MODULES = {"llm": "quire.bench.llm_process", "engine": "quire.engine.process"}
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _child(module: str, launch: LaunchConfig) -> Iterator[dict[str, float]]:
     try:
         yield _wait(child).startup
     finally:
-        child.signal(signal.SIGTERM)
+        child.signal(STOP_ENGINE)
         _wait_for_end(child)
         child.close()
 
@@ -165,9 +165,11 @@ def _wait(child: ChildProcess) -> StatusReport:
         while True:
             selector.select()
             for report in child.reports():
-                if report.state == "ready":
-                    return report
-                raise_reported_failure(report)
+                match report:
+                    case StatusReport("ready"):
+                        return report
+                    case StatusReport():
+                        raise_reported_failure(report)
             if child.exit_code() is not None:
                 raise QuireError(f"The engine did not start: {child.cause_of_death()}.")
 

@@ -76,6 +76,9 @@ class ServerConfig:
     tenant_header: str | None = None
     """Header that names whose a request is, besides its API key; set by a proxy that is trusted. Requests that wait
     are served in turn by these. Default: API keys alone tell."""
+    max_restarts: int = 10
+    """How often within 10 minutes an engine or API process that dies or hangs is started again, after which the server
+    ends. Open requests go on in the next engine. 0: it ends at once."""
     max_request_bytes: int = 16 * 2**20
     """Largest request body that is read; uploads to /v1/files have a limit of their own."""
     disable_responses_store: bool = False
@@ -96,6 +99,8 @@ class ServerConfig:
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
         if self.max_request_timeout is not None and self.max_request_timeout <= 0:
             raise ConfigError("--max-request-timeout must be above 0.", param="max_request_timeout")
+        if self.max_restarts < 0:
+            raise ConfigError("--max-restarts must be 0 or more.", param="max_restarts")
         for name in ("responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes"):
             if getattr(self, name) <= 0:
                 flag = name.replace("_", "-")

@@ -38,11 +38,15 @@ class EngineClient(Protocol):
         """Send a message; never waits for the engine."""
         ...
 
+    def connect(self, engine: EngineId) -> None:
+        """From now on send to this engine, which takes the place of the one before. What that one has said may still
+        be received."""
+        ...
+
     def receive(self, timeout: float | None) -> FromEngine | Lost | None:
         """The next message, or None after `timeout` seconds (None: wait for ever).
 
-        The first message of a working engine is Ready. After Dead nothing follows. After Lost, nothing is known of
-        what is open.
+        The first message of a working engine is Ready. After Lost, nothing is known of what is open.
         """
         ...
 

@@ -6,10 +6,8 @@ are passed in, so the same code runs in a process of its own, inside `LLM`, and 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-import numpy as np
 from msgspec.structs import replace
 
 from quire.clock import Clock
@@ -17,8 +15,10 @@ from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler, estimated_throughput
 from quire.engine.client_liveness import ClientLiveness
 from quire.engine.commands import Commands, counts
+from quire.engine.flight_record import FlightRecorder
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
+from quire.engine.request_checks import ended_before, refusal, to_int64
 from quire.engine.step_stats import StepStats
 from quire.engine.throughput import Throughput
 from quire.engine.token_bitmasks import TokenBitmaskSender, TokenBitmaskSource
@@ -27,15 +27,16 @@ from quire.messages import (
     CLIENT_SHIFT,
     Abort,
     Add,
+    ClientGone,
     ClientHeartbeat,
     Control,
     DeviceLimits,
     Done,
     End,
-    Heartbeat,
     Load,
     ToEngine,
 )
+from quire.processes.launch import Pulse
 from quire.scheduler.request import Request
 
 HEARTBEAT_S = 1.0
@@ -55,6 +56,7 @@ class EngineCore:
         port: The engine's inbox and its way to the clients.
         clock: All times come from it.
         masker: Says which tokens may come next, for constrained requests; None: there are none.
+        flight: Where it is written down which requests are worked on; None: nowhere.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class EngineCore:
         port: Port,
         clock: Clock,
         masker: TokenBitmaskSource | None = None,
+        flight: FlightRecorder | None = None,
     ) -> None:
         self.ready = build_ready(config, device_limits, runtime_info)
         is_masked = None if masker is None else masker.wants
@@ -78,6 +81,7 @@ class EngineCore:
         self._port = port
         self._clock = clock
         self._outbox = Outbox(port)
+        self._flight = flight
         self._clients = ClientLiveness(clock)
         self._commands = Commands(self._scheduler, port, self._abort)
         self._pausing = self._commands.pausing
@@ -101,16 +105,18 @@ class EngineCore:
             self._finish(self._masks.send())
         if self._scheduler.steps_in_flight:
             self._process_oldest_result(HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S))
-        for request_id in self._clients.requests_of_lost_clients(request.id for request in self._scheduler.requests()):
-            self._abort(request_id)
+        for client in self._clients.lost_clients():
+            self._abort_all(client)
         self._outbox.flush(self._load, self._last_adds)
         self._commands.answer_due()
         self._send_heartbeats()
 
     def _plan_ahead(self) -> None:
         while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
-            self._executor.submit(plan)
+            if self._flight is not None:
+                self._flight.submitted(plan.step, self._scheduler.newest_requests())
             self._steps.planned(plan.counts)
+            self._executor.submit(plan)
         self._scheduler.cache_blocks()
 
     def record_turn(self, seconds: float) -> None:
@@ -133,7 +139,11 @@ class EngineCore:
     def _receive(self, message: ToEngine | Undecodable) -> None:
         match message:
             case Add():
+                if self._flight is not None:
+                    self._flight.handling(message.id)
                 self._add(message)
+                if self._flight is not None:
+                    self._flight.handling(0)
             case Abort(ids):
                 for request_id in ids:
                     self._abort(request_id)
@@ -142,6 +152,12 @@ class EngineCore:
             case ClientHeartbeat(client):
                 if self._clients.mark_alive(client):
                     self._port.send(client, self.ready)
+            case ClientGone(client):
+                self._clients.mark_gone(client)
+                self._abort_all(client)
+                self._outbox.drop(client)
+                self._port.forget(client)
+                self._last_adds.pop(client, None)
             case Undecodable(reason, sequences, control):
                 for sequence in sequences:
                     self._last_adds[sequence >> CLIENT_SHIFT] = sequence
@@ -151,18 +167,21 @@ class EngineCore:
 
     def _add(self, message: Add) -> None:
         """Queue a prompt's sequences if they cannot harm the device; the client has checked the rest."""
-        self._last_adds[message.id >> CLIENT_SHIFT] = message.last_id
+        client = message.id >> CLIENT_SHIFT
+        if self._clients.is_gone(client):
+            return  # it was on its way
+        self._last_adds[client] = max(message.last_id, self._last_adds.get(client, 0))  # replays come in any order
         error = self._refusal(message)
         tokens: Sequence[int] = ()
         ids: bytes | None = b""
         for sequence in message.sequences():
             if not error and sequence.tokens is not tokens:  # most share the prompt
-                tokens, ids = sequence.tokens, _to_int64(sequence.tokens, self.ready.vocab_size)
+                tokens, ids = sequence.tokens, to_int64(sequence.tokens, self.ready.vocab_size)
             if error or ids is None:
                 why = error or f"Token ids must be in [0, {self.ready.vocab_size})."
                 self._outbox.end(End(sequence.id, "error", why))
-            elif len(tokens) - sequence.prompt_len >= (sequence.sampling.max_tokens or 0):
-                self._outbox.end(End(sequence.id, "length"))  # a replay that has all its tokens
+            elif (reason := ended_before(sequence)) is not None:
+                self._outbox.end(End(sequence.id, reason))
             else:
                 awaits = () if self._masks is None else self._masks.prepare(sequence)
                 self._scheduler.add(sequence, ids, (*awaits, *self._pausing.awaits(sequence.id)))
@@ -171,23 +190,19 @@ class EngineCore:
         """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
         if self._commands.draining:
             return "The server is shutting down. Send the request again."
-        if not 0 < message.prompt_len <= len(message.tokens):
-            return "The prompt is empty."
-        if not message.sampling.max_tokens:
-            return "max_tokens is missing."
         if message.grammar and self._masks is None:
             return "This engine follows no grammars."
-        if message.prompt_len + message.sampling.max_tokens > self.ready.capacity:
-            return f"Prompt and output exceed the {self.ready.capacity} tokens that a sequence can hold here."
-        vocab_size = self.ready.vocab_size
-        if any(min(ids) < 0 or max(ids) >= vocab_size for ids in _sampling_tokens(message) if ids):
-            return f"Token ids of sampling must be in [0, {self.ready.vocab_size})."
-        return ""
+        return refusal(message, self.ready)
 
     def _abort(self, request_id: int) -> None:
         request = self._scheduler.abort(request_id)
         if request is not None:
             self._finish([request])
+
+    def _abort_all(self, client: int) -> None:
+        """Abort all requests of a client."""
+        for request_id in [r.id for r in self._scheduler.requests() if r.id >> CLIENT_SHIFT == client]:
+            self._abort(request_id)
 
     # --- results out ------------------------------------------------------------------------------------------------
 
@@ -214,31 +229,28 @@ class EngineCore:
         self._steps.finished(result, now)
         done = self._steps.token_sum + self._scheduler.stats.prefix_hits
         self._throughput.update(now, done, saturated=self._scheduler.is_saturated)
+        if self._flight is not None:
+            self._flight.finished(result.step)
 
     def _send_heartbeats(self) -> None:
         """Send a heartbeat once a second, and when nothing is left to do."""
         now = self._clock.now()
         busy = self._scheduler.has_work and not self._pausing.reached
-        if not busy:
+        waits = self._scheduler.only_awaiting and not self._scheduler.steps_in_flight
+        if not busy or waits:
             self._steps.last_progress = now
         if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
             self._last_beat = now
-            steps = self._steps
-            beat = Heartbeat(
-                now,
-                steps.last_progress,
-                self._load(),
-                list(steps.token_counts),
-                steps.token_sum,
-                list(steps.turns),
-                steps.turns_sum_s,
-                steps.longest_turn_s,
-            )
+            beat = self._steps.heartbeat(now, self._load())
             for client in self._clients.clients:
                 self._port.send(client, replace(beat, last_add=self._last_adds.get(client, 0)))
         self._was_busy = busy
 
     # --- state ------------------------------------------------------------------------------------------------------
+
+    def pulse(self) -> Pulse:
+        """For who watches this process."""
+        return Pulse(self._clock.now() - self._steps.last_progress, self._steps.limit_s)
 
     def counts(self) -> dict[str, int]:
         """What is held and what is free, for leak tests."""
@@ -268,20 +280,3 @@ class EngineCore:
             expected_output=scheduler.expected_output,
             paused=self._pausing.paused,
         )
-
-
-def _to_int64(tokens: Sequence[int], vocab_size: int) -> bytes | None:
-    """The tokens as int64 bytes; None if one is not in the vocabulary. There is at least one."""
-    try:
-        ids = array("q", tokens)
-    except (OverflowError, TypeError):
-        return None
-    column = np.frombuffer(ids, dtype=np.int64)
-    return ids.tobytes() if 0 <= column.min() <= column.max() < vocab_size else None
-
-
-def _sampling_tokens(message: Add) -> Iterator[Collection[int]]:
-    """Token ids other than the prompt's that the device indexes with."""
-    yield from (ids for _, ids in message.sampling.named_token_ids())
-    yield message.stop_ids
-    yield from message.bad_words

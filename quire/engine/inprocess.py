@@ -40,6 +40,9 @@ class _QueuePort:
     def send(self, client: int, message: FromEngine) -> None:
         self.outbox.append(message)
 
+    def forget(self, client: int) -> None:
+        pass  # there is one client, and it lives as long as the engine
+
 
 class InProcessClient:
     """EngineClient number 0 of an engine of its own.
@@ -86,6 +89,9 @@ class InProcessClient:
 
     def send(self, message: ToEngine) -> None:
         self._port.inbox.put(message)
+
+    def connect(self, engine: EngineId) -> None:
+        raise AssertionError("an engine in this process is not replaced")
 
     def receive(self, timeout: float | None) -> FromEngine | None:
         """The next message; runs the loop until there is one. Raises what a step raised, and later EngineDeadError."""

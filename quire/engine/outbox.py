@@ -72,6 +72,10 @@ class Outbox:
         """A sequence's last message."""
         self._columns(end.id).ends.append(end)
 
+    def drop(self, client: int) -> None:
+        """Nobody reads what this client was to get."""
+        self._by_client.pop(client, None)
+
     def flush(self, load: Callable[[], Load], last_adds: Mapping[int, int]) -> None:
         """Send one message to each client that has news.
 

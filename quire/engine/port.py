@@ -33,3 +33,7 @@ class Port(Protocol):
     def send(self, client: int, message: FromEngine) -> None:
         """Send a message to a client; never waits for it."""
         ...
+
+    def forget(self, client: int) -> None:
+        """A client is gone: drop what it was to get."""
+        ...

@@ -1,4 +1,4 @@
-"""What the engine process does; `quire.engine.start` is its entry."""
+"""The engine process: `python -m quire.engine.process`, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -9,47 +9,57 @@ from pathlib import Path
 from time import thread_time
 from types import FrameType
 
-from quire.clock import SystemClock
+from quire.clock import Clock, SystemClock
+from quire.config import Config
 from quire.engine.build import build_model_runtime_info
 from quire.engine.core import HEARTBEAT_S, EngineCore
+from quire.engine.flight_record import FlightRecorder
 from quire.engine.transport import ZmqPort
+from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
-from quire.processes.child_main import one_line_error
-from quire.processes.launch import LaunchConfig, StatusReport
+from quire.processes.child_main import run_child
+from quire.processes.launch import PULSE_S, STOP_ENGINE, LaunchConfig, SendReport, StatusReport
 from quire.structured_output.bitmask_source import grammar_bitmasks
 
 
-def main(launch: LaunchConfig, report: Callable[[StatusReport], None]) -> None:
-    """Load the model, then turn the loop until SIGTERM."""
+def main(
+    launch: LaunchConfig, report: SendReport, make_executor: Callable[[Config, Clock], Executor] = build_executor
+) -> None:
+    """Load the model, then turn the loop until STOP_ENGINE. What fails is not closed: the process ends at once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the supervisor says when it is time to end
     stopping = False
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
         stopping = True
 
-    clock = SystemClock()
-    port = ZmqPort(Path(launch.directory), launch.engine)
-    executor, masker = build_executor(launch.config, clock), None
-    try:
-        device_limits = executor.start()
-        runtime_info = build_model_runtime_info(
-            launch.config, read_spec(launch.config.model.model, launch.config.model.quantization)
-        )
-        masker = grammar_bitmasks(launch.config, device_limits.vocab_size)
-        core = EngineCore(launch.config, device_limits, runtime_info, executor, port, clock, masker)
-        signal.signal(signal.SIGTERM, stop)
-        gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
-        report(StatusReport("ready", startup=device_limits.startup))
-        while not stopping:
-            begun = thread_time()
-            core.turn(wait=HEARTBEAT_S)
-            core.record_turn(thread_time() - begun)
-    except BaseException as error:
-        port.announce_death(one_line_error(error))
-        raise
-    finally:
-        if masker is not None:
-            masker.close()
-        executor.close()
-        port.close()
+    clock, config, directory = SystemClock(), launch.config, Path(launch.directory)
+    port = ZmqPort(directory, launch.engine)
+    executor = make_executor(config, clock)
+    device_limits = executor.start()
+    runtime_info = build_model_runtime_info(config, read_spec(config.model.model, config.model.quantization))
+    masker = grammar_bitmasks(config, device_limits.vocab_size)
+    rows = config.scheduler.max_num_seqs
+    assert rows, "settings are resolved by quire.planning.auto_config"
+    flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, rows)
+    core = EngineCore(config, device_limits, runtime_info, executor, port, clock, masker, flight)
+    signal.signal(STOP_ENGINE, stop)
+    gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
+    report(StatusReport("ready", startup=device_limits.startup))
+    next_pulse = 0.0
+    while not stopping:
+        begun = thread_time()
+        core.turn(wait=HEARTBEAT_S)
+        core.record_turn(thread_time() - begun)
+        if (now := clock.now()) >= next_pulse:
+            next_pulse = now + PULSE_S
+            report(core.pulse())
+    if masker is not None:
+        masker.close()
+    executor.close()
+    port.close()
+
+
+if __name__ == "__main__":
+    run_child(main)

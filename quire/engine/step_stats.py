@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 
-from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Result
+from quire.engine.step_deadline import StepDeadline
+from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load, Result
 
 
 class StepStats:
@@ -30,17 +32,40 @@ class StepStats:
         self.turns = [0] * (len(WORK_BOUNDS_S) + 1)
         self.turns_sum_s = self.longest_turn_s = 0.0
         self.last_progress = now
+        self._in_flight: deque[int] = deque()  # tokens of each step
+        self._deadline = StepDeadline()
+
+    @property
+    def limit_s(self) -> float:
+        """How long the oldest step in flight may take, in seconds from `last_progress`."""
+        return self._deadline.limit_s(self._in_flight[0] if self._in_flight else 0)
 
     def planned(self, counts: Sequence[int]) -> None:
         """A step was submitted whose rows compute so many tokens each."""
         tokens = sum(counts)
         self.token_counts[bisect_left(STEP_TOKEN_BOUNDS, tokens)] += 1
         self.token_sum += tokens
+        self._in_flight.append(tokens)
 
     def finished(self, result: Result, now: float) -> None:
         """A step's result is there."""
         self.last_step, self.last_step_ms = result.step, result.device_ms
+        self._deadline.learn(self._in_flight.popleft(), now - self.last_progress)
         self.last_progress = now
+
+    def heartbeat(self, now: float, load: Load) -> Heartbeat:
+        """What clients are told."""
+        return Heartbeat(
+            now,
+            self.last_progress,
+            load,
+            list(self.token_counts),
+            self.token_sum,
+            list(self.turns),
+            self.turns_sum_s,
+            self.longest_turn_s,
+            limit_s=self.limit_s,
+        )
 
     def turned(self, seconds: float) -> None:
         """A turn of the loop took so much processor time."""

@@ -67,6 +67,10 @@ class Submission:
         self._new_seed = new_seed
         self._takes_extra_args = takes_extra_args
 
+    def replace_engine(self, ready: Ready) -> None:
+        """Another engine takes the place of the one before; ids go on."""
+        self._ready = ready
+
     @property
     def longest(self) -> int:
         """Most tokens, prompt and output, that one sequence can have."""

@@ -16,7 +16,7 @@ import zmq
 
 from quire.engine.client import Lost
 from quire.engine.port import Undecodable
-from quire.messages import Add, Dead, EngineId, FromEngine, ToEngine
+from quire.messages import Add, ClientGone, Dead, EngineId, FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +92,10 @@ class ZmqPort:
             socket = self._clients[client] = _push(self._context, client_address(self._directory, client))
         socket.send(self._encoder.encode(msgspec.structs.replace(message, source=self._engine)))
 
-    def announce_death(self, cause: str) -> None:
-        """Tell every client that the engine stops, and why."""
-        for client in self._clients:
-            self.send(client, Dead(cause))
+    def forget(self, client: int) -> None:
+        socket = self._clients.pop(client, None)
+        if socket is not None:
+            socket.close(linger=0)
 
     def close(self) -> None:
         """Close, after up to half a second for queued messages."""
@@ -132,6 +132,7 @@ class ZmqClient:
     """
 
     def __init__(self, directory: Path, number: int, engine: EngineId) -> None:
+        self._directory = directory
         self._number = number
         self._engine = engine
         self._context = zmq.Context()
@@ -162,16 +163,44 @@ class ZmqClient:
             logger.error("a message from the engine cannot be decoded: %s", error)
             return Lost(str(error))
 
+    def connect(self, engine: EngineId) -> None:
+        with self._sending:
+            self._outbox.close(linger=0)
+            self._engine = engine
+            self._outbox = _push(self._context, engine_address(self._directory, engine))
+
     def close(self) -> None:
         self._outbox.close()
         self._inbox.close()
         self._context.term()
 
 
-def report_death(directory: Path, number: int, engine: EngineId, cause: str) -> None:
-    """Tell client `number` that an engine is gone, on its behalf, since it no longer can."""
-    context = zmq.Context()
-    socket = _push(context, client_address(directory, number))
-    socket.send(msgspec.msgpack.encode(Dead(cause, source=engine)))
-    socket.close()
-    context.term()
+class DeathNotices:
+    """Tells clients and engines about the death of the other side, on its behalf: for who watches processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._context = zmq.Context()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._clients: dict[int, zmq.Socket[bytes]] = {}
+
+    def engine_died(self, client: int, message: Dead) -> None:
+        """Tell a client; it need not listen yet."""
+        socket = self._clients.get(client)
+        if socket is None:
+            socket = self._clients[client] = _push(self._context, client_address(self._directory, client))
+        socket.send(self._encoder.encode(message))
+
+    def client_died(self, engine: EngineId, client: int) -> None:
+        """Tell an engine, if it listens, that a client is gone."""
+        if (old := self._clients.pop(client, None)) is not None:
+            old.close(linger=0)
+        socket = _push(self._context, engine_address(self._directory, engine))
+        socket.send(self._encoder.encode(ClientGone(client)))
+        socket.close()
+
+    def close(self) -> None:
+        """Close, after up to half a second for what was said last."""
+        for socket in self._clients.values():
+            socket.close()
+        self._context.term()

@@ -27,5 +27,5 @@ class StatsLogLine:
         return (
             f"prompt {stats.prompt_rate:.1f} tokens/s, generation {stats.generation_rate:.1f} tokens/s, "
             f"running {load.running}, waiting {load.waiting}, KV cache {stats.cache_usage:.1%}, "
-            f"prefix cache hits {hits / queries if queries > 0 else 0:.1%}, preemptions {load.preemptions}"
+            f"prefix cache hits {hits / queries if queries > 0 and hits > 0 else 0:.1%}, preemptions {load.preemptions}"
         )

@@ -49,6 +49,7 @@ class _StatsCollector(Collector):
         """Called by the registry at each scrape."""
         yield from self._gauges()
         yield from self._counters()
+        yield from self._recoveries()
         yield from self._histograms()
         yield self._cache_info()
         yield from self._work()
@@ -126,6 +127,20 @@ class _StatsCollector(Collector):
         yield self._counter_by(
             "request_success", "Sequences that ended, by reason.", "finished_reason", stats.ended.items()
         )
+
+    def _recoveries(self) -> Iterator[Metric]:
+        stats = self._stats
+        restarts = CounterMetricFamily(
+            "quire:process_restarts", "Processes that were replaced, by kind.", labels=(*_LABELS, "process")
+        )
+        for process, count in (("engine", stats.engine_restarts), ("api", stats.api_restarts)):
+            restarts.add_metric((*self._labels, process), count)
+        yield restarts
+        replayed = CounterMetricFamily(
+            "quire:sequences_replayed", "Sequences that went on in another engine.", labels=_LABELS
+        )
+        replayed.add_metric(self._labels, stats.replayed)
+        yield replayed
 
     def _histograms(self) -> Iterator[Metric]:
         stats = self._stats

@@ -76,6 +76,8 @@ class Stats:
         ended: Sequences by reason.
         rejections: Requests that were turned away because too many waited.
         http: Answers to HTTP requests.
+        engine_restarts, api_restarts: How often these processes were replaced.
+        replayed: Sequences that another engine went on with.
         callbacks: Of the event loop.
         turns: Of the engine's loop.
     """
@@ -87,6 +89,7 @@ class Stats:
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
         self.rejections: dict[Limit, int] = {"requests": 0, "tokens": 0}
         self.http = HttpCounts()
+        self.engine_restarts = self.api_restarts = self.replayed = 0
         self.callbacks, self.turns = WorkTimes(), WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
         self.set_max_model_len(max_model_len=1)

@@ -8,24 +8,29 @@ lifeline, is held open by the parent: when it closes, the parent is gone and the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
 from quire.errors import SETUP_ERRORS, QuireError, SetupError
-from quire.processes.launch import EXIT_CRASHED, EXIT_ORPHANED, LaunchConfig, StatusReport
+from quire.processes.launch import EXIT_CRASHED, EXIT_ORPHANED, LaunchConfig, Report, SendReport, StatusReport
 
-Main = Callable[[LaunchConfig, Callable[[StatusReport], None]], None]
+Main = Callable[[LaunchConfig, SendReport], None]
 """What a child does, given its configuration and a function that sends a report."""
 
 
 def run_child(main: Main) -> None:
-    """Body of a child's `__main__`: run `main`; if it fails, report why and exit with the error's code."""
+    """Body of a child's `__main__`: run `main`; if it fails, report why and exit with the error's code.
+
+    A failed process ends at once: what it holds may be broken, and threads may be stuck in it.
+    """
     arguments = argparse.ArgumentParser()
     for name in ("launch-fd", "report-fd", "lifeline-fd"):
         arguments.add_argument(f"--{name}", type=int, required=True)
@@ -34,21 +39,30 @@ def run_child(main: Main) -> None:
         launch = msgspec.json.decode(pipe.read(), type=LaunchConfig)
     threading.Thread(target=_exit_with_parent, args=(fds.lifeline_fd,), daemon=True).start()
 
-    def report(status: StatusReport) -> None:
-        os.write(fds.report_fd, msgspec.json.encode(status) + b"\n")
+    os.set_blocking(fds.report_fd, False)
+
+    def report(report: Report) -> None:
+        with contextlib.suppress(BlockingIOError):  # nobody has read for minutes
+            os.write(fds.report_fd, msgspec.json.encode(report) + b"\n")
 
     try:
         main(launch, report)
     except SetupError as error:
         report(StatusReport("failed", type(error).__name__, error.message))
-        sys.exit(error.exit_code)
+        _end(error.exit_code)
     except QuireError as error:
         report(StatusReport("failed", "", error.message))
-        sys.exit(EXIT_CRASHED)
+        _end(EXIT_CRASHED)
     except Exception as error:
         traceback.print_exc()
         report(StatusReport("failed", "", one_line_error(error)))
-        sys.exit(EXIT_CRASHED)
+        _end(EXIT_CRASHED)
+
+
+def _end(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def one_line_error(error: BaseException) -> str:

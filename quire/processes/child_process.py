@@ -13,7 +13,9 @@ import sys
 
 import msgspec
 
-from quire.processes.launch import LaunchConfig, StatusReport
+from quire.processes.launch import LaunchConfig, Report, StatusReport
+
+_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
 class ChildProcess:
@@ -45,6 +47,7 @@ class ChildProcess:
             pipe.write(msgspec.json.encode(launch))
         os.set_blocking(self.report_fd, False)
         self._unread = b""
+        self._killed_for = ""
         self.failure: StatusReport | None = None
 
     @property
@@ -52,7 +55,7 @@ class ChildProcess:
         """The process id."""
         return self._process.pid
 
-    def reports(self) -> list[StatusReport]:
+    def reports(self) -> list[Report]:
         """Reports since the last call."""
         try:
             while chunk := os.read(self.report_fd, 65536):
@@ -60,9 +63,9 @@ class ChildProcess:
         except BlockingIOError:
             pass
         *lines, self._unread = self._unread.split(b"\n")
-        reports = [msgspec.json.decode(line, type=StatusReport) for line in lines if line]
+        reports = [_decoder.decode(line) for line in lines if line]
         for report in reports:
-            if report.state == "failed":
+            if isinstance(report, StatusReport) and report.state == "failed":
                 self.failure = report
         return reports
 
@@ -70,6 +73,11 @@ class ChildProcess:
         """Send a signal, if it still runs."""
         if self._process.poll() is None:
             self._process.send_signal(number)
+
+    def kill(self, why: str = "") -> None:
+        """End it at once; `why` becomes the cause of its death."""
+        self._killed_for = why
+        self.signal(signal.SIGKILL)
 
     def exit_code(self) -> int | None:
         """As subprocess has it: None while it runs, negative when a signal ended it."""
@@ -81,6 +89,8 @@ class ChildProcess:
         if self.failure is not None:
             return self.failure.message
         code = self._process.wait()
+        if self._killed_for and code == -signal.SIGKILL:
+            return self._killed_for
         if code < 0:
             hint = " (out of memory? see the kernel's log)" if code == -signal.SIGKILL else ""
             return f"it was ended by {signal.Signals(-code).name}{hint}"

@@ -183,6 +183,10 @@ class Scheduler:
         step = self._steps_in_flight[0]
         return step.number, step.masked, [step.requests[row] for row in step.masked]
 
+    def newest_requests(self) -> list[int]:
+        """The requests of the last plan, by id."""
+        return [request.id for request in self._steps_in_flight[-1].requests]
+
     def requests(self) -> Iterable[Request]:
         """All that are not over."""
         return self._request_table

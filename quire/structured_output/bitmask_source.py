@@ -31,7 +31,7 @@ from quire.structured_output.matcher_messages import (
 logger = logging.getLogger(__name__)
 
 _MODULE = "quire.structured_output.matcher_process"
-_FILL_SECONDS = 20.0
+_FILL_SECONDS = 10.0
 """Masks take milliseconds; a process that needs so long is given up."""
 _LOST = "The process that follows grammars was lost. Send the request again."
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from quire.config import Config
-from quire.engine.transport import ZmqClient, report_death
-from quire.messages import EngineId
+from quire.engine.transport import DeathNotices, ZmqClient
+from quire.messages import Dead, EngineId
 from quire.processes.child_main import raise_reported_failure
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import LaunchConfig
@@ -29,7 +29,7 @@ class EngineProcess:
     def __init__(self, config: Config) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._engine = EngineId()
-        self._child = ChildProcess("engine", "quire.engine.start", LaunchConfig(config, str(self._directory)))
+        self._child = ChildProcess("engine", "quire.engine.process", LaunchConfig(config, str(self._directory)))
 
     def client(self) -> ZmqClient:
         """The connection to it; once."""
@@ -40,7 +40,9 @@ class EngineProcess:
 
         def tell() -> None:
             loop.remove_reader(self._child.pid_fd)
-            report_death(self._directory, 0, self._engine, self._child.cause_of_death())
+            notices = DeathNotices(self._directory)
+            notices.engine_died(0, Dead(self._child.cause_of_death(), source=self._engine))
+            notices.close()
 
         loop.add_reader(self._child.pid_fd, tell)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quire.processes.child_process import ChildProcess
-from quire.processes.launch import StatusReport
+from quire.processes.launch import Report
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -26,7 +26,7 @@ class Reported:
     """A child sent a report."""
 
     child: ChildProcess
-    report: StatusReport
+    report: Report
 
 
 @dataclass(frozen=True)

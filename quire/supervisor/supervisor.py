@@ -1,7 +1,8 @@
-"""The supervisor: starts engine and API process, announces when they are ready, drains them, and exits with a code.
+"""The supervisor: starts engine and API process, announces when they are ready, replaces what dies or hangs, drains,
+and exits with a code.
 
-starting → ready → draining. A child that dies is noticed at once; the last line printed names it and the cause.
-Restarting a dead engine and replaying its requests would begin in `_engine_died`.
+starting → ready → draining. What dies before it was ever ready ends the server, as does what dies too often; the last
+line printed names it and the cause.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from enum import Enum
 from pathlib import Path
 
+from quire.clock import Clock, SystemClock
 from quire.config import Config
-from quire.engine.transport import report_death
 from quire.errors import SETUP_ERRORS, SetupError
-from quire.messages import EngineId
 from quire.processes.child_process import ChildProcess
-from quire.processes.launch import EXIT_CRASHED, LaunchConfig, StatusReport
+from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, Report, StatusReport
 from quire.supervisor.announce import announce_ready, print_log
+from quire.supervisor.children import MODULES, Children, Modules
 from quire.supervisor.process_events import Died, Event, ProcessEvents, Reported, Signalled
+from quire.supervisor.restart_limit import WINDOW_S, RestartLimit
+from quire.supervisor.watchdog import TICK_S
 
 STOP_TIMEOUT_S = 5.0
 """What a process gets to end after it was told to, in seconds, beyond the drain."""
+SIGNAL_WAIT_S = 0.5
+"""An API process that ends in order may have been told so together with this one: how long that signal may take."""
 
 
 class State(Enum):
@@ -37,129 +41,224 @@ class State(Enum):
 
 
 class Supervisor:
-    """Runs one engine and one API process until told to stop or until one of them dies.
+    """Runs one engine and one API process until told to stop or until one of them cannot be replaced.
 
     Args:
         config: Resolved settings.
-        listener: Bound and listening; the API process inherits it.
+        listener: Bound and listening; API processes inherit it.
         developer_mode: Serve debug routes.
+        modules: What the processes run.
+        clock: For all times.
     """
 
-    def __init__(self, config: Config, listener: socket.socket, developer_mode: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        listener: socket.socket,
+        developer_mode: bool,
+        modules: Modules = MODULES,
+        clock: Clock | None = None,
+    ) -> None:
         self._config = config
         self._listener = listener
         self._developer_mode = developer_mode
+        self._modules = modules
+        self._clock = clock or SystemClock()
         self._state = State.STARTING
-        self._started = time.monotonic()
-        self._ready: set[str] = set()
+        self._started = self._clock.now()
         self._exit_code: int | None = None
+        self._drain_ends = float("inf")
+        self._last_line = ""
         self._events = ProcessEvents()  # from here on signals are received
+        self._limit = RestartLimit(config.server.max_restarts, self._clock)
+        self._recovered = True
         self._startup: dict[str, float] = {}
         self._kv_tokens = 0
 
     def run(self) -> int:
-        """Until the end; the exit code: 0 after a drain, the class of a failed start, 70 when a process died."""
+        """Until the end; the exit code: 0 after a drain, the class of a failed start, 70 when processes died."""
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
-        self._directory = directory
         self._listener.set_inheritable(True)
-        launch = LaunchConfig(self._config, str(directory), developer_mode=self._developer_mode)
-        self._engine = ChildProcess("engine", "quire.engine.start", launch)
-        api = LaunchConfig(self._config, str(directory), 0, self._listener.fileno(), self._developer_mode)
-        self._api = ChildProcess("api", "quire.api.api_server", api)
+        self._children = Children(
+            self._config, directory, self._listener.fileno(), self._developer_mode, self._modules, self._clock
+        )
         try:
-            for child in (self._engine, self._api):
+            for child in self._children:
                 self._events.watch(child)
             while self._exit_code is None:
-                for event in self._events.wait(None):
+                for event in self._events.wait(TICK_S):
                     if self._exit_code is None:
                         self._handle(event)
+                if self._exit_code is None:
+                    self._tick()
         finally:
-            self._end_children()
+            self._children.close()
             self._events.close()
             shutil.rmtree(directory, ignore_errors=True)
+            if self._exit_code:
+                print(f"quire: error: {' '.join(self._last_line.split())}", file=sys.stderr, flush=True)
         return self._exit_code
 
     def _handle(self, event: Event) -> None:
         match event:
+            case Signalled(number) if self._state is State.DRAINING:
+                self._end(128 + number, f"stopped at once by {signal.Signals(number).name}")
             case Signalled(number):
-                self._exit_code = self._drain(number)
-            case Reported(child, report) if report.state == "ready":
+                self._drain(number)
+            case Reported(child, report):
+                self._reported(child, report)
+            case Died(child) if child is self._children.engine:
+                self._engine_died()
+            case Died(child) if child is self._children.api:
+                self._api_died()
+
+    def _tick(self) -> None:
+        """What is due whether or not something happened."""
+        for child, why in self._children.stuck() if self._limit.most else ():
+            print_log(f"{child.name} process {child.pid} is ended: {why}")
+            child.kill(why)
+        if self._clock.now() > self._drain_ends:
+            self._end(EXIT_CRASHED, "api process did not end cleanly: it had to be killed")
+        self._children.start_due()
+        for child in self._children.take_started():
+            self._events.watch(child)
+
+    def _reported(self, child: ChildProcess, report: Report) -> None:
+        match report:
+            case Pulse():
+                self._children.heard(child, report)
+            case StatusReport("ready"):
                 self._child_is_ready(child, report)
-            case Died(child) if child is self._engine:
-                self._exit_code = self._engine_died()
-            case Died(child):
-                self._exit_code = self._child_died(child)
+            case Recovery():
+                self._recovered = report.complete
+                if report.blamed or report.complete:
+                    self._limit.search_ended()
+                if report.sequences:
+                    took = self._clock.now() - self._children.engine_died_at
+                    print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
 
     def _child_is_ready(self, child: ChildProcess, report: StatusReport) -> None:
-        self._ready.add(child.name)
-        if child is self._engine:
+        self._children.ready(child)
+        if child is self._children.engine:
             self._startup = report.startup
         else:
             self._kv_tokens = report.kv_tokens
-        if self._ready == {"engine", "api"}:
+        if self._state is State.STARTING and self._children.all_ready:
             self._state = State.READY
-            took = time.monotonic() - self._started
+            took = self._clock.now() - self._started
             announce_ready(self._config, self._listener, took, self._startup, self._kv_tokens)
 
-    def _engine_died(self) -> int:
-        """Tell the API process, whose open streams get an error, and wait until it ends. Returns the exit code."""
-        code = self._child_died(self._engine)
-        report_death(self._directory, 0, EngineId(), self._engine.cause_of_death())
-        self._wait_for(self._api, STOP_TIMEOUT_S)
-        return code
+    # --- deaths -----------------------------------------------------------------------------------------------------
 
-    def _child_died(self, child: ChildProcess) -> int:
+    def _engine_died(self) -> None:
+        cause = self._children.engine.cause_of_death()
+        if not self._children.was_ready("engine"):
+            self._start_failed(self._children.engine)
+            return
+        in_flight = self._children.in_flight()
+        searching = bool(in_flight) and not self._recovered
+        if self._limit.allow(searching=searching):
+            self._recovered = False
+            self._say_replaced("engine", cause, searching=searching)
+            self._children.replace_engine(cause, in_flight)
+            return
+        self._children.give_up_engine(cause)
+        self._wait_for_api()
+        self._end(EXIT_CRASHED, f"engine process died: {cause}. Requests in flight got an error; {self._gave_up()}")
+
+    def _api_died(self) -> None:
+        api = self._children.api
+        if self._state is State.DRAINING:
+            self._drained()
+            return
+        cause = api.cause_of_death()
+        if not self._children.was_ready("api"):
+            self._start_failed(api)
+            return
+        if api.exit_code() == 0 and self._told_to_stop():
+            return
+        if self._limit.allow():
+            self._say_replaced("api", cause)
+            self._children.replace_api()
+            return
+        self._end(EXIT_CRASHED, f"api process died: {cause}. Open connections were cut; {self._gave_up()}")
+
+    def _say_replaced(self, name: str, cause: str, *, searching: bool = False) -> None:
+        why = "looking for the request that does it" if searching else f"{self._limit.used} of {self._limit.most}"
+        print_log(f"{name} process died: {cause}; it is started again ({why})")
+
+    def _gave_up(self) -> str:
+        if not self._limit.most:
+            return "start the server again."
+        return (
+            f"that was one more than the {self._limit.most} restarts that --max-restarts allows within "
+            f"{WINDOW_S / 60:.0f} minutes; start the server again."
+        )
+
+    def _start_failed(self, child: ChildProcess) -> None:
+        """It never was ready: what it says is the whole story."""
         failure = child.failure
-        error = SETUP_ERRORS.get(failure.error, SetupError) if failure is not None else None
-        if self._state is State.STARTING and failure is not None and error is not None:
-            self._last_line = failure.message
-            return error.exit_code if failure.error else EXIT_CRASHED
-        told = "Requests in flight got an error" if child is self._engine else "Open connections were cut"
-        self._last_line = f"{child.name} process died: {child.cause_of_death()}. {told}; start the server again."
-        return EXIT_CRASHED
+        if self._state is State.DRAINING:
+            self._end(0, "")
+        elif failure is None:
+            self._end(EXIT_CRASHED, f"{child.name} process died: {child.cause_of_death()}. Start the server again.")
+        else:
+            error = SETUP_ERRORS.get(failure.error, SetupError)
+            self._end(error.exit_code if failure.error else EXIT_CRASHED, failure.message)
 
-    def _drain(self, number: int) -> int:
+    def _end(self, code: int, last_line: str) -> None:
+        self._exit_code, self._last_line = code, last_line
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _told_to_stop(self) -> bool:
+        """Whether a signal to all processes at once comes in after the API process's end; the drain begins then."""
+        for event in self._events.wait(SIGNAL_WAIT_S):
+            self._handle(event)
+        if self._state is State.DRAINING and self._exit_code is None:
+            self._drained()
+        return self._state is State.DRAINING
+
+    def _drain(self, number: int) -> None:
         """New requests are refused, open ones finish within the time they get; a second signal ends all at once."""
         self._state = State.DRAINING
         timeout = self._config.server.shutdown_timeout
         print_log(
             f"{signal.Signals(number).name}: open requests get {timeout:g} s to finish; a second signal ends them now"
         )
-        for child, patience in ((self._api, timeout + STOP_TIMEOUT_S), (self._engine, STOP_TIMEOUT_S)):
-            child.signal(signal.SIGTERM)
-            match self._wait_for(child, patience):
-                case Signalled(again):
-                    self._last_line = f"stopped at once by {signal.Signals(again).name}"
-                    return 128 + again
-                case Died():
-                    return self._engine_died()
-            stopped_early = child.name not in self._ready and child.exit_code() == -signal.SIGTERM
-            if child.exit_code() != 0 and not stopped_early:
-                self._last_line = f"{child.name} process did not end cleanly: {self._how_it_ended(child)}"
-                return EXIT_CRASHED
+        self._drain_ends = self._clock.now() + timeout + STOP_TIMEOUT_S
+        self._children.api.signal(signal.SIGTERM)
+
+    def _drained(self) -> None:
+        """The API process has ended: now the engine may."""
+        api, engine = self._children.api, self._children.engine
+        stopped_early = not self._children.was_ready("api") and api.exit_code() == -signal.SIGTERM
+        if api.exit_code() != 0 and not stopped_early:
+            self._end(EXIT_CRASHED, f"api process did not end cleanly: {api.cause_of_death()}")
+            return
+        if self._children.engine_is_ready:
+            engine.signal(STOP_ENGINE)
+            again = self._wait_for(engine, STOP_TIMEOUT_S)
+            if again is not None:
+                self._end(128 + again, f"stopped at once by {signal.Signals(again).name}")
+                return
+            if engine.exit_code() != 0:
+                print_log(f"engine process did not end cleanly: {self._how_it_ended(engine)}")
         print_log("stopped")
-        return 0
+        self._end(0, "")
+
+    def _wait_for_api(self) -> None:
+        """Until the API process has told its clients that all is over; it ends by itself."""
+        self._wait_for(self._children.api, STOP_TIMEOUT_S)
 
     def _how_it_ended(self, child: ChildProcess) -> str:
         return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
 
-    def _wait_for(self, child: ChildProcess, seconds: float) -> Signalled | Died | None:
-        """Until the child is gone or the time is over, or something cuts this short, which is returned: a signal, or
-        the death of the engine while the API process still needs it."""
-        deadline = time.monotonic() + seconds
-        while child.exit_code() is None and (left := deadline - time.monotonic()) > 0:
+    def _wait_for(self, child: ChildProcess, seconds: float) -> int | None:
+        """Until the child is gone or the time is over, or a signal comes, which is returned."""
+        deadline = self._clock.now() + seconds
+        while child.exit_code() is None and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
-                match event:
-                    case Signalled():
-                        return event
-                    case Died(other) if other is self._engine and child is self._api:
-                        return event
+                if isinstance(event, Signalled):
+                    return event.number
         return None
-
-    def _end_children(self) -> None:
-        for child in (self._api, self._engine):
-            child.signal(signal.SIGKILL)
-            child.cause_of_death()
-            child.close()
-        if self._exit_code:
-            print(f"quire: error: {' '.join(self._last_line.split())}", file=sys.stderr, flush=True)

@@ -12,6 +12,8 @@ from quire.messages import (
     ClientHeartbeat,
     Control,
     Deltas,
+    End,
+    EndReason,
     EngineId,
     FromEngine,
     Heartbeat,
@@ -55,6 +57,11 @@ class ScriptedClient:
             case Control():
                 pass
 
+    def connect(self, engine: EngineId) -> None:
+        self.engine = engine
+        self.adds.clear()
+        self.prompts = 0
+
     def receive(self, timeout: float | None) -> FromEngine | Lost | None:
         try:
             message = self._said.get(timeout=timeout)
@@ -75,10 +82,15 @@ class ScriptedClient:
         """A step brings tokens to one sequence."""
         self.say(Deltas([add.id], [len(tokens)], tokens))
 
-    def beat(self, ago: float = 0.0, stalled: float = 0.0) -> None:
-        """A heartbeat, whose engine has not moved for `stalled` seconds."""
-        now = time.monotonic() - ago
-        self.say(Heartbeat(now, now - stalled))
+    @staticmethod
+    def end(add: Add, reason: EndReason) -> End:
+        """The last message of a sequence."""
+        return End(add.id, reason)
+
+    def beat(self, stalled: float = 0.0, limit: float = 4.0) -> None:
+        """A heartbeat, whose engine has not moved for `stalled` seconds, of `limit`."""
+        now = time.monotonic()
+        self.say(Heartbeat(now, now - stalled, limit_s=limit))
 
     def wait_for_adds(self, count: int) -> list[Add]:
         """Return once the server has sent that many."""

@@ -207,7 +207,7 @@ def test_what_an_earlier_life_of_the_engine_still_says_is_dropped(scripted: tupl
     client.say(Dead("that one is known", source=EngineId(1, 2)))
     client.say(Deltas([add.id], [1], [70], ends=[End(add.id, "stop")]))
     thread.join()
-    assert result[0].json()["choices"][0]["text"] == "c"
+    assert result[0].json()["choices"][0]["text"] == "d"
     assert server.session.state == "ready"
 
 
@@ -240,17 +240,18 @@ def test_health_follows_progress_not_mere_life(
     server, client = scripted
     client.say(READY)
     server.wait_ready()
-    monkeypatch.setattr("quire.api.engine_health.STALLED_S", 0.3)
     client.beat()
     eventually(lambda: server.get("/health").status_code == 200)
-    for _ in range(8):
-        time.sleep(0.06)
-        client.beat(stalled=10)
-    assert server.get("/health").status_code == 503, "it beats but does not move"
-    client.beat()
+    assert server.get("/ready").json() == {"status": "ok", "state": "ready"}
+    client.beat(stalled=2.5, limit=4.0)
+    eventually(lambda: server.get("/health").status_code == 503)
+    assert "a step of the engine takes 2 s" in server.get("/health").json()["reason"]
+    assert server.get("/ready").status_code == 503, "it beats but does not move"
+    client.beat(stalled=2.5, limit=10.0)
     eventually(lambda: server.get("/health").status_code == 200)
-    time.sleep(0.4)
-    assert server.get("/health").status_code == 503, "it fell silent"
+    monkeypatch.setattr("quire.api.engine_health.SILENT_S", 0.2)
+    time.sleep(0.3)
+    assert "not been heard" in server.get("/health").json()["reason"], "it fell silent"
 
 
 def test_one_failed_sequence_fails_its_request_alone(scripted: tuple[Server, ScriptedClient]) -> None:
@@ -278,7 +279,8 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> No
         eventually(lambda: server.session.state == "draining")
         refused = server.post("/v1/completions", LONG)
         assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
-        assert server.get("/health").status_code == 503
+        assert server.get("/health").status_code == 200, "it is alive"
+        assert server.get("/ready").json()["reason"] == "the server is shutting down"
         assert server.in_loop(server.session.drain(20)) is True
         thread.join()
         assert result[0].json()["usage"]["completion_tokens"] == 500

@@ -83,7 +83,7 @@ class QuireServe:
             except (OSError, IndexError):
                 continue
             if entry.name.isdigit() and int(status[1]) == self.process.pid:
-                found["engine" if "quire.engine.start" in command else "api"] = int(entry.name)
+                found["engine" if "quire.engine.process" in command else "api"] = int(entry.name)
         return found
 
     def wait(self, timeout: float = 30) -> int:

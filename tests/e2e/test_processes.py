@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,39 +133,81 @@ def test_open_requests_are_ended_when_the_drain_time_is_over(checkpoint: Path) -
         assert "shutting down" in "".join(reader.lines)
 
 
-def test_a_killed_engine_is_said_at_once_to_streams_and_operator(server: QuireServe) -> None:
-    reader = Reader(server, LONG | {"n": 64, "temperature": 1.0})
-    os.kill(server.children()["engine"], signal.SIGKILL)
-    killed = time.monotonic()
-    reader.join(10)
-    assert time.monotonic() - killed < 5
-    assert json.loads(reader.lines[-2])["error"]["code"] == "engine_dead"
-    assert reader.lines[-1] == "[DONE]"
-    assert server.wait(15) == 70
-    assert "engine process died" in server.last_line
-    assert "SIGKILL" in server.last_line
-    assert "see above" not in server.log
+SEVERAL = LONG | {"n": 24, "temperature": 1.0, "seed": 5}
 
 
-def test_an_engine_that_is_killed_during_the_drain_is_said_at_once_too(checkpoint: Path) -> None:
+def texts_of(lines: Sequence[str]) -> list[str]:
+    """By choice."""
+    texts = [""] * 24
+    for line in lines:
+        if line != "[DONE]":
+            (choice,) = json.loads(line)["choices"]
+            texts[choice["index"]] += choice["text"]
+    return texts
+
+
+def test_a_killed_engine_is_replaced_and_its_streams_go_on_also_during_a_drain(checkpoint: Path) -> None:
     with QuireServe(str(checkpoint), "--port", "0", "--shutdown-timeout", "120") as server:
-        reader = Reader(server.wait_ready(), LONG | {"n": 64, "temperature": 1.0})
+        server.wait_ready()
+        undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
+        reader = Reader(server, SEVERAL)
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        server.wait_line("engine process died: it was ended by SIGKILL")
+        later = server.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next engine
+        assert later.json()["usage"]["completion_tokens"] == 3
+        reader.join(30)
+        assert texts_of(reader.lines) == undisturbed
+        assert "recovered in" in server.log
+        metrics = httpx.get(server.url + "/metrics").text
+        assert re.search(r'quire:process_restarts_total{.*process="engine"} 1.0', metrics)
+        assert re.search(r"quire:sequences_replayed_total{.*} 24.0", metrics)
+
+        reader = Reader(server, SEVERAL)
         server.signal()
         server.wait_line("SIGTERM")
         os.kill(server.children()["engine"], signal.SIGKILL)
-        killed = time.monotonic()
-        reader.join(15)
-        assert time.monotonic() - killed < 5
+        reader.join(60)
+        assert texts_of(reader.lines) == undisturbed
+        assert server.wait(15) == 0, server.log
+        assert server.last_line == "stopped"
+
+
+def test_a_killed_api_process_is_replaced(checkpoint: Path) -> None:
+    with QuireServe(str(checkpoint), "--port", "0", environment={"QUIRE_SERVER_DEV_MODE": "1"}) as server:
+        reader = Reader(server.wait_ready(), LONG | {"n": 8, "temperature": 1.0})
+        os.kill(server.children()["api"], signal.SIGKILL)
+        reader.join(5)
+        assert isinstance(reader.error, httpx.TransportError)
+        answer = server.post("/v1/completions", LONG | {"max_tokens": 3})  # waits for the next one
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        engine = server.counts()["engine"]
+        assert (engine["requests"], engine["free_blocks"]) == (0, engine["blocks"])
+        assert 'process="api"} 1.0' in httpx.get(server.url + "/metrics").text
+        server.signal()
+        assert server.wait() == 0
+
+
+def test_without_restarts_a_killed_engine_is_said_at_once_to_streams_and_operator(checkpoint: Path) -> None:
+    with QuireServe(str(checkpoint), "--port", "0", "--max-restarts", "0") as server:
+        reader = Reader(server.wait_ready(), LONG | {"n": 64, "temperature": 1.0})
+        os.kill(server.children()["engine"], signal.SIGKILL)
+        reader.join(10)
         assert json.loads(reader.lines[-2])["error"]["code"] == "engine_dead"
         assert reader.lines[-1] == "[DONE]"
         assert server.wait(15) == 70
         assert "engine process died: it was ended by SIGKILL" in server.last_line
+        assert "see above" not in server.log
 
 
-def test_a_killed_api_process_ends_the_server_with_its_cause(server: QuireServe) -> None:
-    os.kill(server.children()["api"], signal.SIGKILL)
-    assert server.wait(15) == 70
-    assert "api process died" in server.last_line
+def test_a_signal_to_all_processes_at_once_is_a_drain(server: QuireServe) -> None:
+    undisturbed = texts_of(stream_lines(server.url + "/v1/completions", SEVERAL))
+    reader = Reader(server, SEVERAL)
+    for pid in (*server.children().values(), server.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    reader.join(20)
+    assert texts_of(reader.lines) == undisturbed
+    assert server.wait() == 0, server.log
+    assert server.last_line == "stopped"
 
 
 def test_children_leave_with_a_killed_supervisor(server: QuireServe) -> None:

@@ -21,6 +21,7 @@ class ManualClock:
 class ListPort:
     def __init__(self) -> None:
         self.inbox: list[ToEngine] = []
+        self.forgotten: list[int] = []
         self.sent: list[tuple[int, FromEngine]] = []
         self.waits: list[float | None] = []
 
@@ -31,6 +32,9 @@ class ListPort:
 
     def send(self, client: int, message: FromEngine) -> None:
         self.sent.append((client, message))
+
+    def forget(self, client: int) -> None:
+        self.forgotten.append(client)
 
     def to(self, client: int, kind: type) -> list[FromEngine]:
         return [message for number, message in self.sent if number == client and isinstance(message, kind)]

@@ -14,9 +14,9 @@ from quire.clock import SystemClock
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client import Lost
 from quire.engine.core import EngineCore
-from quire.engine.transport import INTAKE_BYTES, ZmqClient, ZmqPort, client_address, engine_address, report_death
+from quire.engine.transport import INTAKE_BYTES, DeathNotices, ZmqClient, ZmqPort, client_address, engine_address
 from quire.executor.fake import FakeExecutor
-from quire.messages import Abort, ClientHeartbeat, Control, Dead, Deltas, Done, End, EngineId, FromEngine
+from quire.messages import Abort, ClientGone, ClientHeartbeat, Control, Dead, Deltas, Done, End, EngineId, FromEngine
 from tests.engine.harness import add, config
 
 ENGINE = EngineId()
@@ -107,12 +107,34 @@ def test_what_is_no_message_is_dropped_and_the_next_one_arrives(
     assert caplog.text.count("DROPPED") == 5
 
 
-def test_death_is_announced_by_the_engine_or_by_who_noticed(port: ZmqPort, client: ZmqClient, directory: Path) -> None:
-    port.send(3, Done(1))
-    port.announce_death("planted")
-    assert [client.receive(2.0), client.receive(2.0)] == [Done(1), Dead("planted")]
-    report_death(directory, 3, ENGINE, "seen from outside")
-    assert client.receive(2.0) == Dead("seen from outside")
+def test_who_watches_tells_each_side_about_the_others_death(port: ZmqPort, client: ZmqClient, directory: Path) -> None:
+    notices = DeathNotices(directory)
+    dead = Dead("seen from outside", EngineId(0, 1), [5], source=ENGINE)
+    notices.engine_died(3, dead)
+    assert client.receive(2.0) == dead
+    notices.client_died(ENGINE, 3)
+    assert port.drain(2.0) == [ClientGone(3)]
+    notices.engine_died(4, dead)  # before it listens
+    later = ZmqClient(directory, 4, ENGINE)
+    assert later.receive(2.0) == dead
+    later.close()
+    notices.close()
+
+
+def test_a_client_goes_on_with_the_next_engine(port: ZmqPort, client: ZmqClient, directory: Path) -> None:
+    client.connect(EngineId(0, 1))
+    client.send(Abort([1]))
+    later = ZmqPort(directory, EngineId(0, 1))
+    assert later.drain(2.0) == [Abort([1])]
+    assert port.drain(0.1) == []
+    port.send(3, Done(1))  # late
+    later.send(3, Done(2))
+    answers = [client.receive(2.0), client.receive(2.0)]
+    assert {(answer.id, answer.source) for answer in answers if isinstance(answer, Done)} == {
+        (1, ENGINE),
+        (2, EngineId(0, 1)),
+    }
+    later.close()
 
 
 def broken(message: object, **wrong: object) -> bytes:
@@ -173,7 +195,9 @@ def test_a_client_says_that_something_was_lost(client: ZmqClient, directory: Pat
         stranger.send(garbage)
     stranger.close()
     context.term()
-    report_death(directory, 3, ENGINE, "real")
+    notices = DeathNotices(directory)
+    notices.engine_died(3, Dead("real"))
     got = [client.receive(2.0) for _ in range(3)]
     assert Dead("real") in got
     assert sum(isinstance(message, Lost) for message in got) == 2
+    notices.close()

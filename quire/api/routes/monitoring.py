@@ -15,15 +15,27 @@ def add_monitoring(app: FastAPI, serving: Serving) -> None:
     """Add the routes to the application."""
     exposition = Exposition(serving.session.stats, serving.names[0], serving.config.cache)
 
+    def answer(complaint: str) -> Response:
+        state = serving.session.state
+        if not complaint:
+            return json_response({"status": "ok", "state": state})
+        response = json_response({"status": "unavailable", "state": state, "reason": complaint}, 503)
+        response.headers.update({"Retry-After": RETRY_AFTER_S, "X-Quire-State": state})
+        return response
+
     @app.get("/health", tags=["state"])
     @app.head("/health", include_in_schema=False)
     @app.get("/ping", tags=["state"])
     @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
-        """200 while work is taken and the engine moves, else 503."""
-        if serving.session.healthy:
-            return Response()
-        return Response(status_code=503, headers={"Retry-After": RETRY_AFTER_S, "X-Quire-State": serving.session.state})
+        """200 while the server is alive and makes progress, else 503 and the reason."""
+        return answer(serving.session.health_complaint)
+
+    @app.get("/ready", tags=["state"])
+    @app.head("/ready", include_in_schema=False)
+    async def ready() -> Response:
+        """200 while a request would be accepted and finished, else 503 and the reason."""
+        return answer(serving.session.readiness_complaint)
 
     @app.get("/version", tags=["state"])
     async def version() -> Response:

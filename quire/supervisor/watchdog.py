@@ -1,0 +1,66 @@
+"""Which processes are alive and make no progress, from what they say and what the kernel says of them.
+
+Time counts in ticks: when the whole machine stood still, or this process did, nobody else is blamed for it. Kills
+nobody; knows nothing about what the processes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from quire.clock import Clock
+from quire.processes.launch import Pulse
+
+TICK_S = 0.5
+STOPPED_S = 1.5
+"""How long a process may be stopped (SIGSTOP)."""
+SILENT_S = 20.0
+"""How long a process may say nothing. Its loop does one thing after the other, and some take seconds."""
+
+
+def process_state(pid: int) -> str:
+    """A letter, as proc(5) has it; empty where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+class Watchdog:
+    """Watches one process from its first pulse on.
+
+    Args:
+        pid: The process.
+        clock: For the time between two looks.
+        state: Its state, by pid.
+    """
+
+    def __init__(self, pid: int, clock: Clock, state: Callable[[int], str] = process_state) -> None:
+        self._pid = pid
+        self._clock = clock
+        self._state = state
+        self._last_look = clock.now()
+        self._pulse: Pulse | None = None
+        self._silent_s = self._stopped_s = 0.0
+
+    def heard(self, pulse: Pulse) -> None:
+        """It said that it is alive."""
+        self._pulse = pulse
+        self._silent_s = 0.0
+
+    def complaint(self) -> str:
+        """Why it counts as stuck, if it does; to be asked every TICK_S."""
+        now = self._clock.now()
+        passed, self._last_look = min(now - self._last_look, 2 * TICK_S), now
+        if self._pulse is None:
+            return ""  # it starts, which takes as long as it takes
+        self._silent_s += passed
+        self._stopped_s = self._stopped_s + passed if self._state(self._pid) == "T" else 0.0
+        if self._stopped_s >= STOPPED_S:
+            return "it was stopped by SIGSTOP"
+        if self._silent_s >= SILENT_S:
+            return f"it was stuck: nothing was heard for {self._silent_s:.0f} s"
+        if self._pulse.stalled_s > self._pulse.limit_s > 0:
+            return f"it was stuck: a step took more than {self._pulse.limit_s:.1f} s"
+        return ""

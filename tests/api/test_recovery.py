@@ -1,0 +1,166 @@
+"""An engine that is replaced: its requests go on in the next one, and clients see nothing but a pause."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from quire.messages import Add, Dead, Deltas, EngineId, TokenLogprobs
+from tests.api.scripted import READY, ScriptedClient
+from tests.api.server import Server, resolved
+from tests.api.test_lifetimes import LONG, eventually, in_background
+
+SECOND = EngineId(0, 1)
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[tuple[Server, ScriptedClient]]:
+    client = ScriptedClient()
+    with Server(resolved(tmp_path), lambda: client) as server:
+        client.say(READY)
+        server.wait_ready()
+        yield server, client
+
+
+def post(server: Server, body: dict[str, Any]) -> Any:
+    return in_background(lambda: httpx.post(server.url + "/v1/completions", json=body, timeout=20))
+
+
+def replace_engine(client: ScriptedClient, engine: EngineId, in_flight: Sequence[int] = ()) -> None:
+    """The engine dies, and the next one is ready."""
+    client.say(Dead("planted", engine, list(in_flight), source=client.engine))
+    eventually(lambda: client.engine == engine)
+    client.say(replace(READY, source=engine))
+
+
+def by_prompt(adds: list[Add]) -> list[Add]:
+    return sorted(adds, key=lambda add: (add.tokens[0], add.id))
+
+
+def test_a_stream_goes_on_where_it_was(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    thread, result = post(server, LONG | {"stream": True, "max_tokens": 5, "seed": 9})
+    (add,) = client.wait_for_adds(1)
+    client.tokens(add, [70, 71])
+    client.say(Dead("planted", SECOND, [add.id]))
+    client.say(Deltas([add.id], [1], [99]))  # the dead engine's, late
+    eventually(lambda: server.session.state == "recovering")
+    assert server.get("/health").json()["state"] == "recovering"
+    assert "is being started again" in server.get("/ready").json()["reason"]
+    assert server.get("/debug/counts").status_code == 503
+    client.say(replace(READY, source=SECOND))
+    (again,) = client.wait_for_adds(1)
+    assert again == replace(add, tokens=[*add.tokens, 70, 71])
+    assert server.get("/health").status_code == 200
+    client.say(replace(READY, source=SECOND))  # it was silent for a while: nothing is sent twice
+    client.say(Deltas([add.id], [3], [72, 73, 74], ends=[client.end(add, "length")], source=SECOND))
+    thread.join()
+    texts = [json.loads(line[6:])["choices"][0]["text"] for line in result[0].text.split("\n\n")[:-2]]
+    assert "".join(texts) == "defgh"
+    assert client.adds == [again]
+    assert "quire:sequences_replayed_total" in server.get("/metrics").text
+    assert server.session.stats.replayed == 1
+
+
+def test_of_several_choices_only_those_that_are_open_go_on(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    thread, result = post(server, LONG | {"n": 3, "max_tokens": 9, "prompt": ["a", "b"]})
+    adds = client.wait_for_adds(6)
+    first, second, third, *others = adds
+    client.say(Deltas([second.id, first.id], [2, 1], [70, 71, 80], ends=[client.end(first, "stop")]))
+    replace_engine(client, SECOND, [second.id])
+    again = by_prompt(client.wait_for_adds(5))
+    assert [(add.id, add.seed, add.tokens[1:]) for add in again] == [
+        (second.id, second.seed, [70, 71]),
+        (third.id, third.seed, []),
+        *((add.id, add.seed, []) for add in others),
+    ]
+    assert client.prompts == 2, "the first that is open carries the others"
+    ends = [client.end(add, "stop") for add in again]
+    client.say(Deltas([third.id], [1], [90], ends=ends, source=SECOND))
+    thread.join()
+    texts = [choice["text"] for choice in result[0].json()["choices"]]
+    assert texts == ["n", "de", "x", "", "", ""]
+
+
+def test_prompt_logprobs_come_once(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    prompt = [10, 11, 12, 13]
+    body = {"prompt": [prompt, [20, 21, 22]], "prompt_logprobs": 0, "max_tokens": 2}
+    thread, result = post(server, body)
+    whole, part = client.wait_for_adds(2)[::-1]
+    entries = [TokenLogprobs(-float(i), 1, [], []) for i in range(1, 4)]
+    client.say(Deltas([], [], [], prompt_logprobs=[(whole.id, entries[:2]), (part.id, entries[:1])]))
+    replace_engine(client, SECOND)
+    again = {add.id: add for add in client.wait_for_adds(2)}
+    assert again[whole.id].sampling.prompt_logprobs is None, "all of them are known"
+    assert again[part.id].sampling.prompt_logprobs == 0
+    client.say(Deltas([], [], [], prompt_logprobs=[(part.id, entries[:2])], source=SECOND))
+    client.say(Deltas([], [], [], prompt_logprobs=[(part.id, entries[2:])], source=SECOND))
+    ends = [client.end(whole, "stop"), client.end(part, "stop")]
+    client.say(Deltas([whole.id, part.id], [1, 1], [70, 70], ends=ends, source=SECOND))
+    thread.join()
+    choices = result[0].json()["choices"]
+    got = [[next(iter(entry.values()))["logprob"] for entry in choice["prompt_logprobs"][1:]] for choice in choices]
+    assert got == [[-1.0, -2.0, -3.0], [-1.0, -2.0]]
+
+
+def test_a_new_request_waits_for_the_next_engine_but_not_for_ever(
+    scripted: tuple[Server, ScriptedClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = scripted
+    client.say(Dead("planted", SECOND))
+    eventually(lambda: server.session.state == "recovering")
+    thread, result = post(server, LONG)
+    eventually(lambda: server.session.num_sequences == 1)
+    monkeypatch.setattr("quire.api.engine_session.NEW_WORK_WAIT_S", 0.0)
+    refused = server.post("/v1/completions", LONG)
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    assert client.adds == []
+    client.say(replace(READY, source=SECOND))
+    (add,) = client.wait_for_adds(1)
+    client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "stop")], source=SECOND))
+    thread.join()
+    assert result[0].json()["choices"][0]["text"] == "d"
+    assert server.session.stats.replayed == 0, "no other engine has known it"
+
+
+def test_when_no_engine_follows_everything_ends(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    client.say(Dead("planted", SECOND))
+    eventually(lambda: server.session.state == "recovering")
+    thread, result = post(server, LONG)
+    eventually(lambda: server.session.num_sequences == 1)
+    client.say(Dead("again", source=SECOND))
+    thread.join()
+    assert result[0].status_code == 500
+    assert server.session.state == "dead"
+
+
+def test_a_request_that_kills_engines_fails_alone(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    runs = [post(server, LONG | {"prompt": [30 + i], "n": 2}) for i in range(3)]
+    adds = by_prompt(client.wait_for_adds(6))
+    poison = adds[2].tokens[0]
+    deaths = 0
+    while not all(result for _, result in runs):
+        if any(add.tokens[0] == poison for add in client.adds):
+            deaths += 1
+            replace_engine(client, EngineId(0, deaths), [add.id for add in client.adds])
+            continue
+        adds, client.adds[:] = list(client.adds), []
+        for add in adds:
+            client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "length")], source=client.engine))
+        time.sleep(0.02)
+    for thread, _ in runs:
+        thread.join()
+    assert [result[0].status_code for _, result in runs] == [200, 500, 200]
+    assert "each time it worked on this request" in runs[1][1][0].json()["error"]["message"]
+    assert deaths <= 4

@@ -1,0 +1,82 @@
+"""The engine process with an executor that fails on demand."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from quire.clock import Clock
+from quire.config import Config
+from quire.engine.process import main as engine_main
+from quire.executor.executor import Executor
+from quire.executor.factory import build_executor
+from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.processes.child_main import run_child
+from quire.processes.launch import LaunchConfig, SendReport
+
+FAULT_FILE = "QUIRE_TEST_FAULT_FILE"
+POISON = 1_717
+"""A prompt with this token ends the engine by SIGABRT, wherever `always poison` stands in the file."""
+
+
+class FaultyExecutor:
+    """Passes everything on, until the file says what is to go wrong."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self._file = Path(os.environ[FAULT_FILE])
+        self._hung = False
+
+    @property
+    def max_in_flight(self) -> int:
+        return self._inner.max_in_flight
+
+    def start(self) -> DeviceLimits:
+        return self._inner.start()
+
+    def submit(self, plan: Plan) -> None:
+        match self._fault():
+            case "abort":
+                os.abort()
+            case "exception":
+                raise RuntimeError("planted: an exception in the step")
+            case "memory":
+                raise MemoryError("planted: an allocation failed")
+            case "hang":
+                self._hung = True
+            case "always poison" if POISON in plan.tokens:
+                os.abort()
+        self._inner.submit(plan)
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        self._inner.submit_bitmasks(masks)
+
+    def collect(self, timeout: float | None) -> Result | None:
+        if self._hung:  # a step that never ends, while the engine's loop goes on
+            time.sleep(timeout or 0.1)
+            return None
+        return self._inner.collect(timeout)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _fault(self) -> str:
+        try:
+            fault = self._file.read_text()
+        except FileNotFoundError:
+            return ""
+        if not fault.startswith("always"):
+            self._file.unlink()
+        return fault
+
+
+def main(launch: LaunchConfig, report: SendReport) -> None:
+    def make(config: Config, clock: Clock) -> Executor:
+        return FaultyExecutor(build_executor(config, clock))
+
+    engine_main(launch, report, make)
+
+
+if __name__ == "__main__":
+    run_child(main)
