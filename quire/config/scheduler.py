@@ -23,7 +23,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     """Most tokens that one prompt moves forward by in a step; 0 for no such limit."""
     scheduling_policy: Policy = "fcfs"
-    """Who goes first: by arrival, or by the requests' priority (lower first; a level is worth a minute of waiting)."""
+    """Who goes first: by arrival, in turns of the API keys if there are several; or by the requests' priority (lower
+    first; a level is worth a minute of waiting)."""
     performance_mode: PerformanceMode | None = None
     """What prompts may take of the time of sequences that stream beside them: a share that grows with the queue
     (balanced), what is all but free (interactivity), or all of it (throughput). Default: balanced; throughput in the

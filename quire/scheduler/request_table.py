@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
+from quire.config.scheduler import Policy
 from quire.messages import EndReason
 from quire.scheduler.expected_output import ExpectedOutput
 from quire.scheduler.request import Request
@@ -22,6 +23,7 @@ class RequestTable:
 
     Args:
         num_slots: Most requests that run at once.
+        policy: See Scheduler.
 
     Attributes:
         waiting: Without a slot.
@@ -29,10 +31,10 @@ class RequestTable:
         expected_output: How long outputs are expected to be.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, policy: Policy = "fcfs") -> None:
         self.num_slots = num_slots
         self.expected_output = ExpectedOutput()
-        self.waiting = WaitingQueue(self.expected_output)
+        self.waiting = WaitingQueue(policy, self.expected_output)
         self.running = RunningQueue()
         self._by_id: dict[int, Request] = {}
         self._free_slots = list(range(num_slots))  # a heap: low slots first keeps the device's reads dense
@@ -71,7 +73,7 @@ class RequestTable:
 
     def assign_slot(self, request: Request) -> None:
         """A waiting request runs."""
-        self.waiting.remove(request)
+        self.waiting.admit(request)
         request.slot = heapq.heappop(self._free_slots)
         self.running.add(request)
 

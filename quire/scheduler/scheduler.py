@@ -104,7 +104,7 @@ class Scheduler:
         self._max_drafts = max_drafts
         self._masked = masked
         self._lengths = Lengths()
-        self._request_table = RequestTable(max_num_seqs)
+        self._request_table = RequestTable(max_num_seqs, policy)
         self._waiting, self._running = self._request_table.waiting, self._request_table.running
         self._deadlines = Deadlines(self._request_table)
         self._prefix_cacher = PrefixCacher(prefix_caching)

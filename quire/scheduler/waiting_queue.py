@@ -5,16 +5,14 @@ Adding costs O(log n), looking at the first and reading the sums O(1). Knows not
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from quire.config.scheduler import Policy
 from quire.messages import queued_tokens
 from quire.scheduler.expected_output import ExpectedOutput
+from quire.scheduler.queue_order import FairOrder, KeyOrder, QueueOrder
 from quire.scheduler.request import Request
-
-_MAX_STALE = 64
-"""Entries of removed requests that the heap may keep, beyond one for each that waits."""
 
 
 class _Share(NamedTuple):
@@ -28,9 +26,10 @@ class _Share(NamedTuple):
 
 
 class WaitingQueue:
-    """Requests by queue key, the lowest first. A key never changes, so a preempted request is first again.
+    """Requests in the order of service: under `priority` by queue key, else in turns of tenants.
 
     Args:
+        policy: See Scheduler.
         expected_output: How long outputs are expected to be.
 
     Attributes:
@@ -42,17 +41,17 @@ class WaitingQueue:
         num_awaiting: Requests that await something, see Request. They hold nobody: `first` passes over them.
     """
 
-    def __init__(self, expected_output: ExpectedOutput) -> None:
+    def __init__(self, policy: Policy, expected_output: ExpectedOutput) -> None:
         self._expected_output = expected_output
         self.num_tokens = 0
         self.queued_tokens = 0
         self.num_uncomputed = 0
         self.num_deferred = 0
         self.num_awaiting = 0
-        self._heap: list[tuple[float, int]] = []  # queue keys; removed requests stay until they come first
-        self._skipped: list[tuple[float, int]] = []
         self._requests: dict[int, Request] = {}
         self._shares: dict[int, _Share] = {}
+        by_key = policy == "priority"
+        self._order: QueueOrder = KeyOrder() if by_key else FairOrder(lambda request: self._shares[request.id].queued)
         self._in_flight: dict[int, Request] = {}  # preempted while plans in flight sample for them
 
     def __len__(self) -> int:
@@ -64,50 +63,46 @@ class WaitingQueue:
     @property
     def first(self) -> Request | None:
         """The first that is not skipped."""
-        heap, requests = self._heap, self._requests
-        while heap and heap[0][1] not in requests:
-            heapq.heappop(heap)
-        return requests[heap[0][1]] if heap else None
+        return self._order.first
 
     def skip_first(self) -> None:
         """Set the first aside until `restore_skipped`."""
-        self._skipped.append(heapq.heappop(self._heap))
+        self._order.skip_first()
 
     def restore_skipped(self) -> None:
         """Those that were skipped are back at their places."""
-        for key in self._skipped:
-            heapq.heappush(self._heap, key)
-        self._skipped.clear()
+        self._order.restore_skipped()
 
     def add(self, request: Request) -> None:
         """A request waits."""
         self._requests[request.id] = request
-        if not request.awaits:
-            heapq.heappush(self._heap, request.queue_key)
         self._count(request)
+        if not request.awaits:
+            self._order.add(request)
 
     def hold(self, requests: Iterable[Request], what: str) -> None:
         """These await something from now on, beside what they may await already."""
         for request in requests:
+            self._order.remove(request)
             request.awaits.add(what)
             self.refresh(request)
-        self._heap = [key for key in self._heap if key[1] in self._requests and not self._requests[key[1]].awaits]
-        heapq.heapify(self._heap)
 
     def release(self, request: Request) -> None:
         """A request awaits nothing any more."""
-        heapq.heappush(self._heap, request.queue_key)
         self.refresh(request)
+        self._order.add(request)
+
+    def admit(self, request: Request) -> None:
+        """A request runs."""
+        del self._requests[request.id]
+        self._order.admit(request)
+        self._discount(request)
 
     def remove(self, request: Request) -> None:
-        """A request runs, or is over."""
+        """A request is over."""
         del self._requests[request.id]
+        self._order.remove(request)
         self._discount(request)
-        if self._heap and self._heap[0] == request.queue_key:
-            heapq.heappop(self._heap)
-        elif len(self._heap) > 2 * len(self._requests) + _MAX_STALE:
-            self._heap = [key for key in self._heap if key[1] in self._requests]
-            heapq.heapify(self._heap)
 
     def refresh(self, request: Request) -> None:
         """Its lengths or its parent have changed."""

@@ -168,7 +168,8 @@ class Lives(RuleBasedStateMachine):
             return
         first = len(self.adds)
         fields: dict[str, Any] = {
-            "priority": priority, "cache_salt": salt, "extra_args": {"drafts": drafts, "masked": masked},
+            "priority": priority, "cache_salt": salt, "tenant": str(max_tokens % 3),
+            "extra_args": {"drafts": drafts, "masked": masked},
         }  # fmt: skip
         message = add(first, prompt, max_tokens, **fields)
         if stop:
