@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kernels.triton.interpreter_speed import speed_up
+
 
 def _mend_interpreter() -> None:
     """Four things that the interpreter of Triton 3.6 gets wrong, and one that it does again and again."""
@@ -63,6 +65,7 @@ def _mend_interpreter() -> None:
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported, so set before any is
     _mend_interpreter()
+    speed_up()
 
 
 @pytest.fixture(scope="session")
