@@ -24,7 +24,10 @@ def bench(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_every_case_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_case_runs_and_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.bench.device_timing.REPLAYS", 2)
     file = tmp_path / "kernels.json"
     assert bench("--reference", "--json", str(file)) == 0
     found = json.loads(file.read_text())
@@ -39,7 +42,8 @@ def test_every_case_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{len(here)} cases" in capsys.readouterr().out
 
 
-def test_only_the_ops_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_ops_that_are_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.bench.kernels.measure_limits", lambda device: Limits(1e10, 1e11))
     assert bench("--op", "rms_norm", "gelu") == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines[2:-1]} == {"rms_norm", "gelu"}

@@ -91,6 +91,11 @@ def test_the_time_is_linear_in_the_text(tool: str | None, reasoning: str | None)
         events_of([text[at : at + 7] for at in range(0, length, 7)], tool, reasoning)
         return time.process_time() - started
 
+    def takes_four_times(unit: str) -> bool:
+        """With room for what disturbs; the short text is needed only where the long one takes long."""
+        long = seconds(unit, 40_000)
+        return long < 0.02 or long < 9 * min(seconds(unit, 10_000) for _ in range(3)) + 0.02
+
     gc.disable()  # its time grows with all that other tests have left
     try:
         for unit in [
@@ -104,9 +109,7 @@ def test_the_time_is_linear_in_the_text(tool: str | None, reasoning: str | None)
             "\\",
             "a",
         ]:
-            short = min(seconds(unit, 10_000) for _ in range(3))
-            long = min(seconds(unit, 40_000) for _ in range(2))
-            assert long < 9 * short + 0.02, unit
+            assert any(takes_four_times(unit) for _ in range(3)), unit
     finally:
         gc.enable()
 

@@ -4,7 +4,7 @@ import re
 from random import Random
 
 import pytest
-from quill.chat import Message
+from quill.chat import Message, Sample
 from quill.checks import JsonKeys
 from quill.corpus import conversation
 from quill.examination import examination, grade, prompt_text
@@ -13,6 +13,12 @@ from quill.phrasing import ask, expand
 from quill.tasks import EXAMINED, TASKS, draw
 
 TRAINING_CONVERSATIONS = 12_000
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    """The whole examination."""
+    return examination(1000)
 
 
 def test_a_seed_gives_the_same_conversations() -> None:
@@ -25,8 +31,7 @@ def test_the_examination_is_the_same_every_time() -> None:
     assert [s.messages for s in examination(60)] == [s.messages for s in examination(60)]
 
 
-def test_the_examination_asks_every_task_about_as_often() -> None:
-    samples = examination(1000)
+def test_the_examination_asks_every_task_about_as_often(samples: list[Sample]) -> None:
     counts = {task: sum(sample.task == task for sample in samples) for task in {s.task for s in samples}}
     assert len(counts) == len(EXAMINED)
     assert min(counts.values()) >= 71
@@ -70,8 +75,7 @@ def test_a_slightly_wrong_answer_is_wrong(name: str) -> None:
     assert changed >= 5
 
 
-def test_training_and_examination_are_disjoint() -> None:
-    samples = examination(1000)
+def test_training_and_examination_are_disjoint(samples: list[Sample]) -> None:
     whole = {prompt_text(sample) for sample in samples}
     # What the user says in a question of one turn must not turn up anywhere in a training conversation.
     single = {normalize(s.question[0].content) for s in samples if len(s.question) == 1}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from torch import Tensor
 
 from quire.kernels.reference.filters import apply_min_p, apply_top_k_top_p
@@ -37,12 +38,13 @@ def sample_tokens(logits: Tensor, owners: list[dict[str, Any]]) -> list[int]:
 
 def frequencies(logits: Tensor, **owner: Any) -> Tensor:
     """Counts of each token over SAMPLES samples with one seed and rising counters."""
-    slots = table([{"seed": 11} | owner], len(logits))
     rows = 2_000
+    one = admitted(0, **{"seed": 11, "num_sampled": 0} | owner)
     counts = torch.zeros(len(logits))
     for first in range(0, SAMPLES, rows):
-        many = table([{"seed": 11, "num_sampled": first + i} | owner for i in range(rows)], slots.vocab_size)
-        tokens = sample(logits.repeat(rows, 1), np.arange(rows), many).tokens
+        slots = SlotTable(rows, 1, 1, len(logits), torch.device("cpu"))
+        admit(slots, [replace(one, slot=row, num_sampled=first + row) for row in range(rows)])
+        tokens = sample(logits.repeat(rows, 1), np.arange(rows), slots).tokens
         counts += torch.bincount(tokens, minlength=len(logits))
     return counts
 
