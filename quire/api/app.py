@@ -10,11 +10,9 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from pydantic.json_schema import models_json_schema
 
 from quire.api.auth import AuthenticationMiddleware
 from quire.api.body_limit import BodyLimitMiddleware
@@ -25,6 +23,7 @@ from quire.api.engine_session import EngineSession
 from quire.api.error_responses import ServerErrorMiddleware, add_error_handlers
 from quire.api.error_shapes import ErrorShapeMiddleware
 from quire.api.http_metrics import HttpMetricsMiddleware
+from quire.api.openapi_document import document_bodies
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_ids import HEADER, RequestIdMiddleware
 from quire.api.routes.batches import add_batches, make_batch_runner
@@ -46,15 +45,6 @@ from quire.api.routes.operations import add_operations
 from quire.api.routes.render import add_render
 from quire.api.routes.responses import add_responses
 from quire.api.routes.tokenize import add_tokenize
-from quire.api.schemas.batch import BatchRequest
-from quire.api.schemas.chat import ChatRequest
-from quire.api.schemas.chat_batch import ChatBatchRequest
-from quire.api.schemas.completion import CompletionRequest
-from quire.api.schemas.generate import GenerateRequest
-from quire.api.schemas.messages import CountTokensRequest, MessagesRequest
-from quire.api.schemas.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
-from quire.api.schemas.responses import ResponsesRequest
-from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from quire.api.serving import Serving
 from quire.api.stream_response import DirectSendMiddleware
 from quire.clock import SystemClock
@@ -92,21 +82,6 @@ _ROUTES = (
     add_tokenize,
     add_files,
     add_batches,
-)
-_BODIES = (
-    ChatRequest,
-    ChatBatchRequest,
-    CompletionRequest,
-    GenerateRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    OllamaChatRequest,
-    OllamaGenerateRequest,
-    OllamaShowRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    BatchRequest,
-    ResponsesRequest,
 )
 
 
@@ -153,7 +128,7 @@ def create_app(
         add_debug(app, serving)
     add_error_handlers(app)
     _add_middleware(app, config, session.stats.http)
-    _document_bodies(app)
+    document_bodies(app)
     return app
 
 
@@ -231,18 +206,3 @@ async def _update_rates(stats: Stats, *, log: bool) -> None:
         line = lines.since_last(time.monotonic())
         if line and log:
             logger.info("%s", line)
-
-
-def _document_bodies(app: FastAPI) -> None:
-    """Add the schemas of request bodies to the OpenAPI document, because routes read their bodies themselves."""
-    default_openapi = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = default_openapi()
-        _, schemas = models_json_schema(
-            [(body, "validation") for body in _BODIES], ref_template="#/components/schemas/{model}"
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas.get("$defs", {}))
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]

@@ -30,8 +30,13 @@ class BatchRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     input_file_id: str = Field(description="A file of purpose 'batch', with a request a line.")
-    endpoint: str = Field(description=f"Where all of its requests go: {', '.join(ENDPOINTS)}.")
-    completion_window: str = Field(description="Time for it, as '24h', '30m' or '7d'; what is left then has expired.")
+    endpoint: str = Field(
+        description=f"Where all of its requests go: {', '.join(ENDPOINTS)}.", json_schema_extra={"enum": [*ENDPOINTS]}
+    )
+    completion_window: str = Field(
+        description="Time for it, as '24h', '30m' or '7d'; what is left then has expired.",
+        json_schema_extra={"pattern": f"^{_WINDOW.pattern}$"},
+    )
     metadata: Metadata | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
