@@ -219,12 +219,11 @@ class EngineCore:
         if result is None:
             return
         outputs = self._scheduler.process_result(result)
-        if self._masks is not None:
-            self._masks.ask()  # they are sent once the next step is planned
+        complete = [] if self._masks is None else self._masks.ask()
         self._outbox.prompt_logprobs(outputs.prompt_logprobs)
         self._outbox.cached(outputs.cached_tokens)
         self._outbox.tokens(outputs.ids, outputs.counts, outputs.tokens, outputs.logprobs)
-        self._finish(outputs.ended)
+        self._finish([*outputs.ended, *complete])
         now = self._clock.now()
         self._steps.finished(result, now)
         done = self._steps.token_sum + self._scheduler.stats.prefix_hits

@@ -20,7 +20,7 @@ from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
 from quire.processes.child_main import run_child
 from quire.processes.launch import PULSE_S, STOP_ENGINE, LaunchConfig, SendReport, StatusReport
-from quire.structured_output.bitmask_source import grammar_bitmasks
+from quire.structured_output.bitmask_sources import grammar_bitmasks
 
 
 def main(

@@ -36,8 +36,9 @@ class TokenBitmaskSource(Protocol):
         """Sequences whose bits can be asked for by now, since the last call; or that have failed, and why."""
         ...
 
-    def ask(self, requests: Sequence[Request]) -> None:
-        """Begin to make the bitmask of the token after `request.tokens` for each request; `bits` follows."""
+    def ask(self, requests: Sequence[Request]) -> bool:
+        """Begin to make the bitmask of the token after `request.tokens` for each request; `bits` follows. Returns
+        whether it need not wait."""
         ...
 
     def bits(self) -> Sequence[Bits | GenerationError | None]:
@@ -89,20 +90,22 @@ class TokenBitmaskSender:
         self._asked: _Asked | None = None
         self._last = 0  # the last step that was asked for
 
-    def ask(self) -> None:
-        """Have the masks made that are due, once: while they are, the engine plans and talks to clients."""
+    def ask(self) -> list[Request]:
+        """Have the masks made that are due, once: while they are, the engine plans and talks to clients. If they are
+        there at once, this is as `send`."""
         step, rows, requests = self._scheduler.bitmasks_due()
         if not rows or step == self._last:
-            return
+            return []
         self._last = step
         alive = [request for request in requests if request.ended is None]
         self._asked = _Asked(step, rows, requests, alive)
-        if alive:
-            self._masker.ask(alive)
+        return self._send_asked() if not alive or self._masker.ask(alive) else []
 
     def send(self) -> list[Request]:
         """Send the masks that are due, once. Returns the requests that got none: they are over."""
-        self.ask()
+        return [*self.ask(), *self._send_asked()]
+
+    def _send_asked(self) -> list[Request]:
         asked, self._asked = self._asked, None
         if asked is None:
             return []

@@ -24,7 +24,7 @@ from quire.offline.prompts import ParsedPrompt
 from quire.outputs import RequestOutput
 from quire.planning.auto_config import resolve
 from quire.sampling import SamplingParams
-from quire.structured_output.bitmask_source import grammar_bitmasks
+from quire.structured_output.bitmask_sources import grammar_bitmasks
 from quire.structured_output.checker import GrammarChecker
 from quire.text.bad_words import bad_word_tokens
 from quire.text.choice_state import ChoiceState

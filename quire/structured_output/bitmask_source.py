@@ -11,7 +11,6 @@ import mmap
 import os
 from collections.abc import Sequence
 
-from quire.config import Config
 from quire.errors import GenerationError
 from quire.messages import Add, Bits
 from quire.scheduler.request import Request
@@ -36,14 +35,17 @@ _FILL_SECONDS = 10.0
 _LOST = "The process that follows grammars was lost. Send the request again."
 
 
-def grammar_bitmasks(config: Config, vocab_size: int) -> GrammarBitmasks | None:
-    """For a model under resolved settings; None where work is on token ids only."""
-    model = config.model
-    if model.skip_tokenizer_init:
-        return None
-    rows = config.scheduler.max_num_seqs
-    assert rows, "settings are resolved by quire.planning.auto_config"
-    return GrammarBitmasks(model.model, model.tokenizer or model.model, vocab_size, rows)
+def prepare_of(message: Add) -> Prepare:
+    """What is to be followed of a sequence."""
+    sampling = message.sampling
+    return Prepare(
+        message.id,
+        message.grammar,
+        message.grammar_after,
+        sampling.ignore_eos,
+        message.stop_ids if sampling.min_tokens else [],
+        sampling.min_tokens,
+    )
 
 
 class GrammarBitmasks:
@@ -67,6 +69,7 @@ class GrammarBitmasks:
         self._sent: dict[int, int] = {}  # by sequence: how many of its tokens the process knows
         self._preparing: set[int] = set()
         self._prepared: list[tuple[int, str]] = []
+        self._light: set[int] = set()
         self._asked = 0  # rows of the last Fill
         self._filled: Filled | None = None  # its answer
 
@@ -74,15 +77,7 @@ class GrammarBitmasks:
         return bool(message.grammar)
 
     def prepare(self, message: Add) -> bool:
-        sampling = message.sampling
-        prepare = Prepare(
-            message.id,
-            message.grammar,
-            message.grammar_after,
-            sampling.ignore_eos,
-            message.stop_ids if sampling.min_tokens else [],
-            sampling.min_tokens,
-        )
+        prepare = prepare_of(message)
         self._sent[message.id] = message.prompt_len
         if not self._post(prepare) and not self._post(prepare):  # the second goes to a new process
             self._prepared.append((message.id, _LOST))
@@ -101,7 +96,20 @@ class GrammarBitmasks:
         prepared, self._prepared = self._prepared, []
         return prepared
 
-    def ask(self, requests: Sequence[Request]) -> None:
+    def prepare_now(self, messages: Sequence[Add]) -> None:
+        """The same for sequences that run, waiting until they are prepared. Of one that fails the next mask says so."""
+        for message in messages:
+            self.prepare(message)
+        waiting = {message.id for message in messages}
+        while self._process is not None and not waiting.isdisjoint(self._preparing):
+            self._receive()
+        self._prepared = [entry for entry in self._prepared if entry[0] not in waiting]
+
+    def is_light(self, request_id: int) -> bool:
+        """Whether the grammar of a prepared sequence is light; see limits.py."""
+        return request_id in self._light
+
+    def ask(self, requests: Sequence[Request]) -> bool:
         assert len(requests) <= self._max_rows
         rows = []
         for request in requests:
@@ -114,6 +122,7 @@ class GrammarBitmasks:
             self._process.channel.send(Fill(rows))
         except ChannelClosed:
             self._lose()
+        return False
 
     def bits(self) -> list[Bits | GenerationError | None]:
         filled = self._receive_filled()
@@ -123,6 +132,7 @@ class GrammarBitmasks:
         if self._sent.pop(request_id, None) is None:
             return
         self._preparing.discard(request_id)
+        self._light.discard(request_id)
         if self._process is not None:
             try:
                 self._process.channel.post(Forget(request_id))
@@ -157,24 +167,29 @@ class GrammarBitmasks:
     def _receive_filled(self) -> Filled:
         """The answer to the last Fill."""
         while self._filled is None:
-            assert self._process is not None, "losing it is an answer"
-            try:
-                message = self._process.channel.receive(_FILL_SECONDS)
-            except ChannelClosed:
-                message = None
-            if message is None:
-                self._lose()
-            else:
-                self._take(message)
+            self._receive()
         return self._filled
+
+    def _receive(self) -> None:
+        """Take the next message of the process; that there is none means that it is lost."""
+        assert self._process is not None, "losing it is an answer"
+        try:
+            message = self._process.channel.receive(_FILL_SECONDS)
+        except ChannelClosed:
+            message = None
+        if message is None:
+            self._lose()
+        else:
+            self._take(message)
 
     def _take(self, message: FromMatchers) -> None:
         match message:
             case Filled():
                 self._filled = message
-            case Prepared(sequence, error):
+            case Prepared(sequence, error, light):
                 if sequence in self._preparing:
                     self._preparing.remove(sequence)
+                    self._light.update({sequence} if light else ())
                     self._prepared.append((sequence, error))
 
     def _running(self) -> HelperProcess[ToMatchers, FromMatchers]:

@@ -6,9 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from quire.structured_output.limits import parser_limits
 from quire.text.generation_config import eos_ids
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -17,36 +16,40 @@ MAX_KEPT_BYTES = 16 * 2**20
 """Of the grammars' texts."""
 
 
-class CompiledGrammars:
-    """A matcher at the beginning of each grammar that was used lately. For one thread."""
+class GrammarCache:
+    """A matcher at the beginning of each grammar that was used lately, not to be changed. For one thread."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._limits = parser_limits()
+    def __init__(self) -> None:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._bytes = 0
 
-    def matcher(self, grammar: str) -> LLMatcher:
-        """The matcher of a grammar, not to be changed.
-
-        Raises:
-            ValueError: It does not compile.
-        """
+    def get(self, grammar: str) -> LLMatcher | None:
+        """The matcher of a grammar, if it is kept."""
         matcher = self._kept.get(grammar)
-        if matcher is None:
-            matcher = LLMatcher(self._tokenizer, grammar, limits=self._limits, log_level=0)
-            if matcher.is_error():
-                raise ValueError(matcher.get_error())
-            self._keep(grammar, matcher)
-        self._kept.move_to_end(grammar)
+        if matcher is not None:
+            self._kept.move_to_end(grammar)
         return matcher
 
-    def _keep(self, grammar: str, matcher: LLMatcher) -> None:
+    def keep(self, grammar: str, matcher: LLMatcher) -> None:
+        """Keep it, and let go of what was not used for the longest time."""
+        if grammar not in self._kept:
+            self._bytes += len(grammar)
         self._kept[grammar] = matcher
-        self._bytes += len(grammar)
         while len(self._kept) > MAX_KEPT or (self._bytes > MAX_KEPT_BYTES and len(self._kept) > 1):
             oldest, _ = self._kept.popitem(last=False)
             self._bytes -= len(oldest)
+
+
+def compile_grammar(tokenizer: LLTokenizer, grammar: str, limits: LLParserLimits) -> LLMatcher:
+    """The matcher of a grammar.
+
+    Raises:
+        ValueError: It does not compile.
+    """
+    matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    return matcher
 
 
 def load_grammar_tokenizer(model: Path, directory: Path, vocab_size: int) -> tuple[LLTokenizer, list[int]]:

@@ -22,7 +22,7 @@ import msgspec
 
 _HEAD = struct.Struct("<I")
 _CHUNK = 1 << 16
-_STACK_BYTES = 256 * 2**20
+STACK_BYTES = 256 * 2**20
 """Of a helper's thread: grammars nest, and their compiler recurses."""
 
 Sent = TypeVar("Sent")
@@ -183,7 +183,7 @@ def run_helper(main: Callable[[socket.socket], None]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--channel-fd", type=int, required=True)
     connection = socket.socket(fileno=parser.parse_known_args()[0].channel_fd)
-    threading.stack_size(_STACK_BYTES)
+    threading.stack_size(STACK_BYTES)
     threading.Thread(target=_run, args=(main, connection), name="helper", daemon=True).start()
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)

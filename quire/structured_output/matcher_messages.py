@@ -47,10 +47,11 @@ class Fill(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A sequence may begin; or it cannot, for the reason in `error`."""
+    """A sequence may begin; or it cannot, for the reason in `error`. `light`: see limits.py."""
 
     id: int
     error: str = ""
+    light: bool = False
 
 
 RowState = Literal["masked", "free", "complete", "failed"]

@@ -10,12 +10,15 @@ import mmap
 import queue
 import socket
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 
-from quire.structured_output.compiled_grammars import CompiledGrammars, load_grammar_tokenizer
+from quire.structured_output.compiled_grammars import GrammarCache, compile_grammar, load_grammar_tokenizer
 from quire.structured_output.helper_process import Channel, ChannelClosed, run_helper
+from quire.structured_output.limits import LIGHT_COMPILE_MS, LIGHT_FILL_MS, LIGHT_GRAMMAR_BYTES, parser_limits
 from quire.structured_output.matcher_messages import (
     Fill,
     Filled,
@@ -26,7 +29,8 @@ from quire.structured_output.matcher_messages import (
     Row,
     ToMatchers,
 )
-from quire.structured_output.matchers import GRAMMAR_LOST, Bitmasks, Matchers
+from quire.structured_output.matchers import GRAMMAR_LOST, MOST_THREADS, Bitmasks, Matchers
+from quire.worker.startup.threads import usable_cores
 
 _Channel = Channel[FromMatchers, ToMatchers]
 
@@ -82,24 +86,53 @@ class _Worker:
         try:
             given = self._arguments
             tokenizer, eos_ids = load_grammar_tokenizer(given.model, given.tokenizer, given.vocab_size)
-            grammars = CompiledGrammars(tokenizer)
-            self._matchers = Matchers(tokenizer, eos_ids)
+            grammars = _TriedGrammars(tokenizer)
+            self._matchers = Matchers(tokenizer, eos_ids, max(1, min(MOST_THREADS, usable_cores() - 1)))
             while True:
                 self._prepare(self._to_compile.get(), grammars, self._matchers)
         except ChannelClosed:
             pass
 
-    def _prepare(self, prepare: Prepare, grammars: CompiledGrammars, matchers: Matchers) -> None:
-        error = ""
+    def _prepare(self, prepare: Prepare, grammars: _TriedGrammars, matchers: Matchers) -> None:
+        error, light = "", False
         try:
-            pristine = grammars.matcher(prepare.grammar)
+            pristine, light = grammars.matcher(prepare.grammar)
             with self._lock:
                 if prepare.id in self._waiting:
                     self._waiting.remove(prepare.id)
                     matchers.add(prepare, pristine)
         except ValueError as refused:
             error = str(refused)[:400]
-        self._channel.send(Prepared(prepare.id, error))
+        self._channel.send(Prepared(prepare.id, error, light))
+
+
+class _TriedGrammars:
+    """Compiled grammars, and whether they are light."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._limits = parser_limits()
+        self._cache = GrammarCache()
+        self._light: set[str] = set()
+
+    def matcher(self, grammar: str) -> tuple[LLMatcher, bool]:
+        """The matcher of a grammar, not to be changed, and whether it is light; see limits.py.
+
+        Raises:
+            ValueError: It does not compile.
+        """
+        matcher = self._cache.get(grammar)
+        if matcher is None:
+            began = time.thread_time()
+            matcher = compile_grammar(self._tokenizer, grammar, self._limits)
+            compiled = time.thread_time()
+            matcher.deep_copy().compute_bitmask()
+            filled = time.thread_time()
+            quick = compiled - began <= LIGHT_COMPILE_MS / 1e3 and filled - compiled <= LIGHT_FILL_MS / 1e3
+            self._cache.keep(grammar, matcher)
+            if quick and len(grammar) <= LIGHT_GRAMMAR_BYTES:
+                self._light.add(grammar)
+        return matcher, grammar in self._light
 
 
 def _arguments() -> argparse.Namespace:

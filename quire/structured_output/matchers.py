@@ -12,11 +12,10 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from quire.structured_output.matcher_messages import Prepare, Row, RowState
-from quire.worker.startup.threads import usable_cores
 
 Bitmasks = npt.NDArray[np.uint8]
 """[rows, bytes]: token t is bit t % 8 of byte t // 8."""
-_MOST_THREADS = 16
+MOST_THREADS = 16
 _LEFT = "The output left its grammar."
 GRAMMAR_LOST = "The grammar of this output was lost. Send the request again."
 
@@ -90,13 +89,14 @@ class Matchers:
     Args:
         tokenizer: The model's.
         eos_ids: The model's end-of-sequence tokens.
+        threads: That work at a time.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, eos_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: LLTokenizer, eos_ids: Sequence[int], threads: int) -> None:
         self._eos_ids = set(eos_ids)
         self._guessed_eos = set(tokenizer.eos_tokens) - self._eos_ids
         self._matchers: dict[int, Matcher] = {}
-        self._executor = LLExecutor(max(1, min(_MOST_THREADS, usable_cores() - 1)))
+        self._executor = LLExecutor(threads) if threads > 1 else None
 
     def add(self, prepared: Prepare, pristine: LLMatcher) -> None:
         """A sequence begins. `pristine` is its grammar's matcher, which stays as it is."""
@@ -134,12 +134,12 @@ class Matchers:
             if matcher is None:
                 continue
             tokens = matcher.advance(row.tokens)
-            if len(tokens) == 1:
+            if len(tokens) == 1 and self._executor is not None:
                 single.append(matcher)
                 followers.append((matcher.matcher, tokens[0]))
             elif tokens and matcher.matcher.try_consume_tokens(list(tokens)) < len(tokens):
                 matcher.error = matcher.error or _LEFT
-        all_consumed = self._executor.consume_token_par(followers) if followers else ()
+        all_consumed = self._executor.consume_token_par(followers) if self._executor and followers else ()
         for matcher, consumed in zip(single, all_consumed, strict=True):
             if not consumed:
                 matcher.error = matcher.error or _LEFT
@@ -149,8 +149,12 @@ class Matchers:
         followers = [
             (follower, place) for place, matcher in enumerate(matchers) if matcher and (follower := matcher.follower)
         ]
-        if followers:
-            self._executor.unsafe_compute_mask_ptr(followers, masks.ctypes.data, masks.shape[1], len(masks))
+        start, size = masks.ctypes.data, masks.shape[1]
+        if self._executor is None:
+            for follower, place in followers:
+                follower.unsafe_compute_mask_ptr(start + place * size, size)
+        elif followers:
+            self._executor.unsafe_compute_mask_ptr(followers, start, size, len(masks))
 
 
 def _clear(mask: Bitmasks, tokens: npt.NDArray[np.int64]) -> None:

@@ -68,6 +68,7 @@ class HashMasker:
         self._broken = broken
         self._vocab_size = vocab_size
         self.forgotten: list[int] = []
+        self.ready = False  # whether masks need not be waited for
         self._asked: list[bytes | GenerationError] = []
 
     def wants(self, message: Add) -> bool:
@@ -82,9 +83,10 @@ class HashMasker:
     def close(self) -> None:
         pass
 
-    def ask(self, requests: Sequence[Request]) -> None:
+    def ask(self, requests: Sequence[Request]) -> bool:
         assert not self._asked, "asked twice"
         self._asked = [self.bits_of(request) for request in requests]
+        return self.ready
 
     def bits(self) -> list[bytes | GenerationError]:
         asked, self._asked = self._asked, []

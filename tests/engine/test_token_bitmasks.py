@@ -67,6 +67,17 @@ def test_masks_follow_their_plan_and_all_earlier_results_and_block_no_planning(m
     assert all(plan.masked == [0] for plan in executor.plans[:9])
 
 
+def test_masks_that_are_there_at_once_are_sent_before_the_next_plan() -> None:
+    executor, masker = Recorder(2), HashMasker()
+    masker.ready = True
+    engine = Engine(executor, masker=masker)
+    outcome = engine.run([add(1, [1, 2], 10, **MASKED), add(2, [3, 4], 10)])
+    place = {call: index for index, call in enumerate(executor.calls)}
+    for step in range(2, 9):
+        assert place["result", step - 1] < place["masks", step] < place["plan", step + 1]
+    assert outcome.tokens == {1: alone([1, 2], 10, masked=True), 2: alone([3, 4], 10)}
+
+
 def test_a_row_of_an_ended_request_gets_a_mask_too() -> None:
     engine = Engine(FakeExecutor(max_in_flight=3), masker=HashMasker())
     for number in (1, 2):
@@ -101,7 +112,9 @@ def test_a_request_that_is_aborted_while_its_mask_is_made_ends_once() -> None:
         def bits_of(self, request: Request) -> Any:
             return None if len(request.tokens) > 5 else super().bits_of(request)
 
-    for masker in (HashMasker(), Completes(), HashMasker(broken=[1])):
+    maskers = [HashMasker(), Completes(), HashMasker(broken=[1]), Completes()]
+    maskers[-1].ready = True
+    for masker in maskers:
         engine = Engine(FakeExecutor(), masker=masker)
         engine.client.send(add(1, [1], 30, **MASKED))
         for steps in range(6):

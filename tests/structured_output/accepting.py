@@ -8,23 +8,23 @@ from pathlib import Path
 from llguidance import LLTokenizer
 
 import quire.builtin
-from quire.structured_output.compiled_grammars import CompiledGrammars, load_grammar_tokenizer
+from quire.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
+from quire.structured_output.limits import parser_limits
 
 QUILL = Path(quire.builtin.__file__).parent / "quill"
 
 
 @cache
-def grammars() -> tuple[LLTokenizer, CompiledGrammars]:
-    tokenizer, _ = load_grammar_tokenizer(QUILL, QUILL, 4096)
-    return tokenizer, CompiledGrammars(tokenizer)
+def tokenizer() -> LLTokenizer:
+    return load_grammar_tokenizer(QUILL, QUILL, 4096)[0]
 
 
 def accepts(grammar: str, text: str) -> bool:
     """Whether the whole text is of the grammar."""
-    return accepts_tokens(grammar, grammars()[0].tokenize_str(text))
+    return accepts_tokens(grammar, tokenizer().tokenize_str(text))
 
 
 def accepts_tokens(grammar: str, tokens: list[int]) -> bool:
     """The same for token ids."""
-    matcher = grammars()[1].matcher(grammar).deep_copy()
+    matcher = compile_grammar(tokenizer(), grammar, parser_limits())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()

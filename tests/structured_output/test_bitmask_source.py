@@ -14,14 +14,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from llguidance import LLParserLimits
 
 import quire.builtin
 from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor
 from quire.messages import Add
+from quire.structured_output import limits
 from quire.structured_output.bitmask_source import GrammarBitmasks
+from quire.structured_output.bitmask_sources import LocalFirstBitmasks
 from quire.structured_output.constraint import constraint_of
 from quire.structured_output.grammars import grammar_of
+from quire.structured_output.local_matchers import LocalMatchers
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.tokenizer import load_tokenizer
 from tests.engine.harness import Engine, add, alone
@@ -38,9 +42,19 @@ SCHEMA = {
 }
 
 
+GIVEN = str(QUILL), str(QUILL), VOCAB, 8
+
+
 @pytest.fixture
 def source() -> Iterator[GrammarBitmasks]:
-    source = GrammarBitmasks(str(QUILL), str(QUILL), VOCAB, 8)
+    source = GrammarBitmasks(*GIVEN)
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def local_first() -> Iterator[LocalFirstBitmasks]:
+    source = LocalFirstBitmasks(GrammarBitmasks(*GIVEN), LocalMatchers(*GIVEN))
     yield source
     source.close()
 
@@ -55,7 +69,7 @@ def constrained(number: int, prompt: list[int], max_tokens: int, *, after: list[
     return msgspec.structs.replace(message, grammar=grammar, grammar_after=after)
 
 
-def engine_of(source: GrammarBitmasks, blocks: int = 256, max_in_flight: int = 2) -> Engine:
+def engine_of(source: GrammarBitmasks | LocalFirstBitmasks, blocks: int = 256, max_in_flight: int = 2) -> Engine:
     executor = FakeExecutor(blocks, 8, vocab_size=VOCAB, max_in_flight=max_in_flight)
     return Engine(executor, masker=source, block_size=8)  # type: ignore[arg-type]
 
@@ -221,3 +235,83 @@ def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(sour
     assert isinstance(bits, memoryview)
     allowed = {t for t in range(VOCAB) if bits[t // 8] >> t % 8 & 1}
     assert allowed == {t for t in range(VOCAB) if re.fullmatch(b"[a-z]{1,5}", TOKENIZER.token_bytes(t))}
+
+
+# --- light grammars, in the engine's process ------------------------------------------------------------------------
+
+
+def test_a_light_grammar_is_followed_here_from_its_first_sequence_on(local_first: LocalFirstBitmasks) -> None:
+    engine = engine_of(local_first)
+    first = run(engine, [constrained(1, [5, 6], 60, json=SCHEMA), add(2, [8, 9], 30)])
+    again = [
+        constrained(3, [5, 6], 60, json=SCHEMA),
+        constrained(4, [7], 60, json=SCHEMA, min_tokens=20),
+        constrained(5, [7], 60, json=SCHEMA, forks=(6,)),
+    ]
+    asked: list[int] = []
+    beside = local_first._beside
+    beside.ask = lambda requests: asked.extend(r.id for r in requests)  # type: ignore[assignment, return-value]
+    outcome = run(engine, again)
+    assert not asked
+    for number in (1, 3, 4, 5, 6):
+        assert set(json.loads(text_of(outcome.tokens[number]))) == {"name", "age"}
+    assert outcome.tokens[3] == first.tokens[1]
+    assert outcome.tokens[2] == alone([8, 9], 30, vocab_size=VOCAB)
+    assert not local_first._local._followed
+    assert not local_first._sent
+    engine.assert_all_free()
+
+
+def test_one_that_meets_a_limit_goes_on_beside(
+    local_first: LocalFirstBitmasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = LLParserLimits(max_lexer_states=60, precompute_large_lexemes=False, verbose_errors=False)
+    monkeypatch.setattr(limits, "light_limits", lambda: tight)
+    engine = engine_of(local_first)
+    here: list[int] = []
+    fill = local_first._local.fill
+    monkeypatch.setattr(local_first._local, "fill", lambda rows: here.extend(row.id for row in rows) or fill(rows))
+    moved: list[int] = []
+    prepare_now = local_first._beside.prepare_now
+
+    def noted(messages: list[Add]) -> None:
+        moved.extend(message.id for message in messages)
+        prepare_now(messages)
+
+    monkeypatch.setattr(local_first._beside, "prepare_now", noted)
+    outcome = run(
+        engine,
+        [
+            constrained(1, [5], 200, regex="([a-z]{3}[0-9]{2}){40}"),
+            constrained(2, [6], 200, regex="([a-y]{3}[0-9]{2}){40}"),
+            constrained(3, [7], 60, choice=["left", "right"]),
+        ],
+    )
+    assert {1, 2} <= set(here)
+    assert set(moved) == {1, 2}
+    assert re.fullmatch("([a-z]{3}[0-9]{2}){40}", text_of(outcome.tokens[1]))
+    assert re.fullmatch("([a-y]{3}[0-9]{2}){40}", text_of(outcome.tokens[2]))
+    assert text_of(outcome.tokens[3]) in ("left", "right")
+    engine.assert_all_free()
+
+
+def test_a_grammar_that_is_not_light_stays_beside(
+    local_first: LocalFirstBitmasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_first._local, "compile", lambda prepare: pytest.fail("compiled here"))
+    large = "|".join(f"name{number:05}" for number in range(7_000))
+    outcome = run(engine_of(local_first), [constrained(1, [5], 20, regex=large)])
+    assert re.fullmatch("name[0-9]{5}", text_of(outcome.tokens[1]))
+
+
+def test_the_loss_of_the_process_leaves_sequences_that_are_followed_here(local_first: LocalFirstBitmasks) -> None:
+    engine = engine_of(local_first)
+    engine.client.send(constrained(1, [5], 400, regex="[a-z]{300}"))
+    while 1 not in engine.outcome.tokens:
+        engine.step()
+    process = local_first._beside._process
+    assert process is not None
+    process.kill()
+    while 1 not in engine.outcome.ends:
+        engine.step()
+    assert re.fullmatch("[a-z]{300}", text_of(engine.outcome.tokens[1]))

@@ -9,7 +9,7 @@ import pytest
 
 from quire.structured_output.constraint import Constraint
 from quire.structured_output.grammars import grammar_of
-from tests.structured_output.accepting import accepts, accepts_tokens, grammars
+from tests.structured_output.accepting import accepts, accepts_tokens, tokenizer
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 LEGACY = {
@@ -104,15 +104,15 @@ def test_each_part_accepts_its_texts(part: dict[str, Any], good: list[str], bad:
 
 
 def test_special_tokens_in_a_tag_are_tokens() -> None:
-    tokenizer, _ = grammars()
-    special = {"<|im_end|>": tokenizer.eos_tokens[0], "<|im_start|>": 1}
+    known = tokenizer()
+    special = {"<|im_end|>": known.eos_tokens[0], "<|im_start|>": 1}
     part = {
         "type": "triggered_tags",
         "triggers": ["<|im_start|>"],
         "tags": [tag("<|im_start|>call ", JSON_PART, "<|im_start|>")],
     }
     compiled = grammar({"type": "structural_tag", "format": part}, special)
-    text, body = tokenizer.tokenize_str("so: "), tokenizer.tokenize_str('call {"x": 1}')
+    text, body = known.tokenize_str("so: "), known.tokenize_str('call {"x": 1}')
     assert accepts_tokens(compiled, [*text, 1, *body, 1])
     assert not accepts_tokens(compiled, [*text, 1, *body])
     assert accepts_tokens(compiled, text)
