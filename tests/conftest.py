@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job; tests send themselves Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG_TIMEOUT_S = 900
 BUDGET_MINUTES = {"engine": 8, "api": 6, "reliability": 14, "many cards": 10, "operations": 7}

@@ -22,7 +22,7 @@ from tests.api.server import Server, resolved, running
 LONG = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

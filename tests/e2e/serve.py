@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-START_S = 60
+START_S = 180
 
 
 class QuireServe:

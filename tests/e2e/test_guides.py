@@ -94,7 +94,7 @@ def started(log: Path, *command: str) -> Iterator[str]:
     """A server's address, once it says it; it is asked to end afterwards, and ends well."""
     with log.open("w") as output, subprocess.Popen(command, stderr=output) as process:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             while not (said := re.search(r"OpenAI clients\s+http://localhost(:\d+)/v1", log.read_text())):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
@@ -124,7 +124,7 @@ def test_the_api_server_and_the_benchmarks_of_the_guides_run(model: Path, tmp_pa
 
 
 def quire(module: str, *flags: str) -> str:
-    done = subprocess.run([sys.executable, "-m", module, *flags], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", module, *flags], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -122,7 +122,7 @@ def test_input_and_output_may_be_addresses(files: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_run_is_said_at_once(arguments: tuple[str, ...], words: str) -> None:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240)
     assert done.returncode in (1, 2)
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -19,6 +19,6 @@ import pytest
 )
 def test_a_module_is_its_command(module: str, program: str) -> None:
     command = [sys.executable, "-m", module, "--max-modl-len", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert done.stderr == f"quire: error: --max-modl-len is not a flag of {program}. Did you mean --max-model-len?\n"

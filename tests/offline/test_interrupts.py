@@ -79,10 +79,11 @@ def at_lines(call: Callable[[], Any], lines: set[int]) -> int:
     return count
 
 
-def test_wherever_an_interrupt_comes_the_engine_stays_usable() -> None:
+@pytest.mark.parametrize("stride", [181, pytest.param(61, marks=pytest.mark.long("engine"))])
+def test_wherever_an_interrupt_comes_the_engine_stays_usable(stride: int) -> None:
     lines = at_lines(Calls().generate, set())
     assert lines > 1_000
-    for line in range(1, lines, 61):
+    for line in range(1, lines, stride):
         calls = Calls()
         with pytest.raises(KeyboardInterrupt):
             at_lines(calls.generate, {line})

@@ -42,10 +42,11 @@ def test_greedy_tokens_equal_transformers_in_one_chunked_batch(variant: str, tmp
         outputs = llm.generate(batch, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=3))
     for prompt, output in zip(batch, outputs, strict=True):
         (choice,) = output.outputs
-        assert choice.token_ids == reference.greedy(prompt, 64)
+        assert len(choice.token_ids) == 64
         assert choice.logprobs is not None
         expected = reference.logprobs(prompt + choice.token_ids)[len(prompt) - 1 :]
         for token, entries, row in zip(choice.token_ids, choice.logprobs, expected[:-1], strict=True):
+            assert token == row.index(max(row))
             assert len(entries) == 3
             assert entries[token].rank == 1
             for candidate, entry in entries.items():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from quire.worker.sampling.sampler import sample
@@ -111,15 +112,12 @@ def test_penalties_and_bias_shape_the_distribution() -> None:
     prompt, output = [1, 2, 3, 3], [3, 4, 4, 4, 5]
     params = {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.4, "temperature": 1.2,
               "logit_bias": {8: 2.0, 3: 1.0}}  # fmt: skip
-    base = admitted(0, seed=1, num_sampled=0, **params)
+    base = admitted(0, seed=3, num_sampled=0, history=prompt + output, prompt_len=len(prompt), **params)
     scores = ruled(LOGITS.tolist(), prompt, output, base.sampling)
     seen = torch.zeros(VOCAB)
     for first in range(0, DRAWS // 4, ROWS):
         slots = SlotTable(ROWS, 1, 1, VOCAB, torch.device("cpu"))
-        admit(slots, [
-            admitted(row, seed=3, num_sampled=first + row, history=prompt + output, prompt_len=len(prompt), **params)
-            for row in range(ROWS)
-        ])  # fmt: skip
+        admit(slots, [replace(base, slot=row, num_sampled=first + row) for row in range(ROWS)])
         seen += torch.bincount(sample(LOGITS.repeat(ROWS, 1), np.arange(ROWS), slots).tokens, minlength=VOCAB)
     assert surprise(seen.tolist(), expected(scores, {"temperature": 1.2})) < 1
     assert surprise(seen.tolist(), expected(LOGITS.tolist(), {"temperature": 1.2})) > 1

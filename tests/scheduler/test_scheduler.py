@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -292,4 +293,9 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestLives.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.long("engine")
+class TestManyLives(Lives.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

@@ -64,7 +64,7 @@ def test_load_counts_all_that_wait() -> None:
 
 
 def test_adding_to_a_long_queue_copies_nothing() -> None:
-    stage = stage_with(20_000)
+    stage = stage_with(5_000)
     peaks = []
     tracemalloc.start()
     for number in range(20):

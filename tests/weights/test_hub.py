@@ -103,7 +103,7 @@ def resolve(url: str, cache: Path, *arguments: object, **environment: str) -> tu
     clean = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and not k.startswith("HF_")}
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(arguments)],
-        env=clean | mine | environment, capture_output=True, text=True, timeout=60,
+        env=clean | mine | environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     path, error = json.loads(done.stdout.strip().splitlines()[-1])
