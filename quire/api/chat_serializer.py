@@ -29,6 +29,7 @@ class ChatSerializer:
         token_ids: Whether `token_ids` are shown.
         reasoning: Whether reasoning is shown (`include_reasoning`).
         may_call: Whether the message may have tool calls in place of content.
+        named_call: Whether it must call one function by name: then it ends with `stop`, as OpenAI's does.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ChatSerializer:
         token_ids: bool = False,
         reasoning: bool = True,
         may_call: bool = False,
+        named_call: bool = False,
     ) -> None:
         self.text_only = logprobs is None and not token_ids
         self._names = names
@@ -52,6 +54,7 @@ class ChatSerializer:
         self._token_ids = token_ids
         self._reasoning = reasoning
         self._may_call = may_call
+        self._named_call = named_call
 
     def head(self, request_id: str, created: int, model: str, *, stream: bool) -> dict[str, Any]:
         name = "chat.completion.chunk" if stream else "chat.completion"
@@ -95,9 +98,15 @@ class ChatSerializer:
             "index": index,
             "delta": {},
             "logprobs": None,
-            **finish_fields(delta),
+            **self._finish(delta),
             **token_ids_field([], self._token_ids),
         }
+
+    def _finish(self, delta: ChoiceDelta) -> dict[str, Any]:
+        fields = finish_fields(delta)
+        if self._named_call and fields["finish_reason"] == "tool_calls":
+            fields["finish_reason"] = "stop"
+        return fields
 
     async def body(self, choices: Sequence[ChoiceDelta]) -> dict[str, Any]:
         (prompt_logprobs,) = await self._prompt.logprobs_fields(choices)
@@ -106,7 +115,7 @@ class ChatSerializer:
             message = {"role": self._role, **self._message(choice)}
             logprobs = await encode_chat_logprobs(self._names, self._logprobs, choice)
             field = token_ids_field(choice.tokens, self._token_ids)
-            shown.append({"index": index, "message": message, "logprobs": logprobs, **finish_fields(choice), **field})
+            shown.append({"index": index, "message": message, "logprobs": logprobs, **self._finish(choice), **field})
         return {"choices": shown, **prompt_logprobs, **self._prompt.token_ids_field(0)}
 
     def _message(self, choice: ChoiceDelta) -> dict[str, Any]:

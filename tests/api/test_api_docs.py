@@ -14,7 +14,7 @@ from quire.api.schemas.batch import BatchRequest
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.generate import GenerateRequest
-from quire.api.schemas.known_fields import OPENAI_FIELDS, FieldLists
+from quire.api.schemas.known_fields import OPENAI_FIELDS, FieldLists, served_fields
 from quire.api.schemas.messages import MESSAGES_FIELDS, MessagesRequest
 from quire.api.schemas.ollama import (
     OLLAMA_FIELDS,
@@ -28,6 +28,7 @@ from quire.api.schemas.request_fields import RequestFields
 from quire.api.schemas.responses import ResponsesRequest
 from quire.api.schemas.sampling import SamplingFields
 from quire.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
+from quire.errors import UnsupportedField
 from tests.api.server import running
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -84,6 +85,20 @@ def test_what_is_ignored_or_refused_is_said_with_a_reason(section: str) -> None:
     for name, neutral, _ in found["refused"]:
         passing = [] if neutral == "—" else [value.strip("`") for value in neutral.split(", ")]
         assert len(passing) == len(lists.unsupported[name.strip("`")]), name
+
+
+def test_a_field_that_another_endpoint_serves_is_refused_with_where_to_send_it() -> None:
+    served = {
+        "/v1/chat/completions": set(ChatRequest.model_fields),
+        "/v1/completions": set(CompletionRequest.model_fields),
+    }
+    rows = {row[0].strip("`"): row[2] for row in tables("Ignored and refused by the above")["refused"]}
+    for name, instead in rows.items():
+        where = [path for path, fields in served.items() if name in fields]
+        assert sorted(re.findall(r"/v1/[a-z/]+", instead)) == sorted(where), name
+        with pytest.raises(UnsupportedField) as refused:
+            served_fields({name: object()}, ())
+        assert all(path in str(refused.value) for path in where), name
 
 
 def check(rows: list[list[str]], expected: Collection[str]) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from quire.api.chat_serializer import ChatSerializer
 from quire.api.prompt_fields import PromptFields
 from quire.api.serializers import CompletionSerializer
 from quire.api.token_names import LOWEST_LOGPROB, TokenNames
 from quire.messages import TokenLogprobs
+from quire.output_parsers.events import ToolCallDelta, ToolCallStart
 from quire.text.deltas import ChoiceDelta
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import write_tokenizer
@@ -45,3 +50,18 @@ def test_impossible_tokens_have_a_number_that_json_can_hold(tmp_path: Path) -> N
 def test_without_a_tokenizer_tokens_are_named_by_id() -> None:
     delta = ChoiceDelta("", [70], [TokenLogprobs(-1.0, 2, [], [])], finish_reason="length")
     assert completion_serializer(None).chunks(0, delta)[0]["logprobs"]["tokens"] == ["token_id:70"]
+
+
+@pytest.mark.parametrize(("named", "reason"), [(True, "stop"), (False, "tool_calls")])
+def test_a_call_that_was_named_ends_as_openais_does(named: bool, reason: str) -> None:
+    delta = ChoiceDelta(
+        "", [], finish_reason="tool_calls", events=[ToolCallStart(0, "f", "call_1"), ToolCallDelta(0, "{}")]
+    )
+    serializer = ChatSerializer(
+        TokenNames(None), None, "assistant", PromptFields([[5]], 1, None), may_call=True, named_call=named
+    )
+    body = {**asyncio.run(serializer.body([delta])), **serializer.head("1", 1, "m", stream=False)}
+    completion = ChatCompletion.model_validate(body, strict=True)
+    assert completion.choices[0].finish_reason == reason
+    chunk = {**serializer.head("1", 1, "m", stream=True), "choices": [serializer.last_chunk(0, delta)]}
+    assert ChatCompletionChunk.model_validate(chunk, strict=True).choices[0].finish_reason == reason

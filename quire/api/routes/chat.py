@@ -14,6 +14,7 @@ from quire.api.disconnect import cancel_on_disconnect
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_ids import use_request_id
 from quire.api.schemas.chat import ChatRequest
+from quire.api.schemas.tools import ChosenTool
 from quire.api.serving import Serving
 
 
@@ -62,4 +63,5 @@ def chat_serializer(
         token_ids=bool(fields.return_token_ids),
         reasoning=fields.include_reasoning is not False,
         may_call=prompt.may_call,
+        named_call=isinstance(fields.tool_choice, ChosenTool),
     )

@@ -56,11 +56,22 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields that OpenAI or vLLM know, with the values (beside null) that ask for nothing: clients send those."""
+"""Fields that OpenAI or vLLM know and not every endpoint serves, with the values (beside null) that ask for nothing:
+clients send those."""
 
+_CHAT = "send it to /v1/chat/completions"
 _ADVICE = {
-    "chat_template": "start the server with --chat-template",
+    "chat_template": _CHAT,
+    "documents": _CHAT,
+    "echo": "send it to /v1/completions or /v1/chat/completions",
+    "include_reasoning": _CHAT,
+    "parallel_tool_calls": _CHAT,
+    "reasoning_effort": _CHAT,
+    "suffix": "send it to /v1/completions",
+    "tool_choice": _CHAT,
+    "tools": _CHAT,
 }
+"""What some endpoints serve, and where: those that do not refuse it."""
 _LONGEST_NAME = 64
 
 
