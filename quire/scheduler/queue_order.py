@@ -13,8 +13,9 @@ from typing import Protocol
 
 from quire.scheduler.request import Request
 
-QUANTUM = 4_096
-"""Tokens that a tenant may have admitted in one turn. A request that costs more waits for several turns."""
+QUANTUM = 128
+"""Tokens that a tenant may have admitted in one turn; a request that costs more waits for several turns. Far less
+than a queue, or the others would wait for most of it."""
 _MAX_STALE = 64
 """Entries of removed requests that a heap may keep, beyond one for each that waits."""
 

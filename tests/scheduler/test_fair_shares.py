@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from quire.messages import EXPECTED_OUTPUT
 from quire.scheduler.queue_order import QUANTUM
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
@@ -40,8 +41,8 @@ def test_a_flood_does_not_keep_another_tenant_waiting() -> None:
         stage.scheduler.add(add(number, [number % 512] * 1_000, 1, arrival=9.0, tenant="light"))
     run(stage, 20)
     places = [admitted(stage).index(number) for number in range(1_000, 1_003)]
-    assert places[0] <= 1 + 2 * QUANTUM // 1_000
-    assert places[2] <= places[0] + QUANTUM // 1_000
+    assert places[0] <= 3
+    assert places[2] <= places[0] + 4, "in turns with the flood's"
 
 
 @pytest.mark.parametrize("sizes", [(100, 1_000), (50, 6_000), (3_000, 20)])
@@ -141,4 +142,7 @@ def test_many_tenants_cost_no_more_than_one_turn_each() -> None:
     for number in range(300):
         stage.scheduler.add(add(number, [number % 512] * 15_000, 1, tenant=str(number)))
     assert stage.scheduler._waiting.first is not None
-    assert max(tenant.deficit for tenant in stage.scheduler._waiting._order._turns) < 5 * QUANTUM
+    assert (
+        max(tenant.deficit for tenant in stage.scheduler._waiting._order._turns)
+        < 15_000 + EXPECTED_OUTPUT + 3 * QUANTUM
+    )
