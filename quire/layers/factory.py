@@ -43,6 +43,12 @@ class LayerFactory:
         """Projections out of the stream, merged: their outputs can be split over devices."""
         return self._linear(LinearShape(names, rows, columns, transposed), bias)
 
+    def gate_up(
+        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, activation: str
+    ) -> Linear:
+        """The projections of a gated MLP, as column_parallel."""
+        return self._linear(LinearShape(names, rows, columns, gated=GATED[activation] == "silu_and_mul"), bias)
+
     def row_parallel(self, name: str, rows: int, columns: int, bias: bool, transposed: bool = False) -> Linear:
         """A projection back into the stream: its input can be split over devices, its output is their sum."""
         return self._linear(LinearShape((name,), (rows,), columns, transposed), bias)

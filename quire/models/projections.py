@@ -34,6 +34,6 @@ def build_gated_mlp(spec: ModelSpec, build: LayerFactory, name: str) -> MLP:
     rows: tuple[int, ...] = (width, width)
     if spec.family.fused:
         names, rows = (f"{name}.gate_up_proj",), (2 * width,)
-    gate_up = build.column_parallel(names, rows, spec.hidden, spec.mlp_bias)
+    gate_up = build.gate_up(names, rows, spec.hidden, spec.mlp_bias, spec.activation)
     down = build.row_parallel(f"{name}.down_proj", spec.hidden, width, spec.mlp_bias)
     return build.gated_mlp(gate_up, down, width, spec.activation)

@@ -75,7 +75,7 @@ class GroupedLinearWeight:
             codes = codes.index_select(1, order)
         scales = torch.cat([part.scales for part in parts])
         zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
-        self._weight = self._pack(codes, scales, zeros, form.bits, self._group, order)
+        self._weight = self._pack(codes, scales, zeros, form.bits, self._group, order, shape.gated)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         y: Tensor = self._linear(x, self._weight, bias)

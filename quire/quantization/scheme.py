@@ -25,12 +25,14 @@ class LinearShape:
         rows: Output features of each.
         columns: Input features.
         transposed: The checkpoint has each weight as [columns, rows].
+        gated: The outputs are gates, then as many ups, and only `multiply_silu_and_mul` is asked for.
     """
 
     names: tuple[str, ...]
     rows: tuple[int, ...]
     columns: int
     transposed: bool = False
+    gated: bool = False
 
     @property
     def outputs(self) -> int:

@@ -51,9 +51,20 @@ class GroupedWeight(NamedTuple):
 
 
 def pack_grouped(
-    codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, group: int, order: Tensor | None
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bits: int,
+    group: int,
+    order: Tensor | None,
+    gated: bool = False,
 ) -> GroupedWeight:
-    """The weight from its codes [outputs, columns] uint8, columns in `order`; see GroupedWeight for the others.
+    """The weight as `grouped_linear` wants it.
+
+    Args:
+        codes: [outputs, columns] uint8, columns in `order`.
+        scales, zeros, bits, group, order: See GroupedWeight.
+        gated: Its outputs are gates, then ups, and mostly `grouped_linear_silu_and_mul` is asked for.
 
     Raises:
         ValueError: 4-bit codes of an odd number of runs.

@@ -1,6 +1,6 @@
 """Which kernel multiplies 8-bit codes with scales fastest, by the shape of the weight and the rows of x.
 
-Guessed from tuned_linear_configs.py: a weight has half of its bytes there.
+Measured with fp8 on an NVIDIA H200 by tuning/h200/tune_scaled.py, quantizing x included.
 """
 
 from __future__ import annotations
@@ -8,61 +8,56 @@ from __future__ import annotations
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
 
-UP_TO = (1, 16, 32, 64, 128)
-"""Rows of x: a config serves this many and fewer."""
+UP_TO = (1, 16, 32, 64, 128, 256)
+"""Rows of x: a config serves this many and fewer. More go to torch's product, or MANY."""
 
-PLAIN: dict[tuple[int, int], tuple[GemvConfig | GemmConfig, ...]] = {
+PLAIN: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
     (6144, 4096): (
-        GemvConfig(2, 2048, 4),
-        GemmConfig(16, 64, 128, 2, 4, 6, True),
-        GemmConfig(32, 64, 128, 2, 4, 6, True),
-        GemmConfig(64, 64, 128, 2, 4, 5, True),
-        GemmConfig(64, 64, 128, 2, 4, 5, True),
+        GemvConfig(4, 2048, 8),
+        GemmConfig(16, 64, 256, 2, 4, 5, True),
+        GemmConfig(32, 64, 256, 2, 4, 4, True),
+        GemmConfig(64, 64, 128, 2, 4, 6, True),
+        GemmConfig(64, 64, 128, 1, 4, 6, True),
+        None,
     ),
     (4096, 4096): (
-        GemvConfig(2, 2048, 4),
-        GemmConfig(16, 64, 128, 2, 4, 6, True),
-        GemmConfig(32, 64, 128, 2, 4, 6, True),
-        GemmConfig(64, 64, 128, 2, 4, 5, True),
-        GemmConfig(64, 64, 128, 2, 4, 5, True),
+        GemvConfig(8, 512, 4),
+        GemmConfig(16, 64, 256, 3, 4, 4, True),
+        GemmConfig(32, 64, 256, 3, 4, 4, True),
+        GemmConfig(64, 64, 256, 2, 4, 4, True),
+        GemmConfig(64, 64, 256, 1, 4, 4, True),
+        GemmConfig(128, 64, 128, 1, 4, 5, True),
     ),
     (4096, 14336): (
-        GemvConfig(2, 2048, 4),
-        GemmConfig(16, 64, 128, 2, 4, 6, True),
-        GemmConfig(32, 64, 128, 2, 4, 6, True),
-        GemmConfig(64, 64, 128, 2, 4, 5, True),
-        GemmConfig(64, 64, 128, 2, 4, 5, True),
+        GemvConfig(4, 512, 2),
+        GemmConfig(16, 64, 256, 4, 4, 4, True),
+        GemmConfig(32, 64, 256, 3, 4, 4, True),
+        GemmConfig(64, 64, 256, 2, 4, 4, True),
+        GemmConfig(64, 64, 128, 2, 4, 6, True),
+        None,
     ),
     (28672, 4096): (
-        GemvConfig(2, 2048, 4),
-        GemmConfig(16, 64, 128, 1, 4, 6, True),
-        GemmConfig(32, 64, 128, 1, 4, 6, True),
-        GemmConfig(64, 64, 128, 1, 4, 5, True),
-        GemmConfig(64, 64, 128, 1, 4, 5, True),
-    ),
-    (128256, 4096): (
-        GemvConfig(2, 2048, 4),
-        GemmConfig(16, 64, 128, 1, 4, 6, True),
-        GemmConfig(32, 64, 128, 1, 4, 6, True),
-        GemmConfig(64, 64, 128, 1, 4, 5, True),
-        GemmConfig(64, 64, 128, 1, 4, 5, True),
+        GemvConfig(4, 1024, 4),
+        GemmConfig(16, 64, 256, 1, 4, 4, True),
+        GemmConfig(32, 128, 128, 1, 8, 5, True),
+        GemmConfig(64, 128, 128, 1, 8, 4, True),
+        None,
+        None,
     ),
 }
-"""(outputs, columns) of the weight → a config for each of UP_TO."""
+"""(outputs, columns) of the weight → a config for each of UP_TO; None: as more rows."""
 
-GATED: dict[tuple[int, int], tuple[GemvConfig | GemmConfig, ...]] = {
+GATED: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
     (28672, 4096): (
-        GemvConfig(2, 2048, 4),
-        GemmConfig(16, 64, 128, 1, 4, 6, True),
-        GemmConfig(32, 64, 128, 1, 4, 6, True),
-        GemmConfig(64, 64, 128, 1, 4, 5, True),
-        GemmConfig(64, 64, 128, 1, 4, 5, True),
+        GemvConfig(4, 512, 2),
+        GemmConfig(16, 128, 128, 1, 8, 5, True),
+        GemmConfig(32, 128, 128, 1, 8, 5, True),
+        GemmConfig(64, 128, 128, 1, 8, 4, True),
+        None,
+        None,
     ),
 }
-"""The same where a gate is applied."""
+"""The same where a gate is applied; None: the plain product and a kernel for the gate."""
 
-MANY = GemmConfig(128, 128, 128, 1, 8, 3, False)
-"""For more rows, where torch's product does not serve."""
-
-LIBRARY_ROWS = 129
-"""Rows from which on torch's product of fp8 codes serves."""
+MANY = GemmConfig(128, 128, 128, 1, 8, 5, True)
+"""For what torch's product of many rows does not take."""

@@ -13,7 +13,7 @@ from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
 from quire.kernels.triton.linear.quantize_rows import quantize_rows
-from quire.kernels.triton.linear.scaled import LIBRARY_ROWS, scaled_config, scaled_linear
+from quire.kernels.triton.linear.scaled import scaled_config, scaled_linear
 from quire.kernels.triton.linear.scaled_gemm import scaled_gemm
 from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
 from quire.kernels.triton.linear.tuned_scaled_configs import GATED, PLAIN, UP_TO
@@ -50,7 +50,8 @@ def exact(x: Tensor, weight: ScaledWeight, bias: Tensor | None, gate: bool) -> T
 
 def close(found: Tensor, expected: Tensor) -> None:
     error = ((found.double() - expected).abs().amax(1) / expected.abs().amax(1)).max()
-    assert error < NEAR[found.dtype], f"{error:.2e}"
+    near = max(NEAR[found.dtype], 5e-4 if found.is_cuda else 0)  # tensor cores keep some 14 bits of sums of fp8
+    assert error < near, f"{error:.2e}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -115,13 +116,10 @@ def test_the_op_agrees_with_its_reference(rows: int, blocks: bool, dtype: torch.
     close(out, expected.double())
 
 
-def test_every_number_of_rows_has_a_config_of_one_block_a_step() -> None:
-    for table in (PLAIN, GATED):
+def test_tables_have_a_config_for_every_number_of_rows() -> None:
+    for table, gate in ((PLAIN, False), (GATED, True)):
         for shape, configs in table.items():
             assert len(configs) == len(UP_TO)
-            assert isinstance(scaled_config(*shape, 1, False, False), GemvConfig)
-    for rows in (2, 16, 17, 128, 129, 5000):
-        config = scaled_config(4096, 4096, rows, True, False)
-        assert isinstance(config, GemmConfig)
-        assert config.block_k == 128
-    assert UP_TO[-1] < LIBRARY_ROWS
+            assert isinstance(scaled_config(*shape, 1, gate), GemvConfig)
+            assert isinstance(scaled_config(*shape, 2, gate), GemmConfig)
+    assert scaled_config(4096, 4096, UP_TO[-1] + 1, False) is None

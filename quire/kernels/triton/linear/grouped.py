@@ -1,0 +1,101 @@
+"""Matrix products with integers of 4 or 8 bits in groups: which kernel serves which weight and how many rows.
+
+4 bits in groups of 128 columns or more lie packed, and are multiplied as they are for up to 256 rows of x; beyond, and
+for other formats, the weight is expanded to a dense one that lives for the product.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.reference import grouped_linear as reference
+from quire.kernels.reference.grouped_linear import GroupedWeight
+from quire.kernels.triton.activation import silu_and_mul
+from quire.kernels.triton.launching.dependent_launch import can_overlap
+from quire.kernels.triton.launching.device_properties import is_sm_90
+from quire.kernels.triton.linear.nearest_shape import nearest
+from quire.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
+from quire.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
+from quire.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
+from quire.kernels.triton.linear.packed_layout import COLUMNS, PackedWeight, pack_int4, permuted
+from quire.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO
+
+_ROW_TILE = 128
+"""Of the largest tile of a weight: its rows are divided by it."""
+
+
+def pack_grouped(
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bits: int,
+    group: int,
+    order: Tensor | None,
+    gated: bool,
+) -> PackedWeight | GroupedWeight:
+    """Arguments as in reference/grouped_linear.py."""
+    rows, columns = codes.shape
+    if bits == 4 and group % COLUMNS == columns % COLUMNS == rows % _ROW_TILE == 0 and is_sm_90(codes.device):
+        parts = group // COLUMNS  # of a group, each with the same scale
+        zeros = None if zeros is None else zeros.repeat_interleave(parts, 1)
+        return pack_int4(codes, scales.repeat_interleave(parts, 1), zeros, gated, order)
+    return reference.pack_grouped(codes, scales, zeros, bits, group, order, gated)
+
+
+def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None) -> Tensor:
+    """Arguments as in reference/grouped_linear.py."""
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    config = None if isinstance(weight, GroupedWeight) or weight.gated else _config_for(x, weight)
+    if config is None:
+        return F.linear(x, _expanded(weight, x.dtype), bias)
+    assert isinstance(weight, PackedWeight)
+    y = x.new_empty((x.shape[0], weight.rows))
+    _multiply(x, weight, y, config)
+    return y if bias is None else y.add_(bias)
+
+
+def grouped_linear_silu_and_mul(
+    x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None, out: Tensor
+) -> None:
+    """Arguments as in reference/grouped_linear.py; a packed weight without a bias takes one kernel."""
+    config = None
+    if isinstance(weight, PackedWeight) and weight.gated and bias is None:
+        config = _config_for(x, weight)
+    if config is None:
+        silu_and_mul(grouped_linear(x, weight, bias), out)
+        return
+    assert isinstance(weight, PackedWeight)
+    if weight.order is not None:
+        x = x.index_select(1, weight.order)
+    _multiply(x, weight, out, config)
+
+
+def _config_for(x: Tensor, weight: PackedWeight) -> PackedGemvConfig | PackedGemmConfig | None:
+    """None: the weight is expanded."""
+    if not 0 < x.shape[0] <= UP_TO[-1] or x.dtype != torch.bfloat16:
+        return None
+    return packed_config(weight.rows, weight.columns, x.shape[0])
+
+
+@functools.cache
+def packed_config(outputs: int, columns: int, rows: int) -> PackedGemvConfig | PackedGemmConfig:
+    """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
+    size = next(number for number, most in enumerate(UP_TO) if rows <= most)
+    return nearest(TABLE, outputs, columns)[size]
+
+
+def _multiply(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemvConfig | PackedGemmConfig) -> None:
+    overlap = can_overlap(x.device)
+    if isinstance(config, PackedGemvConfig):
+        packed_gemv(x if x.stride(1) == 1 else x.contiguous(), weight, y, config, overlap)
+    else:
+        packed_gemm(permuted(x), weight, y, config, overlap)
+
+
+def _expanded(weight: PackedWeight | GroupedWeight, dtype: torch.dtype) -> Tensor:
+    return expand_grouped(weight, dtype) if isinstance(weight, GroupedWeight) else expand_packed(weight, dtype)

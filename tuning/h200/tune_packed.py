@@ -1,0 +1,126 @@
+"""Which kernel multiplies a packed 4-bit weight fastest, for each shape of Llama-3.1-8B and number of rows.
+
+    python tuning/h200/tune_packed.py [--seconds 100] [--zeros]
+
+As tune_scaled.py; times of the gemm include bringing the columns of x into its order. Prints the best of each shape and
+number of rows, as the lines of quire/kernels/triton/linear/tuned_packed_configs.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+
+import torch
+from sweep import compile_all, copies, graph_seconds
+from torch import Tensor
+from tune_linear import LLAMA_8B, Weight, error, gated
+
+from quire.kernels.triton.linear.packed_expand import expand_packed
+from quire.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
+from quire.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
+from quire.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, permuted
+
+ROWS = (1, 8, 16, 32, 64, 128, 256)
+Config = PackedGemvConfig | PackedGemmConfig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=100, help="shapes that are not begun by then are left out")
+    parser.add_argument("--zeros", action="store_true", help="each group has a zero of its own")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    jobs = list(
+        {(least(c), w.columns, w.gate, options.zeros): 0 for w in LLAMA_8B for r in ROWS for c in candidates(w, r)}
+    )
+    broken = compile_all(compile_one, jobs, 16)
+    for job, text in broken.items():
+        print(f"left out: {job}: {text}")
+    print(f"compiled {len(jobs)} kernels in {time.perf_counter() - began:.0f} s", flush=True)
+    sums: dict[int, float] = {}
+    for weight in LLAMA_8B:
+        if time.perf_counter() - began > options.seconds:
+            print(f"no time left for {weight}")
+            continue
+        for rows, best in measure(weight, options.zeros, {job[0] for job in broken}):
+            sums[rows] = sums.get(rows, 0.0) + best
+    for rows, seconds in sums.items():
+        print(f"32 layers, {rows} rows: {32e3 * seconds:.3f} ms")
+
+
+def candidates(weight: Weight, rows: int) -> Iterator[Config]:
+    """Every config worth a try."""
+    if rows <= 16:
+        for groups in (1, 2, 4):
+            for warps in (2, 4, 8):
+                yield PackedGemvConfig(8 if rows <= 8 else 16, groups, warps, 1)
+    if rows >= 16:
+        for groups in (1, 2):
+            block_m = min(128, max(32, rows))
+            tiles = weight.outputs // (64 * groups) * -(-rows // block_m)
+            steps = weight.columns // 128
+            for splits in (1, 2, 4, 6, 8):
+                if splits == 1 or (3 * splits <= steps and tiles * splits <= 700):
+                    yield PackedGemmConfig(block_m, groups, 4, splits)
+
+
+def least(config: Config) -> Config:
+    """The same kernel, launched as small as can be."""
+    return replace(config, splits=min(config.splits, 2)) if isinstance(config, PackedGemmConfig) else config
+
+
+def compile_one(job: tuple[Config, int, bool, bool]) -> None:
+    """By running it."""
+    config, columns, gate, zeros = job
+    weight = make(256, columns, gate, zeros)
+    x = torch.randn(1, columns, dtype=torch.bfloat16, device="cuda")
+    run(config, x, weight, x.new_empty(1, 128 if gate else 256))
+
+
+def make(outputs: int, columns: int, gate: bool, zeros: bool) -> PackedWeight:
+    codes = torch.randint(0, 16, (outputs, columns), dtype=torch.uint8, device="cuda")
+    scales = (torch.rand(outputs, columns // 128, device="cuda") + 0.5) / columns**0.5 / 8
+    of_groups = torch.randint(6, 10, scales.shape, dtype=torch.uint8, device="cuda") if zeros else None
+    return pack_int4(codes, scales, of_groups, gate, None)
+
+
+def run(config: Config, x: Tensor, weight: PackedWeight, y: Tensor) -> None:
+    if isinstance(config, PackedGemvConfig):
+        packed_gemv(x, weight, y, config, True)
+    else:
+        packed_gemm(permuted(x), weight, y, config, True)
+
+
+def measure(weight: Weight, zeros: bool, broken: set[Config]) -> Iterator[tuple[int, float]]:
+    """For each number of rows the seconds of the best config; prints the three best."""
+    count = copies(weight.outputs * weight.columns // 2)
+    weights = [make(weight.outputs, weight.columns, weight.gate, zeros) for _ in range(count)]
+    exact = expand_packed(weights[0], torch.float32).double()
+    for rows in ROWS:
+        x = torch.randn(rows, weight.columns, dtype=torch.bfloat16, device="cuda")
+        y = torch.empty(rows, weight.made, dtype=x.dtype, device="cuda")
+        expected = gated(x.double() @ exact.T) if weight.gate else x.double() @ exact.T
+        times: dict[Config, float] = {}
+        for config in candidates(weight, rows):
+            if least(config) in broken:
+                continue
+            run(config, x, weights[0], y.fill_(float("nan")))
+            if not error(y, expected) < 0.01:
+                print(f"WRONG {weight} {rows} {config}: {error(y, expected):.1e}")
+                continue
+            calls = [lambda w=w, c=config, x=x, y=y: run(c, x, w, y) for w in weights]
+            times[config] = graph_seconds(calls, 2e-5)
+        best = sorted(times, key=times.__getitem__)[:3]
+        print(
+            f"{weight.outputs} × {weight.columns}{' gate' if weight.gate else ''} rows {rows}: "
+            + "; ".join(f"{type(c).__name__}{astuple(c)} {times[c] * 1e6:.2f}" for c in best),
+            flush=True,
+        )
+        yield rows, times[best[0]]
+
+
+if __name__ == "__main__":
+    main()
