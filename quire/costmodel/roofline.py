@@ -48,12 +48,18 @@ class UsedWeights:
         experts, looked_up = spec.experts, 0 if spec.tie_embeddings else spec.vocab_size * spec.hidden
         self._count, self._chosen = (experts.count, experts.chosen) if experts else (1, 0)
         self._each = 3 * spec.hidden * experts.width * len(experts.layers) if experts else 0  # over all layers
+        self._spec, self._looked_up = spec, looked_up
         self._always = spec.num_parameters - self._count * self._each - looked_up
 
     @property
     def per_token(self) -> int:
         """Weights that each token is multiplied with."""
         return self._always + self._chosen * self._each
+
+    def mean_bytes(self, dtype: str) -> float:
+        """Of a weight, but those that are looked up, which are never quantized."""
+        spec, looked_up = self._spec, self._looked_up
+        return (spec.weight_bytes(dtype) - looked_up * DTYPE_BYTES[dtype]) / (spec.num_parameters - looked_up)
 
     def read(self, tokens: int) -> float:
         """Weights that are read for so many tokens, if each token uses any experts of a layer with equal probability: a
@@ -67,7 +73,7 @@ class Roofline:
 
     Args:
         spec: The model.
-        dtype: Of weights and KV cache.
+        dtype: Of dense weights and KV cache.
         hardware: The device.
         block_size: Tokens per KV block.
     """
@@ -75,7 +81,7 @@ class Roofline:
     def __init__(self, spec: ModelSpec, dtype: str, hardware: Hardware, block_size: int) -> None:
         self._hardware = hardware
         self._used = UsedWeights(spec)
-        self._weight_ms = 1e3 * DTYPE_BYTES[dtype] / hardware.bandwidth
+        self._weight_ms = 1e3 * self._used.mean_bytes(dtype) / hardware.bandwidth
         self._product_ms = 1e3 * 2 * self._used.per_token / hardware.flops
         self._windows = Counter(spec.window if local else None for local in spec.local)  # layers by window
         self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(dtype) / spec.layers / hardware.bandwidth

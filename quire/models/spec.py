@@ -6,7 +6,7 @@ processes without a device read it as well; knows nothing about weights, tokeniz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.kvcache.rope_length_mode import RopeLengthMode
@@ -16,6 +16,7 @@ from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, r
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.quantization.description import Quantization, read_quantization
+from quire.quantization.held_bytes import HeldWeights, expected_weights, held_weights
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element, by the dtype names of config.json."""
@@ -59,6 +60,7 @@ class ModelSpec:
         attention_cap, logit_cap: Bounds c of attention scores and logits: c · tanh(x / c).
         experts: None: there are none.
         quantization: Of the weights; None: they are dense.
+        held: What quantized weights take, by their files; None: there are none.
     """
 
     architecture: str
@@ -89,6 +91,7 @@ class ModelSpec:
     logit_cap: float | None
     experts: ExpertsSpec | None
     quantization: Quantization | None = None
+    held: HeldWeights | None = None
 
     @property
     def rope_length_mode(self) -> RopeLengthMode | None:
@@ -119,8 +122,23 @@ class ModelSpec:
         return self.hidden * self.experts.count * (1 + 3 * self.experts.width) if self.experts else 0
 
     def weight_bytes(self, dtype: str) -> int:
-        """Bytes of all weights held in `dtype`."""
-        return self.num_parameters * DTYPE_BYTES[dtype]
+        """Bytes of all weights, those held in `dtype` and the quantized ones."""
+        held = self.held
+        if held is None:
+            form = self.quantization.rules[0].format if self.quantization else None
+            held = expected_weights(self.num_parameters, self._linear_weights, self.hidden, form)
+        return held.dense * DTYPE_BYTES[dtype] + held.fixed
+
+    @property
+    def _linear_weights(self) -> int:
+        """Those of projections, without biases, head and routers."""
+        q, kv, h = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden
+        with_experts = len(self.experts.layers) if self.experts else 0
+        ways = 3 if self.family.gated else 2
+        mlps = (self.layers - with_experts) * ways * h * self.intermediate
+        if self.experts:
+            mlps += with_experts * self.experts.count * 3 * h * self.experts.width
+        return self.layers * (h * (q + 2 * kv) + q * h) + mlps
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of keys and values that one token takes over all layers."""
@@ -188,6 +206,8 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         experts=_experts(fields, family, layers),
         quantization=read_quantization(fields.get("quantization_config"), quantization),
     )
+    if spec.quantization and (files := sorted(Path(directory).glob("*.safetensors"))):
+        spec = replace(spec, held=held_weights(files, spec.quantization, spec.tie_embeddings))
     if spec.heads % spec.kv_heads:
         raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({spec.heads})")
     if rope and rope.width(head_dim) % 2:

@@ -18,6 +18,7 @@ from quire.planning.context_length import check_length, length_reason
 from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
+from quire.quantization.formats import Fp8Format
 from quire.weights import hub
 
 Dtype = Literal["bfloat16", "float32"]
@@ -85,6 +86,7 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
         device_line,
         f"dtype       {dtype}: {dtype_reason}",
+        *_quantization_lines(spec),
         f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",
         batch_line,
         _cache_line(config, plan, spec),
@@ -130,6 +132,15 @@ def _resolve_dtype(config: Config, spec: ModelSpec, machine: Machine, gpu: Gpu |
     if machine.fast_bfloat16:
         return "bfloat16", "the checkpoint's" if spec.dtype == "bfloat16" else f"for {spec.dtype} weights on a CPU"
     return "float32", "this processor has no bfloat16 products, and there are no kernels of our own"
+
+
+def _quantization_lines(spec: ModelSpec) -> list[str]:
+    """What quantizes the weights, if anything does."""
+    if spec.quantization is None:
+        return []
+    form = spec.quantization.rules[0].format
+    at_load = " at the start" if isinstance(form, Fp8Format) and form.at_load else ""
+    return [f"weights     quantized{at_load}: {spec.quantization.method}, {form.name}"]
 
 
 def _resolve_batch_limits(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:

@@ -30,6 +30,11 @@ class Fp8Format:
     at_load: bool = False
     input_scale: str | None = None
 
+    @property
+    def name(self) -> str:
+        """In the log's words."""
+        return f"fp8 with scales by {self.scales}"
+
 
 @dataclass(frozen=True)
 class GroupFormat:
@@ -49,6 +54,11 @@ class GroupFormat:
     symmetric: bool
     reordered: bool = False
 
+    @property
+    def name(self) -> str:
+        """In the log's words."""
+        return f"{self.bits} bits in groups of {self.group or 'all'} columns"
+
 
 @dataclass(frozen=True)
 class Int8Format:
@@ -59,6 +69,11 @@ class Int8Format:
     """
 
     scales: Literal["tensor", "channel"] = "channel"
+
+    @property
+    def name(self) -> str:
+        """In the log's words."""
+        return f"int8 with scales by {self.scales}"
 
 
 Format = Fp8Format | GroupFormat | Int8Format
