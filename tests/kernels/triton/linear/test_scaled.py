@@ -48,9 +48,10 @@ def exact(x: Tensor, weight: ScaledWeight, bias: Tensor | None, gate: bool) -> T
     return y
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(found: Tensor, expected: Tensor, flipped: float = 0.0) -> None:
+    """`flipped`: what codes may add that are one apart, where a value lies between two."""
     error = ((found.double() - expected).abs().amax(1) / expected.abs().amax(1)).max()
-    near = max(NEAR[found.dtype], 5e-4 if found.is_cuda else 0)  # tensor cores keep some 14 bits of sums of fp8
+    near = max(NEAR[found.dtype], flipped, 5e-4 if found.is_cuda else 0)  # tensor cores keep 14 bits of sums of fp8
     assert error < near, f"{error:.2e}"
 
 
@@ -109,11 +110,11 @@ def test_products(
 def test_the_op_agrees_with_its_reference(rows: int, blocks: bool, dtype: torch.dtype, device: str) -> None:
     x, w, bias = random(rows, 96, 256, torch.bfloat16, device)
     weight = quantized(w, dtype, blocks)
-    close(scaled_linear(x, weight, bias), reference.scaled_linear(x.float(), weight, bias.float()).double())
+    close(scaled_linear(x, weight, bias), reference.scaled_linear(x.float(), weight, bias.float()).double(), 0.03)
     out, expected = (x.new_empty(rows, 48) for _ in range(2))
     kernel("scaled_linear_silu_and_mul", "cuda")(x, weight, bias, out)
     reference.scaled_linear_silu_and_mul(x, weight, bias, expected)
-    close(out, expected.double())
+    close(out, expected.double(), 0.03)
 
 
 def test_tables_have_a_config_for_every_number_of_rows() -> None:
