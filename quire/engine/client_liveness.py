@@ -10,6 +10,9 @@ from quire.clock import Clock
 SILENT_AFTER_S = 15.0
 """A client without a heartbeat for this long counts as dead."""
 
+OWN_PAUSE_S = 3.0
+"""The engine's loop turns every second; a longer pause is its own."""
+
 
 class ClientLiveness:
     """When each client was last heard."""
@@ -18,7 +21,7 @@ class ClientLiveness:
         self._clock = clock
         self._heard: dict[int, float] = {}
         self._gone: set[int] = set()  # as many as API processes have died
-        self._next_check = 0.0
+        self._checked = clock.now()
 
     @property
     def clients(self) -> list[int]:
@@ -43,11 +46,15 @@ class ClientLiveness:
         return client in self._gone
 
     def lost_clients(self) -> list[int]:
-        """Clients that have fallen silent since; these are forgotten. Checks at most once a second."""
+        """Clients that have fallen silent since; these are forgotten. Checks once a second, as long as that goes:
+        when this process was left without time, nobody else is blamed for it."""
         now = self._clock.now()
-        if now < self._next_check:
+        passed = now - self._checked
+        if passed < 1.0:
             return []
-        self._next_check = now + 1.0
+        self._checked = now
+        if passed > OWN_PAUSE_S:
+            self._heard = {client: when + passed for client, when in self._heard.items()}
         silent = [client for client, when in self._heard.items() if now - when > SILENT_AFTER_S]
         for client in silent:
             del self._heard[client]

@@ -236,8 +236,7 @@ class EngineCore:
         now = self._clock.now()
         busy = self._scheduler.has_work and not self._pausing.reached
         waits = self._scheduler.only_awaiting and not self._scheduler.steps_in_flight
-        if not busy or waits:
-            self._steps.last_progress = now
+        self._steps.turn_ended(now, idle=not busy or waits)
         if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
             self._last_beat = now
             beat = self._steps.heartbeat(now, self._load())
@@ -249,7 +248,7 @@ class EngineCore:
 
     def pulse(self) -> Pulse:
         """For who watches this process."""
-        return Pulse(self._clock.now() - self._steps.last_progress, self._steps.limit_s)
+        return Pulse(self._steps.stalled_s, self._steps.limit_s)
 
     def counts(self) -> dict[str, int]:
         """What is held and what is free, for leak tests."""

@@ -9,7 +9,7 @@ from bisect import bisect_left
 
 from quire.messages import STEP_TOKEN_BOUNDS
 
-FACTOR = 20.0
+FACTOR = 10.0
 """A step may take so many times as long as the slowest of its size."""
 SHORTEST_S = 4.0
 """What any step gets: a busy machine may leave a process alone for seconds."""

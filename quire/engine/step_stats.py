@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from quire.engine.step_deadline import StepDeadline
 from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load, Result
 
+LONGEST_TURN_S = 2.0
+"""A turn of the loop waits up to a second."""
+
 
 class StepStats:
     """Statistics since the engine's start.
@@ -22,7 +25,8 @@ class StepStats:
         last_step, last_step_ms: The last finished step, and its time on the device.
         turns: Turns of the loop by their processor time: a bucket for each of WORK_BOUNDS_S, and one more above.
         turns_sum_s, longest_turn_s: Processor time of all turns, and of the longest.
-        last_progress: When that step finished, or when the engine was last idle; monotonic seconds.
+        stalled_s: For how long no step has finished while there was one to do. A turn counts as LONGEST_TURN_S at most:
+            when the whole machine stood still, no step is to blame.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -31,13 +35,14 @@ class StepStats:
         self.last_step, self.last_step_ms = 0, 0.0
         self.turns = [0] * (len(WORK_BOUNDS_S) + 1)
         self.turns_sum_s = self.longest_turn_s = 0.0
-        self.last_progress = now
+        self.stalled_s = 0.0
+        self._last_turn = now
         self._in_flight: deque[int] = deque()  # tokens of each step
         self._deadline = StepDeadline()
 
     @property
     def limit_s(self) -> float:
-        """How long the oldest step in flight may take, in seconds from `last_progress`."""
+        """How long `stalled_s` may become with the oldest step in flight."""
         return self._deadline.limit_s(self._in_flight[0] if self._in_flight else 0)
 
     def planned(self, counts: Sequence[int]) -> None:
@@ -50,14 +55,25 @@ class StepStats:
     def finished(self, result: Result, now: float) -> None:
         """A step's result is there."""
         self.last_step, self.last_step_ms = result.step, result.device_ms
-        self._deadline.learn(self._in_flight.popleft(), now - self.last_progress)
-        self.last_progress = now
+        self._count_time(now)
+        self._deadline.learn(self._in_flight.popleft(), self.stalled_s)
+        self.stalled_s = 0.0
+
+    def turn_ended(self, now: float, *, idle: bool) -> None:
+        """A turn of the loop is over; idle: there is no step to do."""
+        self._count_time(now)
+        if idle:
+            self.stalled_s = 0.0
+
+    def _count_time(self, now: float) -> None:
+        self.stalled_s += min(now - self._last_turn, LONGEST_TURN_S)
+        self._last_turn = now
 
     def heartbeat(self, now: float, load: Load) -> Heartbeat:
         """What clients are told."""
         return Heartbeat(
             now,
-            self.last_progress,
+            now - self.stalled_s,
             load,
             list(self.token_counts),
             self.token_sum,

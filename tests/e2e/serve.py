@@ -26,12 +26,17 @@ class QuireServe:
         url: Where it listens, once it is ready.
     """
 
-    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        command: Sequence[str] = ("quire.cli.main", "serve"),
+    ) -> None:
         self._state = tempfile.TemporaryDirectory()  # its store is not the user's
         self._lines: list[str] = []
         self._arrived = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "quire.cli.main", "serve", *arguments],
+            [sys.executable, "-m", *command, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -83,7 +88,7 @@ class QuireServe:
             except (OSError, IndexError):
                 continue
             if entry.name.isdigit() and int(status[1]) == self.process.pid:
-                found["engine" if "quire.engine.process" in command else "api"] = int(entry.name)
+                found["engine" if "engine" in command.split("\0")[2] else "api"] = int(entry.name)
         return found
 
     def wait(self, timeout: float = 30) -> int:

@@ -6,7 +6,17 @@ from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client_liveness import SILENT_AFTER_S
 from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.executor.fake import FakeExecutor
-from quire.messages import CLIENT_SHIFT, ClientHeartbeat, Control, Deltas, FromEngine, Heartbeat, Ready, ToEngine
+from quire.messages import (
+    CLIENT_SHIFT,
+    ClientGone,
+    ClientHeartbeat,
+    Control,
+    Deltas,
+    FromEngine,
+    Heartbeat,
+    Ready,
+    ToEngine,
+)
 from tests.engine.harness import add, config
 
 
@@ -45,6 +55,14 @@ def engine(clock: ManualClock, port: ListPort) -> EngineCore:
     return EngineCore(config(), executor.start(), ModelRuntimeInfo(), executor, port, clock)
 
 
+def pass_time(core: EngineCore, clock: ManualClock, port: ListPort, seconds: float, alive: int) -> None:
+    """Turns of the loop, a second each, in which one client says that it is alive."""
+    for _ in range(round(seconds)):
+        clock.time += 1.0
+        port.inbox.append(ClientHeartbeat(alive))
+        core.turn(0)
+
+
 def test_a_silent_clients_requests_are_aborted_and_others_go_on() -> None:
     clock, port = ManualClock(), ListPort()
     core = engine(clock, port)
@@ -52,14 +70,41 @@ def test_a_silent_clients_requests_are_aborted_and_others_go_on() -> None:
     port.inbox += [add(client << CLIENT_SHIFT | 1, [1, 2, 3], 400) for client in (1, 2, 3)]
     for _ in range(4):
         core.turn(0)
-    clock.time += SILENT_AFTER_S + 1
-    port.inbox = [ClientHeartbeat(2)]
-    core.turn(0)
+    pass_time(core, clock, port, SILENT_AFTER_S + 2, alive=2)
     for _ in range(450):
         core.turn(0)
     reasons = {end.id >> CLIENT_SHIFT: end.reason for _, m in port.sent if isinstance(m, Deltas) for end in m.ends}
     assert reasons == {1: "abort", 2: "length", 3: "length"}
     assert core.counts()["free_blocks"] == core.counts()["blocks"]
+
+
+def test_nobody_is_blamed_for_a_pause_of_the_engines_own() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    port.inbox = [ClientHeartbeat(1), add(1 << CLIENT_SHIFT | 1, [1, 2, 3], 400)]
+    core.turn(0)
+    clock.time += 60.0
+    core.turn(0)
+    assert core.counts()["requests"] == 1
+    assert core.pulse().stalled_s <= 2.0
+    pass_time(core, clock, port, SILENT_AFTER_S + 2, alive=2)
+    assert core.counts()["requests"] == 0, "but it is still silent"
+
+
+def test_a_client_that_is_gone_leaves_nothing_and_what_it_sent_before_is_dropped() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    port.inbox = [ClientHeartbeat(1), add(1 << CLIENT_SHIFT | 1, [1, 2, 3], 400)]
+    core.turn(0)
+    sent = len(port.sent)
+    port.inbox = [ClientGone(1), add(1 << CLIENT_SHIFT | 2, [1, 2, 3], 400), ClientHeartbeat(1)]
+    for _ in range(4):
+        core.turn(0)
+        clock.time += 1.5
+    assert core.counts()["requests"] == 0
+    assert core.counts()["free_blocks"] == core.counts()["blocks"]
+    assert port.forgotten == [1]
+    assert port.sent[sent:] == []
 
 
 def test_each_new_client_gets_ready_once() -> None:

@@ -43,6 +43,8 @@ class FaultyExecutor:
                 raise RuntimeError("planted: an exception in the step")
             case "memory":
                 raise MemoryError("planted: an allocation failed")
+            case "cuda":
+                _break_cuda()
             case "hang":
                 self._hung = True
             case "always poison" if POISON in plan.tokens:
@@ -69,6 +71,13 @@ class FaultyExecutor:
         if not fault.startswith("always"):
             self._file.unlink()
         return fault
+
+
+def _break_cuda() -> None:
+    """Launch a kernel that reads outside its input: every later call to the device fails."""
+    import torch  # only where there is a device
+
+    torch.zeros(4, device="cuda").index_select(0, torch.tensor([99], device="cuda"))
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:

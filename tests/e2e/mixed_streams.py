@@ -1,0 +1,125 @@
+"""Many streams of mixed kinds at once, and what each of them got."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+TOKENS = 48
+_KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.9, "top_p": 0.95},
+    {"temperature": 1.0, "n": 2},
+    {"temperature": 0.8, "logprobs": 2},
+    {"temperature": 0, "prompt_logprobs": 1, "stream": False},
+    {"temperature": 0.7, "presence_penalty": 0.8, "frequency_penalty": 0.4, "repetition_penalty": 1.1},
+    {"temperature": 0, "stop": ["\n\n", " the end"], "min_tokens": 20, "ignore_eos": False},
+    {"temperature": 1.0, "bad_words": ["the", " and"], "logit_bias": {"300": 4}},
+    {"temperature": 0.9, "structured_outputs": {"regex": "[a-z]{3,9}( [a-z]{3,9}){30,60}"}},
+    {"temperature": 0, "structured_outputs": {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 9}}},
+    {"temperature": 0, "repetition_detection": {"max_pattern_size": 4, "min_count": 3}},
+)
+
+
+def bodies(count: int) -> list[dict[str, Any]]:
+    """Requests to /v1/completions, of all kinds in turn."""
+    starts = ("Once upon a time there was a", "The quick brown fox", "In the middle of the night", "A list of")
+    return [
+        {
+            "prompt": f"{starts[i % len(starts)]} {i}",
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "seed": i,
+            "stream": True,
+            **_KINDS[i % len(_KINDS)],
+        }
+        for i in range(count)
+    ]
+
+
+@dataclass
+class Streamed:
+    """What one client got.
+
+    Attributes:
+        texts, reasons: By choice.
+        logprobs: Of all choices, in the order of their events.
+        chunks: Events with text so far.
+        pause: The longest time between two events, in seconds.
+        error: What went wrong.
+    """
+
+    texts: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[float]] = field(default_factory=dict)
+    prompt_logprobs: int = 0
+    chunks: int = 0
+    pause: float = 0.0
+    error: str = ""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """An event of the stream."""
+        if "error" in event:
+            self.error = event["error"]["message"]
+            return
+        for choice in event["choices"]:
+            index = choice["index"]
+            self.texts[index] = self.texts.get(index, "") + choice["text"]
+            self.chunks += bool(choice["text"])
+            self.prompt_logprobs += len(choice.get("prompt_logprobs") or ())
+            if choice.get("logprobs"):
+                entries = [round(value, 3) for value in choice["logprobs"]["token_logprobs"]]
+                self.logprobs.setdefault(index, []).extend(entries)
+            if choice["finish_reason"]:
+                self.reasons[index] = choice["finish_reason"]
+
+    @property
+    def outcome(self) -> tuple[Any, ...]:
+        """What must not depend on what happens to the server."""
+        return self.texts, self.reasons, self.prompt_logprobs, self.error, [len(v) for v in self.logprobs.values()]
+
+
+def run(url: str, requests: list[dict[str, Any]], disturb: Callable[[], None] | None = None) -> list[Streamed]:
+    """Streams all of them at once; once three in four have text, something is done to the server."""
+    results = [Streamed() for _ in requests]
+
+    async def one(client: httpx.AsyncClient, body: dict[str, Any], result: Streamed) -> None:
+        try:
+            async with client.stream("POST", url + "/v1/completions", json=body) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    result.error = json.loads(await answer.aread())["error"]["message"]
+                    return
+                if not body["stream"]:
+                    result.take(json.loads(await answer.aread()))
+                    return
+                last = time.monotonic()
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        result.pause = max(result.pause, time.monotonic() - last)
+                        last = time.monotonic()
+                        result.take(json.loads(line[6:]))
+        except httpx.TransportError as error:
+            result.error = f"{type(error).__name__}: {error}"
+
+    async def disturb_in_time() -> None:
+        while sum(result.chunks >= 3 for result in results) < 0.75 * len(results):
+            await asyncio.sleep(0.01)
+        if disturb is not None:
+            await asyncio.to_thread(disturb)
+
+    async def everything() -> None:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=300, limits=limits) as client:
+            disturbing = asyncio.create_task(disturb_in_time())
+            await asyncio.gather(*(one(client, body, result) for body, result in zip(requests, results, strict=True)))
+            disturbing.cancel()
+            await asyncio.gather(disturbing, return_exceptions=True)
+
+    asyncio.run(everything())
+    return results

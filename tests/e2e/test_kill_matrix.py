@@ -1,0 +1,151 @@
+"""Every way in which a process can fail, under 64 streams of mixed kinds: no request fails, no output changes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.faults.engine import FAULT_FILE, POISON
+from tests.e2e.mixed_streams import Streamed, bodies, run
+from tests.e2e.serve import QuireServe
+
+pytestmark = pytest.mark.long("reliability")
+
+CLIENTS = 64
+RECOVERY_S = 10.0
+
+
+class Victim(QuireServe):
+    """A server that fails on demand.
+
+    Attributes:
+        start_s: How long the first start took.
+        undisturbed: What the streams get while nothing fails.
+    """
+
+    def __init__(self, fault_file: Path) -> None:
+        self._fault_file = fault_file
+        super().__init__(
+            "--dtype", "float32", "--port", "0", "--max-restarts", "100",
+            environment={FAULT_FILE: str(fault_file)}, command=("tests.e2e.faults.serve",),
+        )  # fmt: skip
+        self.wait_ready()
+        self.start_s = float(re.search(r"Ready in ([\d.]+) s", self.log)[1])  # type: ignore[index]
+        self.undisturbed: list[Streamed] = []
+
+    def plant(self, fault: str) -> None:
+        """The engine fails so at its next step."""
+        self._fault_file.write_text(fault)
+
+    def clear(self) -> None:
+        """Nothing is planted any more."""
+        self._fault_file.unlink(missing_ok=True)
+
+    def kill(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to one of its processes."""
+        os.kill(self.children()[name], number)
+
+    def assert_recovers(self, results: list[Streamed], began: int) -> None:
+        """It said how long the restart took, and no stream paused for longer than it may."""
+        took = re.findall(r"recovered in ([\d.]+) s", "\n".join(self._lines[began:]))
+        assert took, self.log
+        pause = max(result.pause for result in results)
+        print(f"restarted in {took} s, the longest pause was {pause:.1f} s; the first start took {self.start_s:.1f} s")
+        assert pause <= max(RECOVERY_S, 3 * self.start_s), "on a busy machine a start takes longer than that"
+
+    def assert_baseline(self, seconds: float = 5.0) -> None:
+        """The engine holds nothing."""
+        deadline = time.monotonic() + seconds
+        while True:
+            engine = self.counts()["engine"]
+            if engine["requests"] == 0 and engine["free_blocks"] == engine["blocks"]:
+                assert engine["free_slots"] == engine["slots"]
+                return
+            assert time.monotonic() < deadline, engine
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with Victim(tmp_path_factory.mktemp("faults") / "fault") as server:
+        server.undisturbed = run(server.url, bodies(CLIENTS))
+        assert [result.error for result in server.undisturbed] == [""] * CLIENTS
+        yield server
+
+
+def differences(results: list[Streamed], wanted: list[Streamed], but: int = -1) -> list[str]:
+    return [
+        f"{i}: {got.outcome}\n   {want.outcome}"
+        for i, (got, want) in enumerate(zip(results, wanted, strict=True))
+        if got.outcome != want.outcome and i != but
+    ]
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", "abort", "exception", "memory", "hang"])
+def test_an_engine_that_fails_costs_no_request_and_changes_no_output(victim: Victim, fault: str) -> None:
+    began = len(victim.log.splitlines())
+
+    def disturb() -> None:
+        if fault.startswith("SIG"):
+            victim.kill("engine", signal.Signals[fault])
+        else:
+            victim.plant(fault)
+
+    results = run(victim.url, bodies(CLIENTS), disturb)
+    print(fault, end=": ")
+    victim.assert_recovers(results, began)
+    assert differences(results, victim.undisturbed) == []
+    assert victim.counts()["api"]["sequences"] == 0
+    victim.assert_baseline()
+
+
+def test_a_request_that_aborts_the_engine_fails_alone(victim: Victim) -> None:
+    requests = bodies(CLIENTS)
+    poisonous = 37
+    requests[poisonous] = {"prompt": [POISON, 5], "max_tokens": 40, "stream": True}
+    began = time.monotonic()
+    victim.plant("always poison")
+    try:
+        results = run(victim.url, requests)
+    finally:
+        victim.clear()
+    print(f"found in {time.monotonic() - began:.1f} s; {victim.log.count('looking for')} deaths in the search")
+    assert "each time it worked on this request" in results[poisonous].error
+    assert differences(results, victim.undisturbed, but=poisonous) == []
+    victim.assert_baseline()
+
+
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP"])
+def test_an_api_process_that_fails_is_replaced(victim: Victim, fault: str) -> None:
+    killed = 0.0
+
+    def disturb() -> None:
+        nonlocal killed
+        killed = time.monotonic()
+        victim.kill("api", signal.Signals[fault])
+
+    results = run(victim.url, bodies(CLIENTS), disturb)
+    cut = time.monotonic() - killed
+    assert any(result.error for result in results)
+    answer = victim.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
+    again = time.monotonic() - killed
+    print(f"{fault}: connections ended within {cut:.1f} s, a new request was answered after {again:.1f} s")
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    assert cut < 5
+    assert again < max(5.0, 1.5 * victim.start_s)
+    victim.assert_baseline()
+
+
+def test_an_exception_in_a_handler_disturbs_nobody(victim: Victim) -> None:
+    def disturb() -> None:
+        assert httpx.get(victim.url + "/debug/raise").status_code == 500
+
+    assert differences(run(victim.url, bodies(16), disturb), victim.undisturbed[:16]) == []
+    victim.assert_baseline()
