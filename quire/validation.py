@@ -11,13 +11,16 @@ from typing import Any
 
 from quire.errors import RequestError
 
+LARGEST = 2**63 - 1
+"""Of any integer: what messages between processes hold."""
 
-def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
+
+def integer(name: str, value: Any, low: int, high: int = LARGEST) -> int:
     """An integer, no boolean, between `low` and `high`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name} must be an integer, got {_shown(value)}.", param=name)
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+    if not low <= value <= high:
+        bound = f"at least {low}" if high == LARGEST and value < low else f"between {low} and {high}"
         raise RequestError(f"{name} must be {bound}, got {_shown(value)}.", param=name)
     return value
 

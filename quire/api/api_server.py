@@ -24,7 +24,7 @@ from quire.api.http_protocol import BoundedHttpProtocol
 from quire.api.measured_loop import MeasuredLoop
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
-from quire.errors import EngineDeadError
+from quire.errors import ConfigError, EngineDeadError
 from quire.processes.child_main import run_child
 from quire.processes.launch import PULSE_S, LaunchConfig, Pulse, SendReport, StatusReport
 from quire.text.model_text import load_model_text
@@ -53,7 +53,8 @@ def main(launch: LaunchConfig, report: SendReport, make_app: Callable[..., FastA
     )
     session.stats.api_restarts = launch.number
     app = make_app(launch.config, session, text, developer_mode=launch.developer_mode)
-    http = _HttpServer(_uvicorn_config(app, server))
+    http = _HttpServer(uvicorn_config(app, server))
+    load_tls(http.config)
     if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
@@ -125,7 +126,28 @@ async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: a
     await asyncio.gather(*ends, return_exceptions=True)
 
 
-def _uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
+def load_tls(config: uvicorn.Config) -> None:
+    """Read keys and certificates, so that what is wrong with them is said in a line.
+
+    Raises:
+        ConfigError: They cannot be used.
+    """
+    if (config.ssl_keyfile or config.ssl_ca_certs or config.ssl_cert_reqs) and not config.ssl_certfile:
+        raise ConfigError(
+            "--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile.", param="ssl_certfile"
+        )
+    if config.ssl_cert_reqs and not config.ssl_ca_certs:
+        raise ConfigError("--ssl-cert-reqs needs --ssl-ca-certs: no certificate would be good.", param="ssl_ca_certs")
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"The files of --ssl-keyfile, --ssl-certfile and --ssl-ca-certs cannot be used: {error}."
+        ) from error
+
+
+def uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
+    """How requests are read and answered."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=BoundedHttpProtocol,
@@ -134,6 +156,8 @@ def _uvicorn_config(app: object, server: ServerConfig) -> uvicorn.Config:
         access_log=not server.disable_uvicorn_access_log,
         ssl_keyfile=server.ssl_keyfile,
         ssl_certfile=server.ssl_certfile,
+        ssl_ca_certs=server.ssl_ca_certs,
+        ssl_cert_reqs=server.ssl_cert_reqs,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
         lifespan="on",

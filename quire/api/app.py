@@ -49,7 +49,7 @@ from quire.api.serving import Serving
 from quire.api.stream_response import DirectSendMiddleware
 from quire.clock import SystemClock
 from quire.config import Config, environment
-from quire.errors import QuireError
+from quire.errors import ConfigError, QuireError
 from quire.metrics.http_counts import HttpCounts
 from quire.metrics.log_line import StatsLogLine
 from quire.metrics.stats import Stats
@@ -103,9 +103,14 @@ def create_app(
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
 
     Raises:
-        ConfigError: The store cannot be used.
+        ConfigError: The store cannot be used, or settings contradict each other.
     """
     server = config.server
+    if server.cache_isolation and not server.api_key and server.tenant_header is None:
+        raise ConfigError(
+            "--cache-isolation needs --api-key or --tenant-header: nothing else tells whose a request is.",
+            param="cache_isolation",
+        )
     renderer = PromptRenderer(text, server.chat_template_content_format, server.default_chat_template_kwargs)
     chat = ChatService(server, session, text, renderer, choose_parsers(server, text))
     store = open_store(server, environment.responses_store())

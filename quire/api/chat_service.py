@@ -108,9 +108,8 @@ class ChatService:
         if tools is not None and fields.use_beam_search:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
         text = await self.renderer.render(self._conversation(fields))
-        limit = longest if params.truncate_prompt_tokens is None else None
         shown = fields.prompt_logprobs is not None or bool(fields.return_token_ids)
-        tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), limit)
+        tokens = await self.renderer.encode(text, bool(fields.add_special_tokens), longest, fields.kept_tokens(longest))
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
         with fields.named_as_sent():

@@ -242,7 +242,7 @@ class EngineSession:
         check_num_sequences(len(prompts), params.n)
         options: dict[str, Any] = {
             "priority": priority,
-            "cache_salt": cache_salt,
+            "cache_salt": f"{tenant}/{cache_salt}" if self._config.server.cache_isolation else cache_salt,
             "bad_words": bad_words,
             "truncation_side": truncation_side,
             "grammar": grammar,

@@ -19,6 +19,10 @@ MAX_HEAD_BYTES = 64 * 2**10
 """Of request line and headers together."""
 HEAD_TIMEOUT_S = 60.0
 """From the first byte of a request, or from the connection, to the end of its headers. nginx's default."""
+MAX_FRAMING = 16
+"""Bytes beside the body, of chunks and trailers, for each byte of it, beyond what a head may have."""
+_HEADER_FRAMING = 4
+"""Bytes of a header beside its name and its value."""
 _TOO_LARGE = f"Request line and headers together must be at most {MAX_HEAD_BYTES} bytes."
 _TOO_SLOW = "The request's headers did not arrive in time."
 
@@ -27,7 +31,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection."""
 
     head_timeout_s = HEAD_TIMEOUT_S
+    _num_begun = 0  # heads
     _head_bytes = 0
+    _framing_bytes = 0  # beside the body: sizes of chunks, and what comes behind the last
+    _body_bytes = 0
     _begun = False  # whether any byte of the request has come
     _timer: asyncio.TimerHandle | None = None  # while the head is not complete
 
@@ -46,12 +53,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._data_received(data)
 
     def _data_received(self, data: bytes) -> None:
-        timer = self._timer
+        begun, timer, body = self._num_begun, self._timer, self._body_bytes
         super().data_received(data)
-        if self._timer is not timer or timer is None or self.transport.is_closing():
+        if self._num_begun != begun or self._timer is not timer or self.transport.is_closing():
             return  # a head began or ended somewhere in this part
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if timer is not None:
+            self._head_bytes += len(data)
+        else:
+            self._framing_bytes += len(data) - (self._body_bytes - body)
+        if self._head_bytes > MAX_HEAD_BYTES or self._framing_bytes > MAX_HEAD_BYTES + MAX_FRAMING * self._body_bytes:
             self._refuse(431, _TOO_LARGE)
 
     def on_message_begin(self) -> None:
@@ -62,13 +72,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
-        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        size = len(self.url) + sum(len(name) + len(value) + _HEADER_FRAMING for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
             self._refuse(431, _TOO_LARGE)
             return
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
         if not self.transport.is_closing():  # refused: there is no request that the body could belong to
             super().on_body(body)
 
@@ -81,7 +92,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(400, "This is no valid HTTP request.")
 
     def _begin_head(self) -> None:
-        self._head_bytes = 0
+        self._num_begun += 1
+        self._head_bytes = self._framing_bytes = self._body_bytes = 0
         self._timer = self.loop.call_later(self.head_timeout_s, self._on_timeout)
 
     def _end_head(self) -> None:

@@ -6,11 +6,12 @@ Owns where that work runs: short texts in the event loop, long ones in a few thr
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from quire.api.schemas.chat import ChatMessage, MessageContent, plain_messages
 from quire.config.server import ContentFormat
@@ -21,10 +22,14 @@ from quire.text.model_text import ModelText
 from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+TruncationSide = Literal["left", "right"]
 
 THREAD_THRESHOLD = 4_000
 """Texts of more characters are encoded in a thread; shorter ones take less time than handing them over would."""
 THREADS = 4
+LONG = 2**18
+"""Texts of more characters are encoded one after the other, since each takes a hundred times its size of memory, which
+is given back to the machine behind it."""
 MAX_TEMPLATE = 131_072
 """Characters of a request's own chat template."""
 
@@ -77,6 +82,7 @@ class PromptRenderer:
                 param="default_chat_template_kwargs",
             )
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="tokenize-long")
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -97,25 +103,35 @@ class PromptRenderer:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._long_texts.shutdown(wait=False, cancel_futures=True)
 
-    async def encode(self, text: str, add_special_tokens: bool, longest: int | None) -> list[int]:
+    async def encode(
+        self, text: str, add_special_tokens: bool, longest: int, kept: tuple[int, TruncationSide] | None = None
+    ) -> list[int]:
         """Token ids of a text.
 
         Args:
-            longest: Refuse at once what cannot be this short; None when only a part of the text is wanted.
+            longest: Refuse at once what cannot be this short.
+            kept: How many tokens are wanted of a text of any length, and from which end it is cut; there may be more.
 
         Raises:
             RequestError: It is no valid Unicode.
             ContextLengthError: It is so long that it cannot fit into `longest` tokens.
         """
         tokenizer = self.tokenizer
-        _check_length(tokenizer.fewest_tokens(text), longest)
+        if kept is None:
+            _check_length(tokenizer.fewest_tokens(text), longest)
+        else:
+            text = tokenizer.end_of(text, kept[0], first=kept[1] == "right")
         return await self._run(len(text), lambda: tokenizer.encode(text, add_special_tokens))
 
-    async def encode_gap(self, marks: FillInMiddle, before: str, behind: str, longest: int | None) -> list[int]:
+    async def encode_gap(
+        self, marks: FillInMiddle, before: str, behind: str, longest: int, kept: tuple[int, TruncationSide] | None
+    ) -> list[int]:
         """Token ids of a prompt that asks for what stands between two texts; see `encode`."""
         tokenizer = self.tokenizer
-        _check_length(tokenizer.fewest_tokens(before) + tokenizer.fewest_tokens(behind), longest)
+        if kept is None:
+            _check_length(tokenizer.fewest_tokens(before) + tokenizer.fewest_tokens(behind), longest)
         return await self._run(len(before) + len(behind), lambda: marks.prompt(tokenizer, before, behind))
 
     async def decode(self, tokens: Sequence[int]) -> str:
@@ -177,11 +193,23 @@ class PromptRenderer:
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size <= THREAD_THRESHOLD:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        loop = asyncio.get_running_loop()
+        if size <= LONG:
+            return await loop.run_in_executor(self._threads, work)
+        return await loop.run_in_executor(self._long_texts, _then_release_memory, work)
 
 
-def _check_length(fewest: int, longest: int | None) -> None:
-    if longest is not None and fewest > longest:
+def _then_release_memory(work: Callable[[], T]) -> T:
+    """Without this the C library keeps what a long text took, some gigabytes, for the next one."""
+    try:
+        return work()
+    finally:
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)
+
+
+def _check_length(fewest: int, longest: int) -> None:
+    if fewest > longest:
         raise ContextLengthError(
             f"The prompt has more than {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
             param="prompt",

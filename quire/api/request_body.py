@@ -72,6 +72,8 @@ async def _read(request: Request, *, any_type: bool) -> bytes:
     lenient = any_type and "origin" not in request.headers
     if kind != "application/json" and not kind.endswith("+json") and not lenient:
         raise HTTPException(415, "Send JSON, with the header 'Content-Type: application/json'.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(415, "Send the body as it is, without a Content-Encoding.")
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
             return await request.body()

@@ -33,6 +33,10 @@ class ServerConfig:
     """TLS key file."""
     ssl_certfile: str | None = None
     """TLS certificate file."""
+    ssl_ca_certs: str | None = None
+    """File of the certificates that clients' own certificates must come from."""
+    ssl_cert_reqs: Literal[0, 1, 2] = 0
+    """Whether clients need a certificate of --ssl-ca-certs: 0 no, 1 only if they send one, 2 yes."""
     root_path: str = ""
     """Path under which a proxy serves this server."""
     chat_template: str | None = None
@@ -79,6 +83,9 @@ class ServerConfig:
     max_restarts: int = 10
     """How often within 10 minutes an engine or API process that dies or hangs is started again, after which the server
     ends. Open requests go on in the next engine. 0: it ends at once."""
+    cache_isolation: bool = False
+    """Share cached prefixes between requests of one API key and tenant header alone: nobody can tell by the time of
+    an answer what another has asked."""
     max_request_bytes: int = 16 * 2**20
     """Largest request body that is read; uploads to /v1/files have a limit of their own."""
     disable_responses_store: bool = False

@@ -21,6 +21,9 @@ from quire.text.token_bytes import bytes_of_token
 LONG_DECODE = 1_000
 """More tokens are decoded while other threads run."""
 
+CUT_MARGIN = 10_000
+"""Characters that a text is encoded beyond the tokens that are wanted of it."""
+
 
 class Tokenizer:
     """One model's tokenizer. Safe to use from several threads; long texts are encoded without holding the interpreter
@@ -41,7 +44,7 @@ class Tokenizer:
         self.bos_token = bos_token
         self.eos_token = eos_token
         self.special_ids = frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special)
-        self._longest_piece = max((len(piece) for piece in core.get_vocab(with_added_tokens=True)), default=1)
+        self._most_characters = 2 * max((len(piece) for piece in core.get_vocab(with_added_tokens=True)), default=1)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -121,7 +124,13 @@ class Tokenizer:
 
     def fewest_tokens(self, text: str) -> int:
         """A cheap lower bound on the length of `encode(text)`, for refusing absurd texts before encoding them."""
-        return len(text) // (2 * self._longest_piece)
+        return len(text) // self._most_characters
+
+    def end_of(self, text: str, tokens: int, *, first: bool = False) -> str:
+        """As much of a text's end (or of its beginning) as its last (or first) tokens may take and far more, so that
+        where it was cut makes no difference to them."""
+        length = tokens * self._most_characters + CUT_MARGIN
+        return text[:length] if first else text[-length:]
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:

@@ -49,6 +49,7 @@ def test_headers_up_to_the_limit_pass_and_beyond_it_not(server: Server) -> None:
     for head in (
         b"GET /version HTTP/1.1\r\nX-Large: " + b"x" * (MAX_HEAD_BYTES + 1) + b"\r\n\r\n",
         b"GET /version HTTP/1.1\r\n" + b"X-Many: y\r\n" * 10_000 + b"\r\n",
+        b"GET /version HTTP/1.1\r\n" + b"a:\r\n" * (MAX_HEAD_BYTES // 5 + 1) + b"\r\n",
         b"GET /" + b"x" * (MAX_HEAD_BYTES + 1) + b" HTTP/1.1\r\n\r\n",
     ):
         with connect(server) as connection:
@@ -64,6 +65,29 @@ def test_endless_headers_are_cut_off_and_cost_no_memory(server: Server) -> None:
         send_headers_for_ever(connection)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB; 100 MB were sent
     assert server.get("/version").status_code == 200
+
+
+@pytest.mark.parametrize("trailers", [b"A: " + b"x" * 100_000, b"A: bcdef\r\n" * 10_000])
+def test_trailers_without_end_are_cut_off(server: Server, trailers: bytes) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(server) as connection, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        connection.sendall(b"".join([head, b"2\r\n{}\r\n0\r\n", *[trailers] * 1_000]))
+    assert server.get("/version").status_code == 200
+
+
+def test_small_chunks_and_later_requests_of_a_connection_pass(server: Server) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1, "user": "u" * 5_000}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    with connect(server) as connection:
+        for _ in range(20):
+            connection.sendall(head)
+            for at in range(0, len(chunks), 1_000):
+                connection.sendall(chunks[at : at + 1_000])
+            response = http.client.HTTPResponse(connection)
+            response.begin()
+            assert response.status == 200
+            response.read()
 
 
 def test_headers_a_byte_at_a_time_run_out_of_time(hasty: Server) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
+from quire import builtin
 from quire.errors import CheckpointError, RequestError
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.checkpoints import END_OF_TEXT_ID, IM_END_ID, IM_START_ID, write_tokenizer
@@ -141,3 +142,15 @@ def test_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     with pytest.raises(RequestError, match="surrogate"):
         load_tokenizer(tmp_path).encode("\ud83d")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_tokens_of_a_text_that_is_cut_are_those_of_the_whole(first: bool) -> None:
+    tokenizer = load_tokenizer(builtin.path("quill"))
+    text = "".join(f"Line {i}: some words, 12,345.67 and so on…\n\n" for i in range(5_000))
+    whole = tokenizer.encode(text)
+    for count in (1, 7, 500):
+        cut = tokenizer.end_of(text, count, first=first)
+        tokens = tokenizer.encode(cut)
+        assert len(cut) < len(text)
+        assert (tokens[:count] == whole[:count]) if first else (tokens[-count:] == whole[-count:])

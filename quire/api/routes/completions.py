@@ -73,16 +73,17 @@ async def prepare_completion(
     options = fields.options(serving.text.tokenizer) | await serving.session.grammar_options(params)
     prompts = fields.prompts()
     check_num_sequences(len(prompts), params.n, param="prompt")
-    limit = longest if params.truncate_prompt_tokens is None else None
+    kept = fields.kept_tokens(longest)
     if fields.suffix:
         marks = _marks(serving)
         stops = (*(params.stop_token_ids or ()), *marks.end)
         params = msgspec.structs.replace(params, stop_token_ids=list(dict.fromkeys(stops)))
-        tokens = [await serving.renderer.encode_gap(marks, text, fields.suffix, limit) for text in _texts(prompts)]
+        texts, encode = _texts(prompts), serving.renderer.encode_gap
+        tokens = [await encode(marks, text, fields.suffix, longest, kept) for text in texts]
         return tokens, params, options
     special = fields.add_special_tokens is not False
     tokens = [
-        await serving.renderer.encode(prompt, special, limit) if isinstance(prompt, str) else prompt
+        await serving.renderer.encode(prompt, special, longest, kept) if isinstance(prompt, str) else prompt
         for prompt in prompts
     ]
     return tokens, params, options

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from quire.api.schemas.chat import ChatMessage, ChatRequest
+from quire.api.schemas.chat import MAX_MESSAGES, ChatMessage, ChatRequest
 from quire.errors import RequestError
 
 _ONE_CONVERSATION: dict[str, tuple[Any, ...]] = {
@@ -24,7 +24,9 @@ _ONE_CONVERSATION: dict[str, tuple[Any, ...]] = {
 class ChatBatchRequest(ChatRequest):
     """Several conversations to answer, each with one choice; all other fields are for all of them."""
 
-    messages: list[list[ChatMessage]] = Field(description="Conversations.")  # type: ignore[assignment]
+    messages: list[list[ChatMessage]] = Field(  # type: ignore[assignment]
+        description="Conversations.", max_length=MAX_MESSAGES
+    )
 
     def conversations(self) -> list[ChatRequest]:
         """A request for each.

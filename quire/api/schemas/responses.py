@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from quire.api.schemas.chat import MAX_MESSAGES
 from quire.api.schemas.metadata import Metadata
 from quire.api.schemas.request_fields import RequestFields, StreamOptions
 from quire.errors import RequestError, UnsupportedField
@@ -68,7 +69,9 @@ class ResponsesRequest(RequestFields):
 
     model_config = ConfigDict(strict=True, protected_namespaces=())
 
-    input: str | list[Any] = Field(description="A text, or messages, function calls, their outputs and reasoning.")
+    input: str | Annotated[list[Any], Field(max_length=MAX_MESSAGES)] = Field(
+        description="A text, or messages, function calls, their outputs and reasoning."
+    )
     instructions: str | None = Field(default=None, description="Comes first, as a system message.")
     previous_response_id: str | None = Field(default=None, description="Continue this one.")
     store: bool | None = Field(default=None, description="Default true: keep it, to be read and continued.")

@@ -156,6 +156,13 @@ class SamplingFields(RequestFields, OutputFormFields):
             "truncation_side": self.truncation_side or "left",
         }
 
+    def kept_tokens(self, longest: int) -> tuple[int, Literal["left", "right"]] | None:
+        """How much of a prompt counts, see PromptRenderer.encode; None for all of it."""
+        keep = self.truncate_prompt_tokens
+        if keep is None:
+            return None
+        return (keep if 0 < keep <= longest else longest), self.truncation_side or "left"
+
     def token_names(self, tokenizer: Tokenizer | None) -> TokenNames:
         """How log probabilities name tokens."""
         return TokenNames(tokenizer, as_ids=bool(self.return_tokens_as_token_ids))
