@@ -33,6 +33,7 @@ from quire.messages import (
     DeviceLimits,
     Done,
     End,
+    Heartbeat,
     Load,
     ToEngine,
 )
@@ -239,7 +240,7 @@ class EngineCore:
         self._steps.turn_ended(now, idle=not busy or waits)
         if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
             self._last_beat = now
-            beat = self._steps.heartbeat(now, self._load())
+            beat = self.heartbeat()
             for client in self._clients.clients:
                 self._port.send(client, replace(beat, last_add=self._last_adds.get(client, 0)))
         self._was_busy = busy
@@ -249,6 +250,10 @@ class EngineCore:
     def pulse(self) -> Pulse:
         """For who watches this process."""
         return Pulse(self._steps.stalled_s, self._steps.limit_s)
+
+    def heartbeat(self) -> Heartbeat:
+        """That the engine lives, and what its steps did."""
+        return self._steps.heartbeat(self._clock.now(), self._load())
 
     def counts(self) -> dict[str, int]:
         """What is held and what is free, for leak tests."""

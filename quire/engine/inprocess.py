@@ -18,7 +18,7 @@ from quire.engine.port import Undecodable
 from quire.engine.token_bitmasks import TokenBitmaskSource
 from quire.errors import EngineDeadError
 from quire.executor.executor import Executor
-from quire.messages import EngineId, FromEngine, ToEngine
+from quire.messages import EngineId, FromEngine, Heartbeat, ToEngine
 
 
 class _QueuePort:
@@ -86,6 +86,10 @@ class InProcessClient:
     def counts(self) -> dict[str, int]:
         """What the engine holds, for leak tests."""
         return self._core.counts()
+
+    def heartbeat(self) -> Heartbeat:
+        """What the engine's next heartbeat would say."""
+        return self._core.heartbeat()
 
     def send(self, message: ToEngine) -> None:
         self._port.inbox.put(message)

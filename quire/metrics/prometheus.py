@@ -34,6 +34,10 @@ class Exposition:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_StatsCollector(stats, (model_name, str(engine)), cache))
 
+    def families(self) -> list[Metric]:
+        """The same as objects."""
+        return list(self._registry.collect())
+
     def text(self) -> bytes:
         """All metrics now."""
         return generate_latest(self._registry)

@@ -17,6 +17,7 @@ from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
 from quire.messages import Control, Done, TokenLogprobs
 from quire.offline.local_engine import LocalEngine
+from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
@@ -26,6 +27,7 @@ from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from quire.metrics.reader import Metric
     from quire.offline.progress_bar import ProgressBar
 
 Message = Mapping[str, Any]
@@ -36,6 +38,7 @@ class LLM:
 
     Args:
         model: A directory with a Hugging Face checkpoint, a hub id, or the built-in model (the default).
+        disable_log_stats: False for `get_metrics`; counting takes some microseconds for each sequence and step.
         **settings: Settings of `quire serve`, under their flags' names with underscores; not those of the server alone.
 
     Attributes:
@@ -46,12 +49,14 @@ class LLM:
         SetupError: The model cannot be served.
     """
 
-    def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
+    def __init__(self, model: str = BUILTIN_MODEL, *, disable_log_stats: bool = True, **settings: Any) -> None:
         self._local = LocalEngine(model, settings, "throughput")
         self._config, self._text, self._engine = self._local.config, self._local.text, self._local.client
         self._submission = self._local.submission
         self.startup: dict[str, float] = self._local.startup
         self._next_request = 0
+        self._metrics = None if disable_log_stats else OfflineMetrics(self._local)
+        self._run_stats = None if self._metrics is None else self._metrics.run
 
     def generate(
         self,
@@ -178,6 +183,17 @@ class LLM:
         """What `generate` uses where no parameters are given: the model's generation_config.json."""
         return SamplingParams(**self._text.defaults.fill({}))
 
+    def get_metrics(self) -> list[Metric]:
+        """What /metrics of a server shows as `vllm:…`, since the start: Counter, Gauge and Histogram objects (see
+        `quire.metrics.reader`).
+
+        Raises:
+            ConfigError: Nothing was counted.
+        """
+        if self._metrics is None:
+            raise ConfigError("get_metrics() needs LLM(disable_log_stats=False).", param="disable_log_stats")
+        return self._metrics.read()
+
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached of earlier prompts.
 
@@ -216,7 +232,7 @@ class LLM:
         with ExitStack() as stack:
             total = sum(each.n for each in params)
             bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
-            run = stack.enter_context(OfflineRun(self._engine, head_start, bar))
+            run = stack.enter_context(OfflineRun(self._engine, head_start, bar, self._run_stats))
             for prompt, each, rank in zip(prompts, params, priority or [0] * len(params), strict=True):
                 sequences = self._local.sequences(prompt, each, rank)
                 run.submit(sequences)
@@ -227,7 +243,7 @@ class LLM:
     def _next_tokens(self, sequences: Sequence[Sequence[int]], params: SamplingParams) -> list[TokenLogprobs]:
         """The likeliest next tokens of each sequence, for one step of beam search."""
         gathered = [self._local.sequence(self._submission.adds(tokens, params)[0], 0) for tokens in sequences]
-        with OfflineRun(self._engine) as run:
+        with OfflineRun(self._engine, stats=self._run_stats) as run:
             for sequence in gathered:
                 run.submit([sequence])
             run.finish()

@@ -16,6 +16,7 @@ from quire.text.sequence_accumulator import SequenceAccumulator, dispatch_deltas
 
 if TYPE_CHECKING:
     from quire.offline.progress_bar import ProgressBar
+    from quire.offline.run_stats import RunStats
 
 
 class OfflineRun:
@@ -29,9 +30,17 @@ class OfflineRun:
         head_start: Run the engine each time so many prompt tokens (a step's worth) were submitted. None: only when all
             prompts are.
         bar: Shows how many sequences have ended; None for no bar.
+        stats: Counts them; None: nothing is counted.
     """
 
-    def __init__(self, engine: InProcessClient, head_start: int | None = None, bar: ProgressBar | None = None) -> None:
+    def __init__(
+        self,
+        engine: InProcessClient,
+        head_start: int | None = None,
+        bar: ProgressBar | None = None,
+        stats: RunStats | None = None,
+    ) -> None:
+        self._stats = stats
         self._engine = engine
         self._head_start = head_start
         self._bar = bar
@@ -49,12 +58,17 @@ class OfflineRun:
         self._engine.interrupts.uninstall()
         if self._open:  # the next call must not receive their tokens
             self._engine.send(Abort(list(self._open)))
+            if self._stats is not None:
+                for number in self._open:
+                    self._stats.finish(number, "abort")
 
     def submit(self, request: Sequence[SequenceAccumulator]) -> None:
         """Submit the sequences of one prompt. Once a step's worth of prompts has gathered, the engine plans what it
         can, without waiting for the device."""
         for sequence in request:
             self._open[sequence.add.id] = sequence
+            if self._stats is not None:
+                self._stats.start(sequence.add)
         self._engine.send(request[0].add)  # with its forks
         self._unseen += request[0].add.prompt_len
         if self._head_start is not None and self._unseen >= self._head_start:
@@ -75,11 +89,15 @@ class OfflineRun:
     def _take(self, message: FromEngine | None) -> None:
         if not isinstance(message, Deltas):
             return
+        if self._stats is not None:
+            self._stats.take(message)
         for sequence in dispatch_deltas(message, self._open):
             if sequence.end is None:
                 self._engine.send(Abort([sequence.add.id]))
             elif sequence.end.reason == "error":
                 self._errors.append(sequence.end.message)
             del self._open[sequence.add.id]
+            if self._stats is not None:
+                self._stats.finish(sequence.add.id, "stop" if sequence.end is None else sequence.end.reason)
             if self._bar is not None:
                 self._bar.advance(len(sequence.whole.tokens))
