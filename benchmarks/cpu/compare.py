@@ -7,8 +7,8 @@ Every engine is loaded once, in a process and an environment of its own. Then ea
 engine after the other, beginning with another one each time, so that what happens to the machine happens to all of
 them. Printed are medians, their ratio to the others', and what other processes took meanwhile.
 
---lock takes this file's lock while a workload is measured, but not while engines start, for machines whose other jobs
-take it as well.
+--lock takes this file's lock while an engine is measured by a workload, but not while engines start, for machines whose
+other jobs take it as well.
 """
 
 from __future__ import annotations
@@ -109,10 +109,9 @@ def _measure(
     for run in range(runs):
         for number, workload in enumerate(chosen):
             first = (run + number) % len(clients)
-            with _locked(locks):
-                for client in [*clients[first:], *clients[:first]]:
-                    with client.awake():
-                        yield from _measure_one(client, workload)
+            for client in [*clients[first:], *clients[:first]]:
+                with _locked(locks), client.awake():
+                    yield from _measure_one(client, workload)
 
 
 def _measure_one(client: EngineClient, workload: Workload) -> Iterator[Row]:

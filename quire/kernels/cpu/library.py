@@ -125,7 +125,21 @@ def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-@functools.cache
+class _Once:
+    """A function that runs at its first call; of several threads that call it then, the others wait."""
+
+    def __init__(self, function: Callable[[], Library | None]) -> None:
+        functools.update_wrapper(self, function)
+        self._cached = functools.cache(function)
+        self._lock = threading.Lock()
+        self.cache_clear = self._cached.cache_clear
+
+    def __call__(self) -> Library | None:
+        with self._lock:
+            return self._cached()
+
+
+@_Once
 def library() -> Library | None:
     """The kernels for this machine, compiled if this is the first time; if they cannot be, a warning says why."""
     wanted = environment.native_kernels()

@@ -8,7 +8,10 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +21,7 @@ import torch
 from quire.config import environment
 from quire.errors import ConfigError
 from quire.kernels.cpu import build as building
+from quire.kernels.cpu import library as library_module
 from quire.kernels.cpu.build import (
     FLAGS,
     INSTRUCTION_SETS,
@@ -34,6 +38,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 BUILD = """\
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from quire.kernels.cpu import build
 build.SOURCES = Path(sys.argv[1])
@@ -115,6 +122,25 @@ def test_none_is_asked_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
     library.cache_clear()
     with pytest.raises(ConfigError, match=r"avx9.*avx2"):
         library()
+
+
+def test_threads_that_come_at_once_share_one_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, loaded = threading.Barrier(4), []
+
+    def load(wanted: object) -> object:
+        time.sleep(0.05)  # the others call meanwhile
+        loaded.append(object())
+        return loaded[-1]
+
+    def first_call() -> object:
+        together.wait()
+        return library()
+
+    monkeypatch.setattr(library_module, "_load_best", load)
+    with ThreadPoolExecutor(4) as threads:
+        found = [future.result() for future in [threads.submit(first_call) for _ in range(4)]]
+    assert len(loaded) == 1
+    assert found == loaded * 4
 
 
 def test_several_processes_compile_once(tmp_path: Path, compiler: str, sources: Path) -> None:
