@@ -141,7 +141,7 @@ def _arguments() -> argparse.Namespace:
     cache = Path("~/.cache/quire/benchmarks").expanduser()
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--shape", default="0.5b", choices=("0.5b", "tiny"))
-    parser.add_argument("--workloads", default=",".join(workloads()))
+    parser.add_argument("--workloads", default=",".join(name for name in workloads() if name != "W3/2"))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")
     parser.add_argument("--environments", type=Path, default=cache / "environments", help="DIR/ENGINE/bin/python")

@@ -93,7 +93,7 @@ def test_both_starts_hold_the_file_and_no_copy(path: Path, kernels: Library) -> 
         assert ".packed" in region[5]
 
 
-@pytest.mark.parametrize("fault", ["truncated", "empty", "garbage", "longer", "index", "lacks data"])
+@pytest.mark.parametrize("fault", ["truncated", "empty", "garbage", "longer", "index", "lacks data", "shifted"])
 def test_a_broken_file_is_written_anew(path: Path, kernels: Library, fault: str) -> None:
     Start(path, kernels)
     whole = path.read_bytes()
@@ -104,6 +104,7 @@ def test_a_broken_file_is_written_anew(path: Path, kernels: Library, fault: str)
         "longer": whole + bytes(8),
         "index": whole.replace(b'"rows": 70', b'"rows": 71'),
         "lacks data": whole[packed_weight_file.PAGE :],
+        "shifted": bytes(packed_weight_file.PAGE) + whole,
     }
     path.unlink()  # what is mapped stays as it is
     path.write_bytes(broken[fault])
