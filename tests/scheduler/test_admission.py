@@ -126,3 +126,18 @@ def test_a_prompt_needs_less_room_when_another_holds_the_blocks_that_it_shares()
     assert stage.scheduler.abort(4) is not None
     stage.step()
     assert set(stage.counts[-1]) == {1, 2, 3}
+
+
+def test_many_forks_of_a_long_prompt_are_admitted_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.scheduler.scheduler.ADMITTED_TOKENS", 1_000)
+    stage = Stage(seqs=64, blocks=2_000, tokens=512)
+    message = add(0, [1] * 300, 40, forks=range(1, 33))
+    for sequence in message.sequences():
+        stage.scheduler.add(sequence)
+    admitted = []
+    while not stage.ended:
+        before = stage.scheduler.num_running
+        stage.step()
+        admitted.append(stage.scheduler.num_running - before)
+        assert all(count <= 4 for count in admitted if count > 0)
+    assert sum(count for count in admitted if count > 0) == 33, "and all of them run at once"
