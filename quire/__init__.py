@@ -42,6 +42,7 @@ _EXPORTS = {
     "SamplingParams": "quire.sampling",
     "StructuredOutputsParams": "quire.structured_outputs_params",
 }
+_LOAD_TORCH = {"LLM", "AsyncLLM", "AsyncLLMEngine"}
 
 
 def __getattr__(name: str) -> Any:
@@ -49,4 +50,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'quire' has no attribute '{name}'")
     import importlib
 
+    if name in _LOAD_TORCH:
+        importlib.import_module("quire.executor.torch_library").begin_loading()
     return getattr(importlib.import_module(_EXPORTS[name]), name)

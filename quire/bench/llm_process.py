@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.offline.llm import LLM
+from quire import LLM
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport, StatusReport
 

@@ -37,7 +37,7 @@ DESCRIPTION = "Measure how long an engine takes to start, cold (nothing compiled
 PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
 END_S = 10.0
 TOTAL, REST = "total", "process"
-MODULES = {"llm": "quire.bench.llm_process", "engine": "quire.engine.process"}
+MODULES = {"llm": "quire.bench.llm_process", "engine": "quire.engine.start"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The engine process: `python -m quire.engine.process`, started by the supervisor."""
+"""What the engine process does; `quire.engine.start` is its entry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from quire.engine.transport import ZmqPort
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
-from quire.processes.child_main import run_child
 from quire.processes.launch import PULSE_S, STOP_ENGINE, LaunchConfig, SendReport, StatusReport
 from quire.structured_output.bitmask_sources import grammar_bitmasks
 
@@ -59,7 +58,3 @@ def main(
         masker.close()
     executor.close()
     port.close()
-
-
-if __name__ == "__main__":
-    run_child(main)

@@ -5,9 +5,12 @@ The engine's thread goes on planning while torch computes without the interprete
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,6 +20,9 @@ from quire.errors import EngineDeadError
 from quire.executor.executor import FaultHook, no_faults
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+
+if TYPE_CHECKING:
+    from quire.worker.worker import Worker
 
 T = TypeVar("T")
 
@@ -75,18 +81,11 @@ class CpuExecutor:
 
     def _run(self) -> None:
         try:
-            began = self._clock.now()
-            environment.limit_openmp_spinning()
-            from quire.worker.worker import Worker  # torch: only a process that computes pays for it
-
-            imported = self._clock.now() - began
-            worker = Worker(self._config, self._clock)
-            device_limits = worker.load()
+            worker, device_limits = self._load()
         except BaseException as error:
             self._started.put(error)
             return
-        startup = {"import": imported, **device_limits.startup}
-        self._started.put(msgspec.structs.replace(device_limits, startup=startup))
+        self._started.put(device_limits)
         failure: BaseException | None = None
         while (plan := self._plans.get()) is not None:
             try:
@@ -98,12 +97,35 @@ class CpuExecutor:
                 failure = error
                 self._results.put(error)
 
+    def _load(self) -> tuple[Worker, DeviceLimits]:
+        began = self._clock.now()
+        environment.limit_openmp_spinning()
+        with _garbage_collection_paused():
+            from quire.worker.worker import Worker  # torch: only a process that computes pays for it
+
+            imported = self._clock.now() - began
+            worker = Worker(self._config, self._clock)
+            limits = worker.load()
+        return worker, msgspec.structs.replace(limits, startup={"import": imported, **limits.startup})
+
     def _next_bitmasks(self) -> TokenBitmasks:
         """Of the step that is running: bitmasks come in the order of the plans, once for each that has masked rows."""
         masks = self._bitmasks.get()
         if masks is None:
             raise EngineDeadError("The executor was closed before a step's bitmasks came.")
         return masks
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """What a start imports and makes stays: looking through it again and again takes a tenth of importing torch."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _or_raise(value: T | BaseException) -> T:

@@ -173,7 +173,7 @@ def _shorten_timer_slack() -> None:
 
 def _start_precompiler(config: Config) -> Precompiler | None:
     """Start what takes long and needs no torch in threads and other processes, while torch is imported."""
-    cores = max(1, min(len(os.sched_getaffinity(0)), cpu_quota()))
+    cores = max(1, round(min(len(os.sched_getaffinity(0)), cpu_quota())))
     marker = marker_path(environment.kernel_cache(), _kernel_settings_key(config))
     processes = None if is_written(marker) else start_compiler_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()

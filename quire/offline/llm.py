@@ -22,7 +22,6 @@ from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
 from quire.offline.run import OfflineRun
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.sampling import SamplingParams
-from quire.text.chat_template import ChatTemplate
 from quire.text.sequence_accumulator import SequenceAccumulator
 from quire.text.tokenizer import Tokenizer
 
@@ -119,7 +118,7 @@ class LLM:
         if tokenizer is None or (template is None and chat_template is None):
             raise ConfigError("This model has no chat template: pass chat_template=... to LLM, or use generate().")
         if chat_template is not None:
-            template = ChatTemplate(chat_template) if template is None else template.replaced(chat_template)
+            template = self._text.other_chat_template(chat_template)
         assert template is not None
         if tools:
             template = template.with_tools()

@@ -27,7 +27,7 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 10.0
 class Modules:
     """What the processes run, as `python -m` takes it."""
 
-    engine: str = "quire.engine.process"
+    engine: str = "quire.engine.start"
     api: str = "quire.api.api_server"
 
 

@@ -29,7 +29,7 @@ class EngineProcess:
     def __init__(self, config: Config) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._engine = EngineId()
-        self._child = ChildProcess("engine", "quire.engine.process", LaunchConfig(config, str(self._directory)))
+        self._child = ChildProcess("engine", "quire.engine.start", LaunchConfig(config, str(self._directory)))
 
     def client(self) -> ZmqClient:
         """The connection to it; once."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import Config
-from quire.text.chat_template import ChatTemplate, load_chat_template
 from quire.text.generation_config import DefaultSampling, default_sampling, eos_ids
 from quire.text.tokenizer import Tokenizer, load_tokenizer, read_json
+
+if TYPE_CHECKING:
+    from quire.text.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,41 @@ class ModelText:
 
     Attributes:
         tokenizer: None with --skip-tokenizer-init: work on token ids only.
-        chat_template: None when the model has none.
+        load_chat_template: What `chat_template` becomes.
         defaults: Sampling values for what a request leaves open.
         eos_ids: Tokens that end a sequence unless `ignore_eos`.
         tokenizer_settings: What tokenizer_config.json says.
     """
 
     tokenizer: Tokenizer | None
-    chat_template: ChatTemplate | None
+    load_chat_template: Callable[[], ChatTemplate | None]
     defaults: DefaultSampling
     eos_ids: tuple[int, ...]
     tokenizer_settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """None when the model has none. Loaded when it is asked for first: most scripts never do, and jinja and a
+        template take a tenth of a second.
+
+        Raises:
+            CheckpointError, ConfigError: It cannot be used.
+        """
+        return self.load_chat_template()
+
+    def other_chat_template(self, source: str) -> ChatTemplate:
+        """A template in place of the model's.
+
+        Args:
+            source: Jinja text.
+
+        Raises:
+            CheckpointError: The text is no jinja template.
+        """
+        from quire.text.chat_template import ChatTemplate
+
+        own = self.chat_template
+        return ChatTemplate(source) if own is None else own.replaced(source)
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -48,13 +75,16 @@ def load_model_text(config: Config) -> ModelText:
     """
     directory = Path(config.model.model)
     home = Path(config.model.tokenizer or directory)
-    tokenizer = template = None
-    if not config.model.skip_tokenizer_init:
-        tokenizer = load_tokenizer(home)
-        template = load_chat_template(home, config.server.chat_template)
+    tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(home)
+
+    def load_template() -> ChatTemplate | None:
+        from quire.text.chat_template import load_chat_template
+
+        return load_chat_template(home, config.server.chat_template) if tokenizer else None
+
     return ModelText(
         tokenizer=tokenizer,
-        chat_template=template,
+        load_chat_template=load_template,
         defaults=default_sampling(config.model),
         eos_ids=eos_ids(directory, tokenizer.eos_id if tokenizer else None),
         tokenizer_settings=read_json(home / "tokenizer_config.json") if tokenizer else {},

@@ -19,7 +19,7 @@ from tests.checkpoints import write_tokenizer
 
 def text(directory: Path, template: str) -> ModelText:
     write_tokenizer(directory)
-    return ModelText(load_tokenizer(directory), load_chat_template(directory, template), DefaultSampling(), ())
+    return ModelText(load_tokenizer(directory), lambda: load_chat_template(directory, template), DefaultSampling(), ())
 
 
 def test_the_template_tells_and_the_log_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

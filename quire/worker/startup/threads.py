@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from quire.errors import ConfigError
 
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_UNLIMITED = 1 << 16
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def compute_threads(asked: int | None, at_most: int) -> int:
@@ -30,18 +32,43 @@ def compute_threads(asked: int | None, at_most: int) -> int:
 
 
 def usable_cores() -> int:
-    """Physical cores within the process's affinity, at most the cgroup's CPU quota, at least 1."""
+    """Physical cores within the process's affinity, at most what cgroups leave, at least 1."""
     processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_read(Path(_TOPOLOGY.format(p))) or str(p) for p in processors}
-    return max(1, min(len(cores), cpu_quota()))
+    quota = cpu_quota()
+    return max(1, len(cores) if math.isinf(quota) else min(len(cores), round(quota)))
 
 
-def cpu_quota() -> int:
-    """The cgroup's CPU quota in whole processors; a very large number where there is none."""
-    limit, _, period = _read(_QUOTA).partition(" ")
-    if not (limit.isdigit() and period.isdigit()):
-        return _UNLIMITED
-    return round(int(limit) / int(period))
+def cpu_quota() -> float:
+    """Processors that the process's cgroup and those around it leave it; infinite where none has a quota.
+
+    Both versions of cgroups are looked at. Where the file system shows a container's own cgroup as the root, as
+    containers usually see it, the path in /proc may not be there; the root counts in any case.
+    """
+    return min((_quota(directory) for directory in _own_cgroups()), default=math.inf)
+
+
+def _own_cgroups() -> Iterator[Path]:
+    """The directories of the process's cgroups that control processors, and of all around them."""
+    yield _CGROUPS
+    yield _CGROUPS / "cpu"
+    for line in _read(_MEMBERSHIP).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = _CGROUPS / controllers if controllers else _CGROUPS
+        within = PurePosixPath(path.lstrip("/"))
+        yield from (root / part for part in (within, *within.parents))
+
+
+def _quota(directory: Path) -> float:
+    """Of one cgroup, in processors."""
+    limit, _, period = _read(directory / "cpu.max").partition(" ")
+    if not limit:  # version 1
+        limit, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
+    if not (limit.isdigit() and period.isdigit() and int(period)):  # "max", or -1
+        return math.inf
+    return int(limit) / int(period)
 
 
 def _read(path: Path) -> str:
