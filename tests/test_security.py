@@ -1,0 +1,59 @@
+"""Rules of SECURITY.md that hold for the source as a whole, and that every test it names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_repository import MODULES, ROOT, name_of, parsed
+
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", (ROOT / "SECURITY.md").read_text())
+MAY_EXEC = {"quire/kernels/triton/launching/launch.py"}  # of its own source
+
+
+@pytest.mark.parametrize(("path", "test"), sorted(set(NAMED)))
+def test_the_tests_that_the_table_names_exist(path: str, test: str) -> None:
+    functions = {
+        node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)
+    }
+    assert test in functions
+
+
+def test_the_table_names_tests() -> None:
+    assert len(NAMED) >= 20
+
+
+def calls(path: Path) -> set[str]:
+    """Names of what a module calls: `eval`, `importlib.import_module`."""
+    return {ast.unparse(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)}
+
+
+def test_no_code_comes_from_models_or_requests() -> None:
+    """Nothing is evaluated or compiled; modules are imported by name from registries of our own and from flags."""
+    found = {name_of(module) for module in MODULES if {"eval", "exec", "compile", "__import__"} & calls(module)}
+    assert found <= MAY_EXEC
+    loaders = {"importlib.util.spec_from_file_location", "runpy.run_path", "importlib.machinery.SourceFileLoader"}
+    assert [name_of(module) for module in MODULES if loaders & calls(module)] == []
+    readers = {"auto_map", "trust_remote_code"}
+    mentioned = {name_of(m) for m in MODULES if readers & set(re.findall(r"\w+", m.read_text()))}
+    assert mentioned <= {"quire/config/vllm_compat.py"}  # where the flag is refused
+
+
+def test_keys_are_compared_as_digests_in_constant_time() -> None:
+    tree = parsed(ROOT / "quire/api/auth.py")
+    assert "hmac.compare_digest" in calls(ROOT / "quire/api/auth.py")
+    compared = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Compare)}
+    assert not [text for text in compared if "==" in text and ("key" in text or "digest" in text)]
+
+
+def test_internal_sockets_lie_in_directories_of_their_owner() -> None:
+    """All addresses of ZMQ are ipc; their directories are made by mkdtemp, which lets only their owner in."""
+    texts = {name_of(module): module.read_text() for module in MODULES}
+    users = {name for name, text in texts.items() if re.search(r"^import zmq", text, re.MULTILINE)}
+    assert users == {"quire/engine/transport.py"}
+    assert set(re.findall(r'f"(\w+)://', texts["quire/engine/transport.py"])) == {"ipc"}
+    makers = {"quire/supervisor/engine_process.py", "quire/supervisor/supervisor.py"}
+    assert all("tempfile.mkdtemp(" in texts[name] for name in makers)
