@@ -10,41 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
 from quire.output_parsers.formats import CallSyntax, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.output_parsers.tool_calls import JsonCall, ToolCalls
+from quire.output_parsers.tool_calls import JsonCall, ToolCalls, read_unmarked_calls
 
 PYTHON_TAG = "<|python_tag|>"
-_LINE_START = Tags("\n", PYTHON_TAG)
 _SEPARATORS = Tags(";", ",")
 _PYTHON_TAG = Tags(PYTHON_TAG)
 
 
 def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
     """Content and calls."""
-    answer = AnswerText()
-    calls = ToolCalls(answer)
-    names = {tool.name for tool in tools} or None
-    before: str | None = ""
-    while before is not None:
-        called = yield from _objects(scanner, answer, calls, names, before)
-        before = yield from scanner.until(_LINE_START, answer.text)
-        if before == "\n" and not called:
-            yield from answer.text(before)
-            before = ""
-    yield from answer.finish()
+    yield from read_unmarked_calls(scanner, tools, PYTHON_TAG, _objects)
 
 
-def _objects(
-    scanner: TextScanner, answer: AnswerText, calls: ToolCalls, names: Collection[str] | None, before: str
-) -> Steps[bool]:
-    """Calls that begin here, after each other; what is none becomes content, with `before`."""
+def _objects(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None) -> Steps[bool]:
+    """Objects after each other."""
     called = False
-    scanner.start_recording(before)
-    yield from scanner.skip_space()
-    yield from scanner.skip_tag(_PYTHON_TAG)
     while (yield from scanner.skip_space()) == "{":
         if not (yield from JsonCall(scanner, calls, closing=_PYTHON_TAG, names=names).read()):
             break
@@ -52,7 +35,6 @@ def _objects(
         scanner.start_recording()
         yield from scanner.skip_space()
         yield from scanner.skip_tag(_SEPARATORS)
-    yield from answer.text(scanner.recorded())
     return called
 
 

@@ -14,15 +14,13 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
 from quire.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
-from quire.output_parsers.tool_calls import ToolCalls
+from quire.output_parsers.tool_calls import ToolCalls, read_unmarked_calls
 
 START, END = "<|python_start|>", "<|python_end|>"
-_LINE_START = Tags("\n", START)
-_START, _END = Tags(START), Tags(END)
+_END = Tags(END)
 _NAME_END = Tags("(", ")", "[", "]", "\n", '"', "'", ",", "{")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
@@ -30,27 +28,12 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
     """Content and calls."""
-    answer = AnswerText()
-    calls = ToolCalls(answer)
-    names = {tool.name for tool in tools} or None
-    before: str | None = ""
-    while before is not None:
-        called = yield from _list(scanner, answer, calls, names, before)
-        before = yield from scanner.until(_LINE_START, answer.text)
-        if before == "\n" and not called:
-            yield from answer.text(before)
-            before = ""
-    yield from answer.finish()
+    yield from read_unmarked_calls(scanner, tools, START, _list)
 
 
-def _list(
-    scanner: TextScanner, answer: AnswerText, calls: ToolCalls, names: Collection[str] | None, before: str
-) -> Steps[bool]:
-    """A list of calls that begins here; what is none becomes content, with `before`."""
+def _list(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None) -> Steps[bool]:
+    """A list of calls."""
     called = False
-    scanner.start_recording(before)
-    yield from scanner.skip_space()
-    yield from scanner.skip_tag(_START)
     if (yield from scanner.skip_space()) == "[":
         scanner.take()
         while call := (yield from _call(scanner, names)):
@@ -64,9 +47,8 @@ def _list(
             if separator != ",":
                 yield from scanner.skip_space()
                 yield from scanner.skip_tag(_END)
-                scanner.recorded()
-                return True
-    yield from answer.text(scanner.recorded())
+                scanner.start_recording()  # white space and tags are no content
+                break
     return called
 
 

@@ -7,10 +7,11 @@ about the tags around it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TypeAlias
 
 from quire.output_parsers.answer_text import AnswerText
-from quire.output_parsers.events import OutputEvent, ToolCallDelta, ToolCallStart
+from quire.output_parsers.events import OutputEvent, Tool, ToolCallDelta, ToolCallStart
 from quire.output_parsers.scanner import Steps, Tags, TextScanner, collect
 
 NAME_KEYS = ("name",)
@@ -46,6 +47,36 @@ class ToolCalls:
         """A call of which everything is known."""
         yield from self.start(name, call_id)
         yield from self.arguments(arguments)
+
+
+ReadCalls: TypeAlias = Callable[[TextScanner, ToolCalls, Collection[str] | None], Steps[bool]]
+"""Reads the calls that begin here, of tools of these names (None: of any), while the scanner records. True if there
+were any; what was recorded then is content, or nothing."""
+
+
+def read_unmarked_calls(scanner: TextScanner, tools: Sequence[Tool], tag: str, read_calls: ReadCalls) -> Steps[None]:
+    """Content, and calls that nothing but their form marks, at the beginning of a line or behind a tag.
+
+    Args:
+        tag: May stand in front of calls, and is no content then.
+        read_calls: Reads them.
+    """
+    answer = AnswerText()
+    calls = ToolCalls(answer)
+    names = {tool.name for tool in tools} or None
+    beginnings, tags = Tags("\n", tag), Tags(tag)
+    before: str | None = ""
+    while before is not None:
+        scanner.start_recording(before)
+        yield from scanner.skip_space()
+        yield from scanner.skip_tag(tags)
+        called = yield from read_calls(scanner, calls, names)
+        yield from answer.text(scanner.recorded())
+        before = yield from scanner.until(beginnings, answer.text)
+        if before == "\n" and not called:
+            yield from answer.text(before)
+            before = ""
+    yield from answer.finish()
 
 
 class JsonCall:

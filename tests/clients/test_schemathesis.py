@@ -102,6 +102,7 @@ def plausible(node: Any) -> Any:
     return changed
 
 
+@pytest.mark.timeout(FUZZING_S * 3 + 300)
 @pytest.mark.long("api")
 def test_no_request_breaks_the_server(tmp_path: Path) -> None:
     key = "a key of ours"
