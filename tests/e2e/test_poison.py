@@ -1,0 +1,243 @@
+"""The poison corpus beside 16 healthy streams: each poison gets its answer, and the streams notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from quire import builtin
+from tests.e2e.poison import CORPUS
+from tests.e2e.poison.poison import CHAT, COMPLETIONS
+from tests.e2e.poison.sender import send
+from tests.e2e.serve import QuireServe
+
+SENDERS = 4
+STALL_S = 1.0
+"""Longest wait of a stream; on a machine that is busy with others, and makes streams wait without any poison, twice the
+longest of these waits more."""
+LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.25, 0.25
+"""Processor time. On an idle machine of today 20 ms is the aim; this one may be shared, its memory slow."""
+GROWTH_MB = 600
+"""Of the API process and of the engine's, behind all of the corpus."""
+QUESTION = [{"role": "user", "content": "Tell me about rivers."}]
+HEALTHY: list[tuple[str, dict[str, Any]]] = [
+    *((COMPLETIONS, {"prompt": f"The number {i} is", "max_tokens": 60 + i, "temperature": 0}) for i in range(6)),
+    *((COMPLETIONS, {"prompt": "Once upon a time", "max_tokens": 60, "seed": i, "temperature": 1}) for i in range(4)),
+    *((CHAT, {"messages": QUESTION, "max_tokens": 60, "seed": i, "top_p": 0.9}) for i in range(3)),
+    (COMPLETIONS, {"prompt": "The sea", "max_tokens": 50, "logprobs": 3, "temperature": 0}),
+    (COMPLETIONS, {"prompt": "The sea", "max_tokens": 50, "n": 2, "seed": 5, "temperature": 1}),
+    (COMPLETIONS, {"prompt": "The sea", "max_tokens": 50, "guided_regex": "[a-z ]{40,80}", "seed": 5}),
+]
+
+
+@dataclass
+class Lateness:
+    """How late this process itself runs: what a busy machine does to a stream is not the server's doing."""
+
+    worst: list[tuple[float, float]] = field(default_factory=list)  # when, and by how much
+
+    async def watch(self) -> None:
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(0.02)
+            if (late := time.monotonic() - begun - 0.02) > 0.05:
+                self.worst.append((begun, late))
+
+    def between(self, begin: float, end: float) -> float:
+        """All lateness in this time."""
+        return sum(late for when, late in self.worst if begin - late <= when <= end)
+
+
+@dataclass
+class Streams:
+    """What healthy streams said, and how long each kept its reader waiting."""
+
+    url: str
+    lateness: Lateness = field(default_factory=Lateness)
+    stalls: list[tuple[float, str]] = field(default_factory=list)
+    longest_s: float = 0.0
+    under_way: set[str] = field(default_factory=set)  # poisons
+    read: int = 0
+
+    async def all(self, client: httpx.AsyncClient) -> list[str]:
+        """Each stream once, side by side."""
+        return await asyncio.gather(*(self.one(client, i) for i in range(len(HEALTHY))))
+
+    async def one(self, client: httpx.AsyncClient, index: int) -> str:
+        """A stream's choices, without what differs between two answers."""
+        path, body = HEALTHY[index]
+        said, last = [], None
+        async with client.stream("POST", self.url + path, json=body | {"stream": True, "ignore_eos": True}) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now = time.monotonic()
+                if last is not None:
+                    self._waited(index, last, now)
+                last = now
+                said.append(json.loads(line[6:])["choices"])
+        self.read += 1
+        return _merged(said)
+
+    def _waited(self, index: int, begin: float, end: float) -> None:
+        waited = end - begin - self.lateness.between(begin, end)
+        self.longest_s = max(self.longest_s, waited)
+        if waited > STALL_S:
+            self.stalls.append((waited, f"stream {index} waited {waited:.2f} s beside {sorted(self.under_way)}"))
+
+
+def _merged(said: list[list[dict[str, Any]]]) -> str:
+    """Texts, log probabilities and ends by choice: how they are cut into chunks depends on timing."""
+    choices: dict[int, list[Any]] = {}
+    for choice in (choice for chunk in said for choice in chunk):
+        text, tokens, ends = choices.setdefault(choice["index"], ["", [], []])
+        text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        tokens += (choice.get("logprobs") or {}).get("token_logprobs", [])
+        ends += [choice["finish_reason"]] * (choice["finish_reason"] is not None)
+        choices[choice["index"]] = [text, tokens, ends]
+    return json.dumps(choices, sort_keys=True)
+
+
+class Poisoning(threading.Thread):
+    """Sends what is left of the corpus."""
+
+    def __init__(self, streams: Streams, left: queue.SimpleQueue[Any], failures: list[str]) -> None:
+        super().__init__(daemon=True)
+        self._streams, self._left, self._failures = streams, left, failures
+
+    def run(self) -> None:
+        while True:
+            try:
+                poison = self._left.get_nowait()
+            except queue.Empty:
+                return
+            self._streams.under_way.add(poison.name)
+            try:
+                status, wrong = send(self._streams.url, poison)
+            except Exception as error:
+                status, wrong = -1, repr(error)
+            self._streams.under_way.discard(poison.name)
+            if status not in poison.allowed or wrong:
+                self._failures.append(f"{poison.name}: {status}, not {poison.allowed}. {wrong}")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[QuireServe]:
+    arguments = ("--port", "0", "--dtype", "float32", "--served-model-name", "quill", "--max-queue-time", "3600")
+    developer = {"QUIRE_SERVER_DEV_MODE": "1"}
+    with QuireServe(str(builtin.path("quill")), *arguments, environment=developer) as server:
+        yield server.wait_ready()
+
+
+def resident_mb(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) // 1024  # type: ignore[index]
+
+
+def longest(page: str, name: str) -> float:
+    return float(re.search(rf"^quire:longest_{name}_cpu_seconds\{{.*\}} (\S+)$", page, re.M)[1])  # type: ignore[index]
+
+
+def wait_free(server: QuireServe) -> dict[str, Any]:
+    """What is held once all is over."""
+    deadline = time.monotonic() + 30
+    while True:
+        counts = server.counts()
+        engine, api = counts["engine"], counts["api"]
+        if api["sequences"] == api["streams"] == engine["requests"] == 0 and engine["free_blocks"] == engine["blocks"]:
+            return counts
+        assert time.monotonic() < deadline, counts
+        time.sleep(0.1)
+
+
+async def beside_poison(streams: Streams, expected: list[str], senders: list[Poisoning]) -> list[str]:
+    """Read the healthy streams over and over until the corpus is sent; returns those that said something else."""
+    different = []
+    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+
+        async def keep_reading(index: int) -> None:
+            while any(sender.is_alive() for sender in senders):
+                said = await streams.one(client, index)
+                # sampled ones too are the same but for a token at a boundary, which other rows' company can move
+                if said != expected[index] and HEALTHY[index][1].get("temperature") == 0:
+                    different.append(f"stream {index}: {said}, not {expected[index]}")
+                    print(
+                        "DIFFERENT",
+                        index,
+                        said[:300],
+                        "|||",
+                        expected[index][:300],
+                        sorted(streams.under_way),
+                        flush=True,
+                    )
+
+        watching = asyncio.create_task(streams.lateness.watch())
+        for sender in senders:
+            sender.start()
+        await asyncio.gather(*(keep_reading(index) for index in range(len(HEALTHY))))
+        watching.cancel()
+    return different
+
+
+async def undisturbed(streams: Streams) -> list[str]:
+    """What the streams say without poison, three times the same."""
+    async with httpx.AsyncClient(timeout=120) as client:
+        watching = asyncio.create_task(streams.lateness.watch())
+        said = await streams.all(client)
+        assert await streams.all(client) == said
+        assert await streams.all(client) == said
+        watching.cancel()
+        return said
+
+
+@pytest.mark.long("reliability")
+def test_every_poison_gets_its_answer_and_16_streams_notice_nothing(server: QuireServe) -> None:
+    quiet = Streams(server.url)
+    expected = asyncio.run(undisturbed(quiet))
+    processes, free = server.children(), wait_free(server)
+    before = {name: resident_mb(pid) for name, pid in processes.items()}
+    left: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for poison in CORPUS:
+        left.put(poison)
+    failures: list[str] = []
+    streams = Streams(server.url)
+    senders = [Poisoning(streams, left, failures) for _ in range(SENDERS)]
+    begun = time.monotonic()
+    different = asyncio.run(beside_poison(streams, expected, senders))
+    page = httpx.get(server.url + "/metrics", timeout=30).text
+    callback, turn = longest(page, "event_loop_callback"), longest(page, "engine_turn")
+    after = {name: resident_mb(pid) for name, pid in processes.items()}
+    print(
+        f"\n{len(CORPUS)} poisons in {time.monotonic() - begun:.0f} s beside {streams.read} streams; longest wait of "
+        f"a stream {streams.longest_s:.2f} s ({quiet.longest_s:.2f} s without poison), callback "
+        f"{callback * 1e3:.0f} ms, turn {turn * 1e3:.0f} ms; MB {before} → {after}"
+    )
+    assert failures == []
+    assert different == []
+    allowed = STALL_S + 2 * quiet.longest_s
+    assert [stall for waited, stall in streams.stalls if waited > allowed] == []
+    assert streams.read >= len(HEALTHY)
+    assert server.children() == processes, "a process died"
+    assert callback < LONGEST_CALLBACK_S
+    assert turn < LONGEST_TURN_S
+    assert all(after[name] - before[name] < GROWTH_MB for name in before)
+    ended = wait_free(server)
+    assert ended["engine"]["free_slots"] == free["engine"]["free_slots"]
+    assert "Traceback" not in server.log
+
+
+def test_the_corpus_is_large_and_every_poison_is_another() -> None:
+    names = [poison.name for poison in CORPUS]
+    assert len(names) >= 300
+    assert len(set(names)) == len(names)
