@@ -130,14 +130,6 @@ class AdmissionLimit:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def check_not_full(self, tenant: str) -> None:
-        """Turn away, before any work is done for it, a request that could not be let in whatever it asked for.
-
-        Raises:
-            OverloadedError: The queue is full.
-        """
-        self._check(tenant, 1, 1)
-
     def enter(self, adds: Sequence[Add], *, continuing: bool = False) -> None:
         """Let a request of one tenant into the queue, as a whole or not at all.
 
