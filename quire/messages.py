@@ -151,6 +151,10 @@ class Abort(_Message, frozen=True):
     ids: list[int]
 
 
+PauseMode = Literal["abort", "wait", "keep"]
+"""What becomes of admitted requests at a pause: they end, they go on, or they keep their place and wait."""
+
+
 class Control(_Message, frozen=True):
     """A command, answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`, `is_paused`, `resume`,
     and `pause:` with a PauseMode."""

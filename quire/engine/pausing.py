@@ -5,12 +5,11 @@ Owns the pause. Knows nothing about commands and outputs.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
+from quire.messages import PauseMode
 from quire.scheduler.scheduler import Scheduler
 
-PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of requests that were admitted: they end, they go on, or they keep their place and wait."""
 PAUSE_MODES: tuple[PauseMode, ...] = get_args(PauseMode)
 _RESUME = "the resume"
 

@@ -12,7 +12,7 @@ from quire.api.auth import PUBLIC
 from tests.api.server import KEY, Server, running
 
 EXPECTED_PUBLIC = {
-    "/", "/health", "/ping", "/version", "/load", "/metrics",
+    "/", "/health", "/ready", "/ping", "/version", "/load", "/metrics",
     "/docs", "/docs/files/{name}", "/redoc", "/openapi.json",
 }  # fmt: skip
 

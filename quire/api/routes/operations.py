@@ -17,8 +17,8 @@ from starlette.responses import Response
 from quire.api.error_responses import error_response
 from quire.api.serving import Serving, json_response
 from quire.config import Config
-from quire.engine.pausing import PauseMode
 from quire.errors import RequestError
+from quire.messages import PauseMode
 from quire.version import __version__
 
 HIDDEN = "(hidden)"
