@@ -36,7 +36,8 @@ test: $(VENV)/.installed-dev ## Run the tests, but for the long ones
 
 .PHONY: test-long
 test-long: $(VENV)/.installed-dev ## Run the long tests, which a merge needs as well
-	@$(PYTEST_PARALLEL) -m long $(ARGS)
+	@# One after the other: many watch how long real servers make their clients wait.
+	@$(BIN)/python -m pytest -m long $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU, and the kernels' compiled for it

@@ -21,7 +21,7 @@ def test_responses_and_a_batch_outlive_a_crash(tmp_path: Path) -> None:
     flags = ("--port", "0", "--max-num-seqs", "4", "--responses-store-path", str(tmp_path / "store.sqlite"))
     body = {"input": "Count from one to ten.", "max_output_tokens": 16}
     lines = [{"custom_id": f"{i}", "method": "POST", "url": "/v1/responses", "body": body} for i in range(COUNT)]
-    with QuireServe(*flags) as server:
+    with QuireServe(*flags, "--max-restarts", "0") as server:
         server.wait_ready()
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
         first = client.responses.create(model="quill", input="What is the capital of France?", temperature=0)
