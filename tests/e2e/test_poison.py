@@ -24,7 +24,7 @@ from tests.e2e.serve import QuireServe
 SENDERS = 4
 STALL_S = 10.0
 """Longest wait of a stream. The aim is 1 s; today encoding texts of 15 MB and the model want the same two cores, and a
-stream waits for up to 6 s. On a machine that makes streams wait without any poison, twice the longest of these waits more."""
+stream waits for up to 6 s. On a machine that makes streams wait without any poison, twice the longest of these more."""
 LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.25, 0.25
 """Processor time. On an idle machine of today 20 ms is the aim; this one may be shared, its memory slow."""
 GROWTH_MB = 600
