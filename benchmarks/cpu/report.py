@@ -40,7 +40,7 @@ def picture(shape: str, medians: Medians) -> str:
         Line(name, [batch for batch, found in points if name in found], [f[name] for _, f in points if name in f])
         for name in names
     ]
-    title = f"{shape}, bf16: 128 tokens in, 128 out"
+    title = f"{shape}: 128 tokens in, 128 out"
     return svg([Panel(title, "requests at once", "output tokens a second", lines)])
 
 
