@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from quire.errors import GenerationError
 from quire.messages import Add, Bits
+from quire.processes.helper_process import ChannelClosed, HelperProcess
 from quire.scheduler.request import Request
-from quire.structured_output.helper_process import ChannelClosed, HelperProcess
 from quire.structured_output.matcher_messages import (
     Fill,
     Filled,

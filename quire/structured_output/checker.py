@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import msgspec
 
 from quire.errors import UnavailableError
+from quire.processes.helper_process import ChannelClosed, HelperProcess
 from quire.structured_output.constraint import Constraint, constraint_of
-from quire.structured_output.helper_process import ChannelClosed, HelperProcess
 from quire.structured_output.verdict import CHECK_SECONDS, Verdict
 from quire.structured_outputs_params import StructuredOutputsParams
 

@@ -15,9 +15,9 @@ import socket
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from quire.processes.helper_process import Channel, run_helper
 from quire.structured_output.constraint import Constraint
 from quire.structured_output.grammars import grammar_of
-from quire.structured_output.helper_process import Channel, run_helper
 from quire.structured_output.lark_text import SpecialTokens
 from quire.structured_output.limits import CHECK_ADDRESS_SPACE, parser_limits
 from quire.structured_output.verdict import Verdict

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.structured_output.helper_process import STACK_BYTES
+from quire.processes.helper_process import STACK_BYTES
 from quire.structured_output.matcher_messages import Prepare, Row, RowState
 
 if TYPE_CHECKING:  # the compiler is imported with the first grammar

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from quire.processes.helper_process import Channel, ChannelClosed, run_helper
 from quire.structured_output.compiled_grammars import GrammarCache, compile_grammar, load_grammar_tokenizer
-from quire.structured_output.helper_process import Channel, ChannelClosed, run_helper
 from quire.structured_output.limits import LIGHT_COMPILE_MS, LIGHT_FILL_MS, LIGHT_GRAMMAR_BYTES, parser_limits
 from quire.structured_output.matcher_messages import (
     Fill,
