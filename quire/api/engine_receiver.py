@@ -10,12 +10,15 @@ from collections.abc import Callable
 
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
-from quire.messages import Dead, FromEngine
+from quire.messages import Dead, Deltas, FromEngine
+from quire.text.deltas import in_pieces
 
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.2
 """How long one receive waits, in seconds, and so how long closing may take."""
+PIECE = 128
+"""Sequences that one callback of the event loop hears about: each costs it up to a tenth of a millisecond."""
 
 
 class EngineReceiver:
@@ -60,5 +63,7 @@ class EngineReceiver:
                 message, self._closing = Dead(type(error).__name__, source=self._client.engine), True
             if message is not None:
                 self.heard_at = self._clock.now()
+                pieces = in_pieces(message, PIECE) if isinstance(message, Deltas) else [message]
                 with contextlib.suppress(RuntimeError):  # the loop is closed: all requests are over
-                    loop.call_soon_threadsafe(self._on_message, message)
+                    for piece in pieces:
+                        loop.call_soon_threadsafe(self._on_message, piece)

@@ -26,7 +26,7 @@ class Commands:
         pausing: Whether the engine is paused.
     """
 
-    def __init__(self, scheduler: Scheduler, port: Port, abort: Callable[[int], None]) -> None:
+    def __init__(self, scheduler: Scheduler, port: Port, abort: Callable[[int], object]) -> None:
         self.pausing = Pausing(scheduler)
         self._scheduler = scheduler
         self._port = port

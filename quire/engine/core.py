@@ -6,6 +6,7 @@ are passed in, so the same code runs in a process of its own, inside `LLM`, and 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -42,6 +43,11 @@ from quire.scheduler.request import Request
 
 HEARTBEAT_S = 1.0
 """Longest time between two heartbeats of a live engine."""
+ABORTED_TOKENS = 2**19
+"""No more sequences are aborted in a turn once those aborted have so many tokens together: each 16 of them are a block
+that is freed, so 128 sequences of 131,072 tokens would take a tenth of a second."""
+_ABORT_TOKENS = 2**11
+"""What a sequence counts for beside its tokens."""
 _AWAITING_POLL_S = 0.001
 """How often it is looked whether what requests await has come, while nothing else can run."""
 
@@ -91,12 +97,14 @@ class EngineCore:
         self._last_adds: dict[int, int] = {}  # by client
         self._last_beat = clock.now()
         self._was_busy = False
+        self._to_abort: deque[int] = deque()
 
     def turn(self, wait: float | None) -> None:
         """One turn of the loop. An idle engine waits up to `wait` seconds for a message (None: for ever), a busy one up
         to `wait` for the oldest step, but no longer than HEARTBEAT_S; neither spins."""
         for message in self._port.drain(self._idle_wait(wait)):
             self._receive(message)
+        self._abort_unwanted()
         if self._masks is not None:
             self._finish(self._masks.release_prepared())
         self._finish(self._scheduler.expire())
@@ -146,8 +154,7 @@ class EngineCore:
                 if self._flight is not None:
                     self._flight.handling(0)
             case Abort(ids):
-                for request_id in ids:
-                    self._abort(request_id)
+                self._to_abort += ids
             case Control():
                 self._commands.receive(message)
             case ClientHeartbeat(client):
@@ -195,10 +202,19 @@ class EngineCore:
             return "This engine follows no grammars."
         return refusal(message, self.ready)
 
-    def _abort(self, request_id: int) -> None:
+    def _abort_unwanted(self) -> None:
+        """Abort what clients do not want any more; very much of it over several turns."""
+        aborted = 0
+        while self._to_abort and aborted < ABORTED_TOKENS:
+            aborted += _ABORT_TOKENS + self._abort(self._to_abort.popleft())
+
+    def _abort(self, request_id: int) -> int:
+        """Returns how many tokens it had; 0 if it is over."""
         request = self._scheduler.abort(request_id)
-        if request is not None:
-            self._finish([request])
+        if request is None:
+            return 0
+        self._finish([request])
+        return len(request.tokens)
 
     def _abort_all(self, client: int) -> None:
         """Abort all requests of a client."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -11,6 +12,10 @@ from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Heartbeat, Load, Re
 
 LONGEST_TURN_S = 2.0
 """A turn of the loop waits up to a second."""
+WARNED_S = 0.1
+"""A turn of more processor time is logged, if it is longer than all before."""
+
+logger = logging.getLogger(__name__)
 
 
 class StepStats:
@@ -85,6 +90,8 @@ class StepStats:
 
     def turned(self, seconds: float) -> None:
         """A turn of the loop took so much processor time."""
+        if seconds > max(WARNED_S, self.longest_turn_s):
+            logger.warning("A turn of the engine's loop took %.0f ms of its thread's time.", seconds * 1e3)
         self.turns[bisect_left(WORK_BOUNDS_S, seconds)] += 1
         self.turns_sum_s += seconds
         self.longest_turn_s = max(self.longest_turn_s, seconds)

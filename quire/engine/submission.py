@@ -148,6 +148,8 @@ class Submission:
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:
         if not tokens:
             raise RequestError("The prompt is empty: send at least one token.", param="prompt")
+        if len(tokens) > self.longest:
+            raise _too_long(len(tokens), self.longest)
         vocab = self._ready.vocab_size
         if not 0 <= min(tokens) <= max(tokens) < vocab:
             wrong = next(token for token in tokens if not 0 <= token < vocab)
@@ -193,11 +195,7 @@ class Submission:
     def _resolve_length(self, prompt_len: int, params: SamplingParams) -> SamplingParams:
         room = self.longest - prompt_len
         if room < 1:
-            raise ContextLengthError(
-                f"The prompt has {prompt_len} tokens and must leave room for an answer; "
-                f"a sequence here holds at most {self.longest}. Shorten the prompt.",
-                param="prompt",
-            )
+            raise _too_long(prompt_len, self.longest)
         if params.max_tokens is None:
             if params.min_tokens > room:
                 raise ContextLengthError(
@@ -212,3 +210,11 @@ class Submission:
                 param="max_tokens",
             )
         return params
+
+
+def _too_long(prompt_len: int, longest: int) -> ContextLengthError:
+    return ContextLengthError(
+        f"The prompt has {prompt_len} tokens and must leave room for an answer; "
+        f"a sequence here holds at most {longest}. Shorten the prompt.",
+        param="prompt",
+    )

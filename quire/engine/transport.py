@@ -16,7 +16,7 @@ import zmq
 
 from quire.engine.client import Lost
 from quire.engine.port import Undecodable
-from quire.messages import Add, ClientGone, Dead, EngineId, FromEngine, ToEngine
+from quire.messages import Abort, Add, ClientGone, Dead, EngineId, FromEngine, ToEngine
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ _FORKS = 1 + Add.__struct_fields__.index("forks")
 INTAKE_BYTES = 2**17
 """What the engine takes in one turn of its loop, and the message that goes beyond it: some 10 ms of work. The others
 wait for the next turn, so a crowd of prompts does not hold up a step."""
+SEQUENCE_BYTES = 640
+"""What a sequence counts for beside the bytes of its message: a message may begin or end many."""
 
 
 def engine_address(directory: Path, engine: EngineId) -> str:
@@ -79,11 +81,13 @@ class ZmqPort:
                 raw = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            taken += len(raw)
             try:
-                messages.append(self._decoder.decode(raw))
+                message = self._decoder.decode(raw)
+                messages.append(message)
+                taken += len(raw) + SEQUENCE_BYTES * _num_sequences(message)
             except _DECODING_ERRORS as error:
                 messages += _undecodable_messages(raw, error)
+                taken += len(raw)
         return messages
 
     def send(self, client: int, message: FromEngine) -> None:
@@ -102,6 +106,16 @@ class ZmqPort:
         for socket in (*self._clients.values(), self._inbox):
             socket.close()
         self._context.term()
+
+
+def _num_sequences(message: ToEngine) -> int:
+    """How many sequences a message begins or ends."""
+    match message:
+        case Add(forks=forks):
+            return 1 + len(forks)
+        case Abort(ids):
+            return len(ids)
+    return 1
 
 
 def _undecodable_messages(raw: bytes, error: Exception) -> list[Undecodable]:

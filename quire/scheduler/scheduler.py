@@ -43,8 +43,9 @@ from quire.scheduler.step import ScheduledStep, Step
 from quire.scheduler.token_budget import TokenBudget
 
 ADMITTED_TOKENS = 2**20
-"""No more requests are admitted in a step once those admitted have so many known tokens together: each token that a
-request shares costs the host some 12 ns, so 128 forks of a prompt of 131,072 tokens would take 0.2 s of one turn."""
+"""No more requests are admitted in a step, or ended because of their deadlines, once these have so many known tokens
+together: each token that a request shares costs the host some 12 ns, so 128 forks of a prompt of 131,072 tokens would
+take 0.2 s of one turn."""
 
 
 @dataclass
@@ -256,11 +257,16 @@ class Scheduler:
         return self._end(request_id, "error", message)
 
     def expire(self) -> list[Request]:
-        """End the requests whose deadline has passed; those that wait never were in a plan."""
-        due = list(self._deadlines.due(self._clock.now()))
-        for request in due:
+        """End the requests whose deadline has passed; those that wait never were in a plan. Very many end over several
+        calls."""
+        ended, tokens = list[Request](), 0
+        for request in self._deadlines.due(self._clock.now()):
             self._end(request.id, "timeout")
-        return due
+            ended.append(request)
+            tokens += len(request.tokens)
+            if tokens > ADMITTED_TOKENS:
+                break
+        return ended
 
     def _end(self, request_id: int, reason: EndReason, message: str = "") -> Request | None:
         request = self._request_table.get(request_id)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import structs
+
 from quire.messages import Deltas, End, TokenLogprobs
 from quire.output_parsers.events import ContentDelta, OutputEvent
 
@@ -55,6 +57,31 @@ def deltas_by_sequence(message: Deltas) -> dict[int, SequenceDelta]:
     for end in message.ends:
         news.setdefault(end.id, SequenceDelta()).end = end
     return news
+
+
+def in_pieces(message: Deltas, most: int) -> list[Deltas]:
+    """A step's message as several that say the same one after the other, each about at most `most` sequences."""
+    if len(message.ids) + len(message.ends) <= most:
+        return [message]
+    ends, cached, rows = {end.id: end for end in message.ends}, dict(message.cached_tokens), set(message.ids)
+    sequences = [*message.ids, *(number for number in ends if number not in rows)]
+    pieces, at = list[Deltas](), 0
+    for first in range(0, len(sequences), most):
+        numbers, counts = sequences[first : first + most], message.counts[first : first + most]
+        begin, at = at, at + sum(counts)
+        pieces.append(
+            structs.replace(
+                message,
+                ids=numbers[: len(counts)],
+                counts=counts,
+                tokens=message.tokens[begin:at],
+                logprobs=message.logprobs[begin:at],
+                ends=[ends[number] for number in numbers if number in ends],
+                prompt_logprobs=[] if pieces else message.prompt_logprobs,
+                cached_tokens=[(number, cached[number]) for number in numbers if number in cached],
+            )
+        )
+    return pieces
 
 
 @dataclass(slots=True)

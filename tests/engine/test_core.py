@@ -110,6 +110,27 @@ def test_abort_frees_everything_in_every_phase(steps: int) -> None:
     engine.assert_all_free()
 
 
+def test_very_many_aborts_are_spread_over_turns_and_each_request_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.engine.core.ABORTED_TOKENS", 3 * 2**11)
+    engine = Engine(FakeExecutor(num_blocks=200), max_num_seqs=8)
+    for i in range(12):
+        engine.client.send(add(i, [i] * 20, 400))
+    for _ in range(5):
+        engine.step()
+    engine.client.send(Abort(list(range(11))))
+    turns = []
+    while len(engine.outcome.ends) < 11:
+        before = len(engine.outcome.ends)
+        engine.step()
+        turns.append(len(engine.outcome.ends) - before)
+    assert max(turns) == 3
+    assert {end.reason for end in engine.outcome.ends.values()} == {"abort"}
+    engine.run([])
+    engine.client.send(Abort([11]))
+    engine.finish_steps()
+    engine.assert_all_free()
+
+
 def test_aborted_request_is_in_no_later_plan() -> None:
     planned: list[int] = []
     executor = FakeExecutor(fault=lambda point, step: planned.append(step) if point == "submit" else None)

@@ -14,7 +14,15 @@ from quire.clock import SystemClock
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.client import Lost
 from quire.engine.core import EngineCore
-from quire.engine.transport import INTAKE_BYTES, DeathNotices, ZmqClient, ZmqPort, client_address, engine_address
+from quire.engine.transport import (
+    INTAKE_BYTES,
+    SEQUENCE_BYTES,
+    DeathNotices,
+    ZmqClient,
+    ZmqPort,
+    client_address,
+    engine_address,
+)
 from quire.executor.fake import FakeExecutor
 from quire.messages import Abort, ClientGone, ClientHeartbeat, Control, Dead, Deltas, Done, End, EngineId, FromEngine
 from tests.engine.harness import add, config
@@ -68,6 +76,25 @@ def test_a_turn_takes_a_part_of_a_crowd_and_none_is_lost(port: ZmqPort, client: 
     whole = add(3 << 48 | 99, [60_000] * 500_000, 7)
     client.send(whole)
     assert port.drain(2.0) == [whole]
+
+
+@pytest.mark.parametrize("forks", [0, 15])
+def test_a_turn_takes_few_sequences_however_small_their_messages(port: ZmqPort, client: ZmqClient, forks: int) -> None:
+    each = 1 + forks
+    sent = [add(3 << 48 | i, [5], 1, forks=range(i + 1, i + each)) for i in range(1, 1_024, each)]
+    for message in sent:
+        client.send(message)
+    sent_aborts = [Abort(list(range(i, i + 64))) for i in range(0, 1_024, 64)]
+    for abort in sent_aborts:
+        client.send(abort)
+    turns = []
+    while sum(map(len, turns)) < len(sent) + len(sent_aborts):
+        turns.append(port.drain(2.0))
+    assert [message for turn in turns for message in turn] == [*sent, *sent_aborts]
+    most = INTAKE_BYTES // SEQUENCE_BYTES + 64
+    for turn in turns:
+        sequences = sum(len(m.ids) if isinstance(m, Abort) else 1 + len(m.forks) for m in turn)  # type: ignore[union-attr]
+        assert sequences <= most
 
 
 def test_every_message_says_which_engine_sent_it_and_another_one_listens_elsewhere(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
 
@@ -49,6 +51,15 @@ def test_a_plan_in_flight_is_dropped_for_it() -> None:
     result = stage.executor.collect(None)
     assert result is not None
     assert stage.scheduler.process_result(result).tokens == []
+
+
+def test_very_many_that_are_due_end_over_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.scheduler.scheduler.ADMITTED_TOKENS", 30)
+    stage = Stage()
+    for number in range(8):
+        stage.scheduler.add(add(number, [1] * 10, 9, deadline=5.0))
+    assert [expire(stage, 6.0) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], []]
+    assert not stage.scheduler.has_work
 
 
 def test_all_that_are_due_end_once_in_the_order_of_their_deadlines() -> None:
