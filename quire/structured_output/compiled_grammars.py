@@ -23,6 +23,9 @@ class GrammarCache:
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._bytes = 0
 
+    def __contains__(self, grammar: str) -> bool:
+        return grammar in self._kept
+
     def get(self, grammar: str) -> LLMatcher | None:
         """The matcher of a grammar, if it is kept."""
         matcher = self._kept.get(grammar)

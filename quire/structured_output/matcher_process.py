@@ -130,6 +130,7 @@ class _TriedGrammars:
             filled = time.thread_time()
             quick = compiled - began <= LIGHT_COMPILE_MS / 1e3 and filled - compiled <= LIGHT_FILL_MS / 1e3
             self._cache.keep(grammar, matcher)
+            self._light = {light for light in self._light if light in self._cache}
             if quick and len(grammar) <= LIGHT_GRAMMAR_BYTES:
                 self._light.add(grammar)
         return matcher, grammar in self._light
