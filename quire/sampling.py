@@ -24,9 +24,12 @@ MAX_BAD_WORDS = 1_024
 MAX_BAD_WORD_LENGTH = 256
 """Characters of one."""
 MAX_LOGIT_BIAS = 16_384
-MAX_ALLOWED_TOKEN_IDS = 2**19
+MAX_ALLOWED_TOKEN_IDS = 2**18 + 2**14
+"""The largest vocabularies have 262,208 tokens."""
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_PATTERN = 1_024
+MAX_EXTRA_BYTES = 2**20
+"""Of `extra_args`, as a message."""
 GREEDY_BELOW = 1e-5
 """A temperature under this means greedy decoding."""
 MIN_TEMPERATURE = 1e-2
@@ -149,6 +152,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         self._check_single_tokens()
         self._check_reports()
         self._check_words()
+        if self.extra_args:
+            self._check_extra_args(self.extra_args)
 
     @property
     def greedy(self) -> bool:
@@ -281,3 +286,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise RequestError(
                 f"bad_words must be of at most {MAX_BAD_WORD_LENGTH} characters each.", param="bad_words"
             )
+
+    def _check_extra_args(self, arguments: dict[str, Any]) -> None:
+        """What messages between processes can hold. Offline there are none, and any object may be passed."""
+        try:
+            size = len(msgspec.msgpack.encode(arguments))
+        except TypeError:
+            return
+        except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+            reason = {OverflowError: "an integer beyond 64 bits", UnicodeEncodeError: "a text that is no valid Unicode"}
+            why = reason.get(type(error), "too many levels")
+            raise RequestError(f"extra_args (vllm_xargs) must not have {why}.", param="extra_args") from None
+        if size > MAX_EXTRA_BYTES:
+            raise RequestError(f"extra_args (vllm_xargs) may have at most {MAX_EXTRA_BYTES} bytes.", param="extra_args")

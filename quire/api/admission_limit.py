@@ -143,7 +143,7 @@ class AdmissionLimit:
         expected = self._load.expected_output
         prompts = [(add, add.queued_tokens(expected)) for add in adds if add.fork_of is None]
         if not continuing:
-            self._check(adds[0].tenant, len(adds), sum(tokens for _, tokens in prompts))
+            self.check(adds[0].tenant, len(adds), sum(tokens for _, tokens in prompts))
         for add, tokens in prompts:
             for sequence in (add.id, *(fork.id for fork in add.forks)):
                 self._own[sequence] = _Queued(add.tenant, tokens // (1 + len(add.forks)))
@@ -151,18 +151,23 @@ class AdmissionLimit:
                 self._own_sequences[add.tenant] += 1
             self._await(add, tokens)
 
-    def _await(self, add: Add, tokens: int) -> None:
-        """The engine's load does not include this one yet."""
-        self._unseen.append((add.last_id, 1 + len(add.forks), tokens))
-        self._unseen_sequences += 1 + len(add.forks)
-        self._unseen_tokens += tokens
+    def check(self, tenant: str, sequences: int, tokens: int) -> None:
+        """Refuse what `enter` would refuse, as far as is known of it: before there are Adds, that is less than all.
 
-    def _check(self, tenant: str, sequences: int, tokens: int) -> None:
+        Raises:
+            OverloadedError: The queue would be too long.
+        """
         most = math.inf if self._limits.requests is None else self._limits.requests
         if not _has_room(self.sequences, sequences, most, tenant, self._own_sequences):
             self._refuse("requests")
         if not _has_room(self.tokens, tokens, self.max_tokens, tenant, self._own_tokens):
             self._refuse("tokens")
+
+    def _await(self, add: Add, tokens: int) -> None:
+        """The engine's load does not include this one yet."""
+        self._unseen.append((add.last_id, 1 + len(add.forks), tokens))
+        self._unseen_sequences += 1 + len(add.forks)
+        self._unseen_tokens += tokens
 
     def _refuse(self, limit: Limit) -> None:
         self._rejections[limit] += 1

@@ -23,6 +23,7 @@ from quire.api.engine_session import EngineSession
 from quire.api.error_responses import ServerErrorMiddleware, add_error_handlers
 from quire.api.error_shapes import ErrorShapeMiddleware
 from quire.api.http_metrics import HttpMetricsMiddleware
+from quire.api.large_requests.readers import LargeRequestReaders
 from quire.api.openapi_document import document_bodies
 from quire.api.prompt_renderer import PromptRenderer
 from quire.api.request_ids import HEADER, RequestIdMiddleware
@@ -111,7 +112,8 @@ def create_app(
             "--cache-isolation needs --api-key or --tenant-header: nothing else tells whose a request is.",
             param="cache_isolation",
         )
-    renderer = PromptRenderer(text, server.chat_template_content_format, server.default_chat_template_kwargs)
+    readers = LargeRequestReaders(config)
+    renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
     chat = ChatService(server, session, text, renderer, choose_parsers(server, text))
     store = open_store(server, environment.responses_store())
     serving = Serving(config, session, text, renderer, chat, int(time.time()), slow_reader_s, store)
@@ -125,6 +127,7 @@ def create_app(
         openapi_url=None if server.disable_fastapi_docs else "/openapi.json",
         redirect_slashes=False,  # after a 307 some clients do not send the body again
     )
+    app.state.readers = readers
     for add_routes in _ROUTES:
         add_routes(app, serving)
     if developer_mode or server.api_key:
@@ -172,6 +175,7 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
     finally:
         logging_stats.cancel()
         serving.renderer.close()
+        app.state.readers.close()
         await serving.session.close()
 
 

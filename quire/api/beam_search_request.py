@@ -46,7 +46,8 @@ async def run_beam_search(
 async def _next_tokens(
     session: EngineSession, sequences: Sequence[Sequence[int]], params: SamplingParams, options: dict[str, Any]
 ) -> list[TokenLogprobs]:
-    choices = RequestChoices(session, session.add_request(sequences, params, continuing=True, **options), None)
+    collector = await session.add_request(sequences, params, continuing=True, **options)
+    choices = RequestChoices(session, collector, None)
     try:
         return [choice.logprobs[0] for choice in await choices.collect()]
     finally:

@@ -92,7 +92,20 @@ class ChatService:
         Raises:
             QuireError: See `prepare` and `run`.
         """
-        return self.run(fields, await self.prepare(fields))
+        self.check_room(fields)
+        return await self.run(fields, await self.prepare(fields))
+
+    def check_room(self, fields: ChatRequest, conversations: int = 1) -> None:
+        """Refuse a request that would be turned away behind all the work of `prepare`.
+
+        Args:
+            conversations: So many like this one.
+
+        Raises:
+            OverloadedError: Too many requests wait.
+        """
+        sequences = conversations * max(1, fields.n or 1)
+        self.session.check_room(fields.tenant, sequences, sequences)
 
     async def prepare(self, fields: ChatRequest) -> ChatPrompt:
         """Check a request and render its conversation; nothing runs yet.
@@ -103,7 +116,8 @@ class ChatService:
         """
         longest = self.session.submission.longest
         with fields.named_as_sent():
-            params, options = self._sampling(fields), fields.options(self.text.tokenizer)
+            params, options = self._sampling(fields), fields.options()
+        options["bad_words"] = await self.renderer.bad_words(fields.bad_words)
         tools = fields.tool_use()
         if tools is not None and fields.use_beam_search:
             raise RequestError("tools cannot be combined with use_beam_search: leave one of them out.", param="tools")
@@ -121,7 +135,7 @@ class ChatService:
         options |= await self.session.grammar_options(params)
         return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None)
 
-    def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
+    async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
         """Start what was prepared. Must be closed.
 
         Raises:
@@ -129,7 +143,7 @@ class ChatService:
             UnavailableError: No work is taken now.
         """
         with fields.named_as_sent():
-            collector = self.session.add_request([prompt.tokens], prompt.params, **prompt.all_options)
+            collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.all_options)
         return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
 
     async def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:

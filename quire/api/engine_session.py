@@ -18,6 +18,7 @@ from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
 from quire.api.recovery import EngineRecovery
+from quire.api.shared_turn import SharedTurn
 from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.client import EngineClient, Lost
@@ -98,6 +99,7 @@ class EngineSession:
         self._recovery = EngineRecovery(self._requests, self._engine, self.stats, self.admission_limit, report)
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._draining = self._closing = False
+        self._adding = asyncio.Lock()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
@@ -210,7 +212,20 @@ class EngineSession:
         """What `add_request` needs for `params.structured_outputs`, see GrammarChecks.options."""
         return await self._grammars.options(params)
 
-    def add_request(
+    def check_room(self, tenant: str, sequences: int, tokens: int) -> None:
+        """Refuse a request that the queue has no room for before anything is done for it.
+
+        Args:
+            sequences, tokens: At least so many.
+
+        Raises:
+            UnavailableError: No work is taken now.
+            OverloadedError: Too many requests wait.
+        """
+        if self.submission:  # raises
+            self.admission_limit.check(tenant, min(sequences, MAX_SEQUENCES), tokens)
+
+    async def add_request(
         self,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
@@ -237,9 +252,9 @@ class EngineSession:
             OverloadedError: Too many requests wait.
             RequestError: The engine could not run it; nothing was started.
         """
+        check_num_sequences(len(prompts), params.n)
         let_in = continuing and self.state == "draining" and not self._closing
         submission = self._submission if let_in and self._submission is not None else self.submission
-        check_num_sequences(len(prompts), params.n)
         options: dict[str, Any] = {
             "priority": priority,
             "cache_salt": f"{tenant}/{cache_salt}" if self._config.server.cache_isolation else cache_salt,
@@ -250,11 +265,26 @@ class EngineSession:
             "deadline": deadline,
             "tenant": tenant,
         }
-        adds = [add for prompt in prompts for add in submission.adds(prompt, params, **options)]
-        self.admission_limit.enter(adds, continuing=continuing)
-        collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])
-        self._recovery.submit(collector)
+        async with self._adding:  # ids are in the order in which they are sent
+            turn, adds = SharedTurn(), list[Add]()
+            for prompt in prompts:
+                adds += submission.adds(prompt, params, **options)
+                await turn.share()
+            if not let_in:
+                submission = self.submission  # raises if it has come to an end meanwhile
+            self.admission_limit.enter(adds, continuing=continuing)
+            collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])
+            await self._send(collector, turn)
         return collector
+
+    async def _send(self, collector: OutputCollector, turn: SharedTurn) -> None:
+        self._recovery.open(collector)
+        try:
+            for _ in self._recovery.send(collector):
+                await turn.share()
+        except BaseException:  # its reader has gone
+            self.close_request(collector)
+            raise
 
     def count_delivered(self, collector: OutputCollector, index: int, tokens: int) -> None:
         """The reader has got so many more tokens of one sequence."""

@@ -21,8 +21,11 @@ logger = logging.getLogger(__name__)
 
 Ts = TypeVarTuple("Ts")
 
-REPORTED_S = 0.1
-"""The longest callback so far is logged from this processor time on."""
+AIM_S = 0.02
+"""A callback of more processor time is named in the log, if it is much longer than all before."""
+WARNED_S = 0.1
+"""From here on as a warning."""
+_LONGER = 1.25
 _SHORT_S = 1e-3
 """What takes no longer by the wall clock is counted by it: that is an upper bound, and the first bucket's."""
 _STALE_S = 5e-4
@@ -54,8 +57,9 @@ class CallbackTimes:
                 self._wall = 0.0
             longest = self._times.longest
             self._times.observe(took)
-            if took > max(longest, REPORTED_S):
-                logger.warning("%s held the event loop for %.0f ms.", _name(callback), took * 1e3)
+            if took > max(_LONGER * longest, AIM_S):
+                level = logging.WARNING if took > WARNED_S else logging.INFO
+                logger.log(level, "%s held the event loop for %.0f ms.", _name(callback), took * 1e3)
 
 
 class MeasuredLoop(uvloop.Loop):

@@ -83,10 +83,14 @@ class PromptFields:
         ]
 
     async def _encode(self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]) -> JsonPieces:
-        """vLLM's list: for each token of the prompt a dict by token id; None for the first."""
+        """vLLM's list: for each token of the prompt a dict by token id; None for the first, and for those that were not
+        computed before the engine ended the request."""
 
         def rows(start: int, end: int) -> dict[str, list[Any]]:
-            dicts = [logprobs_dict(prompt[i], entries[i - 1], self.tokenizer) if i else None for i in range(start, end)]
+            dicts = [
+                logprobs_dict(prompt[i], entries[i - 1], self.tokenizer) if 0 < i <= len(entries) else None
+                for i in range(start, end)
+            ]
             return {"rows": msgspec.to_builtins(dicts, str_keys=True)}
 
         entries_per_row = 1 + len(entries[0].top_ids) if entries else 1

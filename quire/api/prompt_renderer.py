@@ -1,35 +1,41 @@
 """Texts and conversations to token ids, without blocking the event loop.
 
-Owns where that work runs: short texts in the event loop, long ones in a few threads. Knows nothing about sampling.
+Owns where that work runs: short texts in the event loop, longer ones in a few threads, large ones in processes of low
+priority. Knows nothing about sampling.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from quire.api.schemas.chat import ChatMessage, MessageContent, plain_messages
+from quire.api.large_requests.readers import HUGE, LargeRequestReaders
+from quire.api.large_requests.tasks import TruncationSide
+from quire.api.schemas.chat import ChatMessage, ContentPart, MessageContent, plain_messages
 from quire.config.server import ContentFormat
 from quire.errors import CheckpointError, ConfigError, ContextLengthError, RequestError
+from quire.text.bad_words import bad_word_tokens
 from quire.text.chat_template import ChatTemplate
 from quire.text.fill_in_middle import FillInMiddle, fill_in_middle
 from quire.text.model_text import ModelText
 from quire.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-TruncationSide = Literal["left", "right"]
 
 THREAD_THRESHOLD = 4_000
 """Texts of more characters are encoded in a thread; shorter ones take less time than handing them over would."""
 THREADS = 4
-LONG = 2**18
-"""Texts of more characters are encoded one after the other, since each takes a hundred times its size of memory, which
-is given back to the machine behind it."""
+LARGE = 2**16
+"""Texts of more characters go to another process: they would hold cores that the model needs for milliseconds."""
+WORD_CHARACTERS = 100
+"""What a text costs beside its characters, as so many of them."""
+VALUE_CHARACTERS = 10
+"""What a value costs beside its text: a message has five."""
 MAX_TEMPLATE = 131_072
 """Characters of a request's own chat template."""
 
@@ -60,11 +66,16 @@ class PromptRenderer:
     """Renders chat templates and encodes prompts for one model."""
 
     def __init__(
-        self, text: ModelText, content_format: ContentFormat = "auto", variables: Mapping[str, Any] | None = None
+        self,
+        text: ModelText,
+        readers: LargeRequestReaders,
+        content_format: ContentFormat = "auto",
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
             text: The model's tokenizer and template.
+            readers: For what is large; they have the same.
             content_format: How the template gets a message's content, see ServerConfig.chat_template_content_format.
             variables: Of the template, for conversations that do not set them.
 
@@ -72,6 +83,7 @@ class PromptRenderer:
             ConfigError: The template has no such variable.
         """
         self._text = text
+        self._readers = readers
         self._content_format = content_format
         self._variables = variables or {}
         known = text.chat_template.variables if text.chat_template else frozenset[str]()
@@ -82,7 +94,6 @@ class PromptRenderer:
                 param="default_chat_template_kwargs",
             )
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
-        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="tokenize-long")
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -103,7 +114,6 @@ class PromptRenderer:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._long_texts.shutdown(wait=False, cancel_futures=True)
 
     async def encode(
         self, text: str, add_special_tokens: bool, longest: int, kept: tuple[int, TruncationSide] | None = None
@@ -123,6 +133,8 @@ class PromptRenderer:
             _check_length(tokenizer.fewest_tokens(text), longest)
         else:
             text = tokenizer.end_of(text, kept[0], first=kept[1] == "right")
+        if len(text) > LARGE:
+            return await self._readers.encode(text, add_special_tokens=add_special_tokens, kept=kept)
         return await self._run(len(text), lambda: tokenizer.encode(text, add_special_tokens))
 
     async def encode_gap(
@@ -132,11 +144,25 @@ class PromptRenderer:
         tokenizer = self.tokenizer
         if kept is None:
             _check_length(tokenizer.fewest_tokens(before) + tokenizer.fewest_tokens(behind), longest)
-        return await self._run(len(before) + len(behind), lambda: marks.prompt(tokenizer, before, behind))
+        size = len(before) + len(behind)
+        if size > LARGE:
+            return await self._readers.encode(before, behind=behind)
+        return await self._run(size, lambda: marks.prompt(tokenizer, before, behind))
+
+    async def bad_words(self, words: Sequence[str] | None) -> list[list[int]]:
+        """`bad_words` as tokens.
+
+        Raises:
+            RequestError: See `bad_word_tokens`.
+        """
+        size = sum(WORD_CHARACTERS + len(word) for word in words or ())
+        return await self._run(size, lambda: bad_word_tokens(self._text.tokenizer, words))
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         tokenizer = self.tokenizer
+        if len(tokens) > LARGE:
+            return await self._readers.decode(tokens)
         return await self._run(len(tokens), lambda: tokenizer.decode(tokens, skip_special_tokens=False))
 
     async def render(self, conversation: Conversation) -> str:
@@ -146,25 +172,26 @@ class PromptRenderer:
             RequestError: The model has no chat template, or the template refuses the conversation.
         """
         template = await self._template(conversation)
-        plain = plain_messages(
-            conversation.messages, knows_developer="developer" in template.source, content=self._content(template)
-        )
-        size = sum(len(str(message["content"])) for message in plain) + THREAD_THRESHOLD // 100 * len(plain)
-        size += sum(len(str(shown)) for shown in (*conversation.tools, *conversation.documents))
+        size = _size(conversation)
+        plain = await self._run(size, lambda: self._plain(conversation, template))
         continues = bool(conversation.continue_final_message)
         opens = conversation.add_generation_prompt
         variables = {name: value for name, value in self._variables.items() if name in template.variables}
-        return await self._run(
-            size,
-            lambda: template.render(
-                plain,
-                tools=conversation.tools,
-                documents=conversation.documents,
-                add_generation_prompt=not continues if opens is None else opens,
-                continue_final_message=continues,
-                variables={**variables, **conversation.variables},
-            ),
-        )
+        options: dict[str, Any] = {
+            "tools": conversation.tools,
+            "documents": conversation.documents,
+            "add_generation_prompt": not continues if opens is None else opens,
+            "continue_final_message": continues,
+            "variables": {**variables, **conversation.variables},
+        }
+        if size > LARGE:
+            return await self._readers.render(plain, size, template=conversation.template, **options)
+        return await self._run(size, lambda: template.render(plain, **options))
+
+    def _plain(self, conversation: Conversation, template: ChatTemplate) -> list[dict[str, Any]]:
+        """The messages as this template reads them."""
+        knows_developer, content = "developer" in template.source, self._content(template)
+        return plain_messages(conversation.messages, knows_developer=knows_developer, content=content)
 
     async def _template(self, conversation: Conversation) -> ChatTemplate:
         template = self._text.chat_template
@@ -193,19 +220,28 @@ class PromptRenderer:
     async def _run(self, size: int, work: Callable[[], T]) -> T:
         if size <= THREAD_THRESHOLD:
             return work()
-        loop = asyncio.get_running_loop()
-        if size <= LONG:
-            return await loop.run_in_executor(self._threads, work)
-        return await loop.run_in_executor(self._long_texts, _then_release_memory, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _then_release_memory(work: Callable[[], T]) -> T:
-    """Without this the C library keeps what a long text took, some gigabytes, for the next one."""
-    try:
-        return work()
-    finally:
-        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-            trim(0)
+def _size(conversation: Conversation) -> int:
+    """About how many characters it has; of what is huge, a part is counted."""
+    size, left = 0, deque[Any](conversation.messages)
+    left += (*conversation.tools, *conversation.documents)
+    while left and size <= HUGE:
+        value = left.popleft()
+        size += VALUE_CHARACTERS
+        match value:
+            case str():
+                size += len(value)
+            case ChatMessage():
+                left += (value.content, value.reasoning, value.reasoning_content, value.tool_calls)
+            case ContentPart():
+                left.append(value.text)
+            case dict():
+                left += value.values()
+            case list():
+                left += value
+    return size
 
 
 def _check_length(fewest: int, longest: int) -> None:

@@ -7,7 +7,7 @@ killing engines, some wait (`PoisonSearch`); once it is found, it fails alone. K
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.api.admission_limit import AdmissionLimit
 from quire.api.engine_connection import EngineConnection
@@ -50,15 +50,25 @@ class EngineRecovery:
         self._report = report
         self._search: PoisonSearch[OutputCollector] = PoisonSearch()
 
-    def submit(self, collector: OutputCollector) -> None:
-        """Send a new request, now or as soon as there is an engine for it."""
+    def open(self, collector: OutputCollector) -> None:
+        """A new request goes to the engine, by `send` or as soon as there is one that takes it."""
         self._requests.add(collector)
-        if self._engine.state != "ready" or not self._search.may_run(collector):
-            return
+
+    def send(self, collector: OutputCollector) -> Iterator[None]:
+        """Send a new request, a prompt each time the iterator is asked; between them the engine may be replaced, and
+        sequences may end."""
         for add in collector.adds:
-            self._requests[add.id].mark_sent()
-            if add.fork_of is None:  # forks travel with the first
+            if add.fork_of is not None:
+                continue  # it travels with the first
+            if self._engine.state == "ready" and self._search.may_run(collector):
+                sequences = [self._requests.get(number) for number in (add.id, *(fork.id for fork in add.forks))]
+                if any(sequence is None or sequence.sent for sequence in sequences):
+                    continue
+                for sequence in sequences:
+                    assert sequence is not None
+                    sequence.mark_sent()
                 self._engine.send(add)
+            yield
 
     def engine_died(self, in_flight: Sequence[int]) -> OutputCollector | None:
         """The engine is gone. Returns the request to blame, if it is known."""

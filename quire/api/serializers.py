@@ -122,7 +122,9 @@ class CompletionSerializer:
         entries: list[TokenLogprobs | None] = [*choice.logprobs]
         if self._echo:
             tokens = [*self._prompt.tokens(index), *tokens]
-            entries = [None, *self._prompt.logprobs(index, choices), *entries]
+            of_prompt: list[TokenLogprobs | None] = [None, *self._prompt.logprobs(index, choices)]
+            missing = len(tokens) - len(of_prompt) - len(entries)  # the engine ended it before all were computed
+            entries = [*of_prompt, *[None] * missing, *entries]
         return await encode_in_slices(
             lambda start, end: self._columns(index, tokens[start:end], entries[start:end]),
             len(tokens),

@@ -134,6 +134,9 @@ class Serving:
         prompts = [add.tokens[: add.prompt_len] for add in adds]
         beams = fields.beam_search(adds[0].sampling.max_tokens or 1)
         self._check_beams(beams)
+        sequences = len(prompts) * beams.beam_width
+        computed = sum(map(len, prompts)) + sequences * beams.max_tokens
+        self.session.check_room(fields.tenant, sequences, computed)
         request_id, tokenizer = request.state.request_id, self.text.tokenizer
         serializer = make_serializer(prompts)
         head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=False)

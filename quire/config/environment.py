@@ -1,4 +1,4 @@
-"""The only reader of `os.environ`, called by the command line, by `LLM`, and by an executor before it loads torch."""
+"""The only reader of `os.environ`, called by the command line, by `LLM`, and before a library is loaded."""
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ def limit_openmp_spinning() -> None:
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = "5000"
+
+
+def encode_in_one_thread() -> None:
+    """Texts are encoded one at a time: the tokenizer's threads would reserve memory and do nothing."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def allocator_is_set() -> bool:

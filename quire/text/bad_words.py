@@ -21,10 +21,9 @@ def bad_word_tokens(tokenizer: Tokenizer | None, words: Sequence[str] | None) ->
     if tokenizer is None:
         raise RequestError("bad_words need a tokenizer: there is none here.", param="bad_words")
     found: list[list[int]] = []
-    for word in words:
-        plain, spaced = (
-            tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False) for prefix in ("", " ")
-        )  # fmt: skip
+    texts = [prefix + word.lstrip() for word in words for prefix in ("", " ")]
+    encoded = tokenizer.encode_each(texts, add_special_tokens=False)
+    for plain, spaced in zip(encoded[::2], encoded[1::2], strict=True):
         if not plain:
             raise RequestError("bad_words has a text without tokens.", param="bad_words")
         found.append(plain)

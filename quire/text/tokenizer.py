@@ -76,8 +76,13 @@ class Tokenizer:
         Raises:
             RequestError: The text has half a surrogate pair, which is no text in any encoding.
         """
+        return self.encode_each([text], add_special_tokens)[0]
+
+    def encode_each(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each of several texts; see `encode`."""
         try:  # the batch call lets other threads run meanwhile, the single one does not
-            return self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+            encoded = self._core.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+            return [each.ids for each in encoded]
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError("The text is not valid Unicode: it has an unpaired surrogate.") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from quire import LLM, BeamSearchParams
 from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
 from quire.executor.cpu_executor import CpuExecutor
+from quire.messages import Heartbeat, Load
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 from tests.api.test_lifetimes import eventually, in_background
@@ -100,3 +102,17 @@ def test_a_client_that_leaves_ends_the_search(tmp_path: Path) -> None:
         eventually(lambda: client.aborted == [add.id])
         threading.Event().wait(0.05)
         assert len(client.adds) == 1
+
+
+def test_it_is_turned_away_by_all_that_its_beams_will_compute(tmp_path: Path) -> None:
+    client = ScriptedClient()
+    client.say(READY)
+    with running(tmp_path, client=lambda: client) as server:
+        queue = Load(running=16, waiting=50, queued_tokens=29_000, tokens_per_s=1_000.0)  # 30,000 are the limit
+        client.say(Heartbeat(time.monotonic(), time.monotonic(), queue))
+        eventually(lambda: server.session.stats.load == queue)
+        body = {"prompt": ["a"] * 20, "max_tokens": 500, "use_beam_search": True}
+        assert server.post("/v1/completions", body | {"n": 10}).status_code == 429
+        with pytest.raises(Exception, match="timed out"):
+            server.post("/v1/completions", body | {"n": 1}, timeout=0.3)
+        assert len(client.wait_for_adds(20)) == 20

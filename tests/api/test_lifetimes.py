@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,18 @@ def test_a_client_that_does_not_read_is_given_up(tmp_path: Path) -> None:
         connection.close()
 
 
-def test_when_too_many_wait_a_request_is_told_when_to_come_again(scripted: tuple[Server, ScriptedClient]) -> None:
+def test_when_too_many_wait_a_request_is_told_when_to_come_again_before_it_costs_anything(
+    scripted: tuple[Server, ScriptedClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, client = scripted
+    assert server.text.tokenizer is not None
+    encode, encoded = server.text.tokenizer.encode_each, list[str]()
+
+    def noted(texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        encoded.extend(texts)
+        return encode(texts, add_special_tokens)
+
+    monkeypatch.setattr(server.text.tokenizer, "encode_each", noted)
     client.say(READY)
     server.wait_ready()
     long_queue = Load(running=16, waiting=50, queued_tokens=61_000, tokens_per_s=1_000.0)
@@ -118,13 +128,17 @@ def test_when_too_many_wait_a_request_is_told_when_to_come_again(scripted: tuple
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
         ("/v1/messages", {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}),
         ("/inference/v1/generate", {"token_ids": [5], "sampling_params": {"max_tokens": 5}}),
+        ("/v1/completions", {"prompt": "a", "use_beam_search": True, "n": 4, "max_tokens": 9}),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "a"}]] * 3}),
+        ("/v1/responses", {"input": "a", "store": False}),
     ):
         refused = server.post(path, body)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "61"), path
         assert refused.json()["error"]["type"] == "rate_limit_error"
     assert client.adds == []
+    assert encoded == []
     metrics = server.get("/metrics").text
-    assert 'vllm:admission_rejections_total{engine="0",model_name="tiny",reason="tokens"} 4.0' in metrics
+    assert 'vllm:admission_rejections_total{engine="0",model_name="tiny",reason="tokens"} 7.0' in metrics
     of_openai = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.RateLimitError):
         of_openai.completions.create(model="tiny", prompt="a")

@@ -112,3 +112,22 @@ def test_prompt_logprobs_are_those_of_offline_use(scripted: tuple[Server, Script
     expected = msgspec.to_builtins(offline.prompt_logprobs(server.text.tokenizer), str_keys=True)
     assert result[0].json()["choices"][0]["prompt_logprobs"] == expected
     assert len(expected) == PROMPT_LEN
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": TOP}, {"logprobs": TOP, "echo": True}])
+def test_an_answer_that_the_engine_broke_off_has_what_was_computed(
+    scripted: tuple[Server, ScriptedClient], fields: dict[str, Any]
+) -> None:
+    server, client = scripted
+    client.adds.clear()
+    thread, result = in_background(
+        lambda: server.post("/v1/completions", {"prompt": [7] * PROMPT_LEN, "max_tokens": 1, **fields})
+    )
+    (add,) = client.wait_for_adds(1)
+    client.say(Deltas([], [], [], [], [End(add.id, "abort")], prompt_logprobs=[(add.id, ENTRIES[:100])]))
+    thread.join()
+    assert result[0].status_code == 200, result[0].text
+    (choice,) = result[0].json()["choices"]
+    assert choice["finish_reason"] == "abort"
+    rows = choice["logprobs"]["top_logprobs"] if "echo" in fields else choice["prompt_logprobs"]
+    assert [row is None for row in rows] == [True, *[False] * 100, *[True] * (PROMPT_LEN - 101)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.api.server import Server
+from tests.api.server import Server, running
 from tests.api.test_sse import events
 
 CONTINUED: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ab"}]
@@ -122,3 +123,19 @@ def test_usage_counts_up_in_every_chunk_of_each_choice(server: Server, logprobs:
         assert each == sorted(each)
         assert (each[0], each[-1]) == (0 if logprobs is None else each[0], 4)
     assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (4, 16)
+
+
+# --- vllm_xargs -----------------------------------------------------------------------------------------------------
+
+
+def test_arguments_of_processors_are_what_messages_between_processes_hold(tmp_path: Path) -> None:
+    with running(tmp_path, logits_processors=("tests.sampling.processors:CountUp",)) as server:
+        body = {"prompt": "a", "max_tokens": 1}
+        for wrong in (2**64, -(2**63) - 1, 10**40, {"deep": [{"in": 2**70}]}):
+            answer = server.post("/v1/completions", body | {"vllm_xargs": {"count": wrong}})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, "extra_args"), wrong
+            assert "an integer beyond 64 bits" in error["message"]
+        large = server.post("/v1/completions", body | {"vllm_xargs": {"text": "x" * 2**20}})
+        assert "at most 1048576 bytes" in large.json()["error"]["message"]
+        assert server.post("/v1/completions", body | {"vllm_xargs": {"count": 2**64 - 1}}).status_code == 200

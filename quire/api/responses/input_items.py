@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.api.schemas.response_items import (
@@ -39,44 +40,55 @@ def chat_messages(instructions: str | None, items: Sequence[InputItem]) -> list[
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     calls: set[str] = set()
-    turn: dict[str, Any] = {}  # the model's, while it goes on
+    turn = _ModelTurn()
     for item in items:
         match item:
             case MessageItem(role="assistant"):
-                turn = turn or _begin(messages)
-                turn["content"] = "\n".join(filter(None, (turn["content"], joined(item.content))))
+                turn.texts.append(joined(item.content))
             case FunctionCallItem():
-                turn = turn or _begin(messages)
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                turn["tool_calls"] = [*turn.get("tool_calls", ()), call]
+                turn.calls.append(item)
                 calls.add(item.call_id)
             case ReasoningItem():
-                thought = joined(item.content or item.summary)
-                if thought:
-                    turn = turn or _begin(messages)
-                    turn["reasoning"] = "\n".join(filter(None, (turn.get("reasoning"), thought)))
+                turn.thoughts.append(joined(item.content or item.summary))
             case FunctionCallOutputItem():
                 if item.call_id not in calls:
                     raise RequestError(
                         f"input: no function call has the call_id '{item.call_id[:64]}' of this output.", param="input"
                     )
-                turn = {}
+                messages += turn.end()
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
             case MessageItem():
-                turn = {}
+                messages += turn.end()
                 messages.append({"role": item.role, "content": joined(item.content)})
-    return messages
+    return [*messages, *turn.end()]
+
+
+@dataclass
+class _ModelTurn:
+    """What the model thought, said and called one after the other."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[FunctionCallItem] = field(default_factory=list)
+
+    def end(self) -> list[dict[str, Any]]:
+        """Its message, if there is any; the next turn is empty."""
+        message: dict[str, Any] = {"role": "assistant", "content": "\n".join(filter(None, self.texts))}
+        if thought := "\n".join(filter(None, self.thoughts)):
+            message["reasoning"] = thought
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        said = bool(self.texts or self.calls or thought)
+        self.texts, self.thoughts, self.calls = [], [], []
+        return [message] if said else []
 
 
 def listed_items(items: Iterable[InputItem]) -> list[dict[str, Any]]:
     """The items as responses list them: with ids, and all fields."""
     return [_listed(item) for item in items]
-
-
-def _begin(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
 
 
 def _listed(item: InputItem) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.response_items import InputItem, MessageItem, parse_items
 from quire.api.schemas.responses import ResponsesRequest
 from quire.api.serving import Serving
+from quire.api.shared_turn import convert
 from quire.clock import Clock, WallClock
 from quire.errors import ContextLengthError, RequestError
 from quire.sampling import SamplingParams
@@ -79,11 +81,8 @@ class ResponsesService:
             UnavailableError: No work is taken now.
         """
         model = self.serving.model_name(fields.model)
-        items = _items(fields)
-        history = await self._history(fields.previous_response_id)
-        chat, params, choices = await self._choices(
-            fields, caller, chat_messages(fields.instructions, [*history, *items])
-        )
+        items, messages = await self._messages(fields)
+        chat, params, choices = await self._choices(fields, caller, messages)
         names, created = chat.token_names(self.serving.text.tokenizer), self.clock.now()
 
         def logprobs(gained: ChoiceDelta) -> list[dict[str, Any]]:
@@ -99,16 +98,24 @@ class ResponsesService:
             lambda body: on_end(running),
             keep_events=bool(fields.stream or fields.background),
         )
-        running = RunningResponse(events, choices, listed_items(items))
+        running = RunningResponse(events, choices, await convert(len(items), lambda: listed_items(items)))
         return running
 
     async def count_input_tokens(self, fields: ResponsesRequest) -> int:
         """Tokens of the prompt; nothing is generated. See `start`."""
         self.serving.model_name(fields.model)
-        history = await self._history(fields.previous_response_id)
-        messages = chat_messages(fields.instructions, [*history, *_items(fields)])
+        _, messages = await self._messages(fields)
         with named_as_sent():
-            return len((await self.serving.chat.prepare(chat_request(fields, messages))).tokens)
+            chat = await convert(len(messages), lambda: chat_request(fields, messages))
+            return len((await self.serving.chat.prepare(chat)).tokens)
+
+    async def _messages(self, fields: ResponsesRequest) -> tuple[list[InputItem], list[dict[str, Any]]]:
+        """The items of the input, and the messages of all that was said."""
+        number = len(fields.input) if isinstance(fields.input, list) else 1
+        items = await convert(number, lambda: _items(fields))
+        history = await self._history(fields.previous_response_id)
+        said = [*history, *items]
+        return items, await convert(len(said), lambda: chat_messages(fields.instructions, said))
 
     async def _history(self, previous: str | None) -> list[InputItem]:
         """What was said before, instructions aside."""
@@ -131,11 +138,13 @@ class ResponsesService:
         """The running choice, with `truncation: auto` without the oldest turns if they do not fit."""
         attempts = MAX_TRUNCATIONS if fields.truncation == "auto" else 0
         while True:
-            chat = chat_request(fields, messages).sent_by(caller)
+            chat = await convert(len(messages), partial(chat_request, fields, messages))
+            chat.sent_by(caller)
             try:
                 with named_as_sent():
+                    self.serving.chat.check_room(chat)
                     prompt = await self.serving.chat.prepare(chat)
-                    return chat, prompt.params, self.serving.chat.run(chat, prompt)
+                    return chat, prompt.params, await self.serving.chat.run(chat, prompt)
             except ContextLengthError:
                 shorter = _without_oldest_turn(messages, attempts)
                 if attempts == 0 or len(shorter) == len(messages):

@@ -34,6 +34,7 @@ async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -
     fields.sent_by(request.state.caller)
     serving.model_name(fields.model)
     fields.check_stream_options()
+    serving.chat.check_room(fields)
     prompt = await serving.chat.prepare(fields)
     if fields.use_beam_search:
         with fields.named_as_sent():
@@ -45,7 +46,7 @@ async def answer_chat(serving: Serving, request: Request, fields: ChatRequest) -
                 prompt.options,
                 lambda prompts: chat_serializer(serving, fields, prompt, prompts),
             )
-    choices = serving.chat.run(fields, prompt)
+    choices = await serving.chat.run(fields, prompt)
     return await serving.respond(request, fields, choices, chat_serializer(serving, fields, prompt, choices.prompts))
 
 

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.chat_service import ChatPrompt
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.engine_session import check_num_sequences
 from quire.api.request_body import openapi_body, read_body
@@ -18,6 +19,7 @@ from quire.api.request_ids import use_request_id
 from quire.api.routes.chat import chat_serializer
 from quire.api.schemas.chat_batch import ChatBatchRequest
 from quire.api.serving import Serving, json_response
+from quire.api.shared_turn import SharedTurn
 
 _COUNTS = ("prompt_tokens", "total_tokens", "completion_tokens")
 
@@ -38,11 +40,16 @@ async def _answer(serving: Serving, request: Request, fields: ChatBatchRequest) 
     model = serving.model_name(fields.model)
     conversations = fields.conversations()
     check_num_sequences(len(conversations), 1, param="messages")
-    prompts = [await serving.chat.prepare(conversation) for conversation in conversations]
-    started: list[RequestChoices] = []
+    if conversations:
+        serving.chat.check_room(conversations[0], len(conversations))
+    turn, prompts, started = SharedTurn(), list[ChatPrompt](), list[RequestChoices]()
+    for conversation in conversations:
+        prompts.append(await serving.chat.prepare(conversation))
+        await turn.share()
     try:
         for conversation, prompt in zip(conversations, prompts, strict=True):
-            started.append(serving.chat.run(conversation, prompt))
+            started.append(await serving.chat.run(conversation, prompt))
+            await turn.share()
         outputs = await asyncio.gather(*(choices.collect() for choices in started))
     finally:
         for choices in started:
@@ -54,6 +61,7 @@ async def _answer(serving: Serving, request: Request, fields: ChatBatchRequest) 
     shown = []
     for index, (serializer, output) in enumerate(zip(serializers, outputs, strict=True)):
         shown.append((await serializer.body(output))["choices"][0] | {"index": index})
+        await turn.share()
     head = serializers[0].head(request.state.request_id, int(time.time()), model, stream=False)
     return json_response({**head, "choices": shown, "usage": _usage(started)})
 

@@ -19,6 +19,7 @@ from quire.api.request_ids import use_request_id
 from quire.api.schemas.completion import CompletionRequest, Prompt
 from quire.api.serializers import CompletionSerializer
 from quire.api.serving import Serving
+from quire.api.shared_turn import SharedTurn
 from quire.errors import RequestError
 from quire.sampling import SamplingParams
 from quire.text.fill_in_middle import FillInMiddle
@@ -42,6 +43,7 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
     fields.sent_by(request.state.caller)
     serving.model_name(fields.model)
     fields.check_stream_options()
+    _check_room(serving, fields)
     tokens, params, options = await prepare_completion(serving, fields)
     check_answer_size(
         [len(prompt) for prompt in tokens],
@@ -54,7 +56,7 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
         return await serving.respond_with_beams(
             request, fields, tokens, params, options, lambda prompts: _serializer(serving, fields, params, prompts)
         )
-    collector = serving.session.add_request(tokens, params, **options)
+    collector = await serving.session.add_request(tokens, params, **options)
     choices = RequestChoices(serving.session, collector, serving.text.tokenizer, show_output=not fields.only_echo)
     return await serving.respond(request, fields, choices, _serializer(serving, fields, params, choices.prompts))
 
@@ -70,23 +72,40 @@ async def prepare_completion(
     """
     longest = serving.session.submission.longest
     params = _sampling(serving, fields)
-    options = fields.options(serving.text.tokenizer) | await serving.session.grammar_options(params)
-    prompts = fields.prompts()
+    options = fields.options() | await serving.session.grammar_options(params)
+    options["bad_words"] = await serving.renderer.bad_words(fields.bad_words)
+    prompts = fields.prompts
     check_num_sequences(len(prompts), params.n, param="prompt")
     kept = fields.kept_tokens(longest)
+    turn, tokens = SharedTurn(), list[list[int]]()
     if fields.suffix:
         marks = _marks(serving)
         stops = (*(params.stop_token_ids or ()), *marks.end)
         params = msgspec.structs.replace(params, stop_token_ids=list(dict.fromkeys(stops)))
-        texts, encode = _texts(prompts), serving.renderer.encode_gap
-        tokens = [await encode(marks, text, fields.suffix, longest, kept) for text in texts]
+        for text in _texts(prompts):
+            tokens.append(await serving.renderer.encode_gap(marks, text, fields.suffix, longest, kept))
+            await turn.share()
         return tokens, params, options
     special = fields.add_special_tokens is not False
-    tokens = [
-        await serving.renderer.encode(prompt, special, longest, kept) if isinstance(prompt, str) else prompt
-        for prompt in prompts
-    ]
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            tokens.append(await serving.renderer.encode(prompt, special, longest, kept))
+            await turn.share()
+        else:
+            tokens.append(prompt)
     return tokens, params, options
+
+
+def _check_room(serving: Serving, fields: CompletionRequest) -> None:
+    """Refuse what would be turned away behind all the work of encoding its prompts."""
+    prompts, tokenizer = fields.prompts, serving.text.tokenizer
+    fewest = (
+        len(prompt) if isinstance(prompt, list) else tokenizer.fewest_tokens(prompt) if tokenizer else 0
+        for prompt in prompts
+    )
+    kept = fields.truncate_prompt_tokens is not None
+    sequences = len(prompts) * max(1, fields.n or 1)
+    serving.session.check_room(fields.tenant, sequences, sequences + (0 if kept else sum(fewest)))
 
 
 def _marks(serving: Serving) -> FillInMiddle:

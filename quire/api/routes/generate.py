@@ -16,7 +16,6 @@ from quire.api.schemas.generate import GenerateRequest
 from quire.api.serializers import GenerateSerializer
 from quire.api.serving import Serving
 from quire.errors import RequestError
-from quire.text.bad_words import bad_word_tokens
 
 
 def add_generate(app: FastAPI, serving: Serving) -> None:
@@ -37,6 +36,7 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
     fields.check_stream_options()
     with fields.named_as_sent():
         params = fields.sampling()
+        serving.session.check_room(fields.tenant, params.n, params.n + len(fields.token_ids))
         if params.prompt_logprobs is not None and fields.stream:
             raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
         check_answer_size(
@@ -46,8 +46,8 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
             prompts_shown=params.prompt_logprobs is not None,
             stream=bool(fields.stream),
         )
-        bad_words = bad_word_tokens(serving.text.tokenizer, params.bad_words)
-        collector = serving.session.add_request(
+        bad_words = await serving.renderer.bad_words(params.bad_words)
+        collector = await serving.session.add_request(
             [fields.token_ids],
             params,
             **fields.queue_options(),

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.disconnect import cancel_on_disconnect
-from quire.api.request_body import check_fields, openapi_body, read_object
+from quire.api.request_body import check_object, openapi_body, read_object
 from quire.api.routes.chat import answer_chat
 from quire.api.routes.completions import answer_completion
 from quire.api.routes.generate import answer_generate
@@ -36,9 +36,9 @@ def add_invocations(app: FastAPI, serving: Serving) -> None:
 
 async def _answer(serving: Serving, request: Request, body: dict[str, Any]) -> Response:
     if "messages" in body:
-        return await answer_chat(serving, request, check_fields(body, ChatRequest))
+        return await answer_chat(serving, request, await check_object(request, body, ChatRequest))
     if "prompt" in body:
-        return await answer_completion(serving, request, check_fields(body, CompletionRequest))
+        return await answer_completion(serving, request, await check_object(request, body, CompletionRequest))
     if "token_ids" in body:
-        return await answer_generate(serving, request, check_fields(body, GenerateRequest))
+        return await answer_generate(serving, request, await check_object(request, body, GenerateRequest))
     raise RequestError("Send messages, prompt or token_ids: they say which endpoint is meant.", param="messages")

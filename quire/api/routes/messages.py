@@ -13,6 +13,7 @@ from quire.api.request_body import openapi_body, read_body
 from quire.api.schemas.chat import ChatRequest
 from quire.api.schemas.messages import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
 from quire.api.serving import Serving, json_response
+from quire.api.shared_turn import convert
 
 
 def add_messages(app: FastAPI, serving: Serving) -> None:
@@ -33,7 +34,7 @@ def add_messages(app: FastAPI, serving: Serving) -> None:
 
 async def _answer(serving: Serving, request: Request, body: MessagesRequest) -> Response:
     model = serving.model_name(body.model)
-    fields = _chat(serving, body).sent_by(request.state.caller)
+    fields = (await _chat(serving, body)).sent_by(request.state.caller)
     with named_by_anthropic():
         choices = await serving.chat.start(fields)
     request_id = request.state.request_id
@@ -52,10 +53,10 @@ async def _answer(serving: Serving, request: Request, body: MessagesRequest) -> 
 async def _count(serving: Serving, body: CountTokensRequest) -> Response:
     serving.model_name(body.model)
     with named_by_anthropic():
-        prompt = await serving.chat.prepare(_chat(serving, body))
+        prompt = await serving.chat.prepare(await _chat(serving, body))
     return json_response({"input_tokens": len(prompt.tokens)})
 
 
-def _chat(serving: Serving, body: CountTokensRequest) -> ChatRequest:
+async def _chat(serving: Serving, body: CountTokensRequest) -> ChatRequest:
     template = serving.text.chat_template
-    return chat_request(body, template.variables if template else ())
+    return await convert(len(body.messages), lambda: chat_request(body, template.variables if template else ()))

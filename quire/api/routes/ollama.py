@@ -11,11 +11,12 @@ from quire.api.caller import Caller
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.ollama_answers import Kind, OllamaAnswers, loaded
 from quire.api.ollama_requests import chat_request, completion_request, model_name
-from quire.api.request_body import check_fields, openapi_body, read_object
+from quire.api.request_body import check_object, openapi_body, read_object
 from quire.api.request_choices import RequestChoices
 from quire.api.routes.completions import prepare_completion
 from quire.api.schemas.ollama import OLLAMA_FIELDS, OllamaChatRequest, OllamaGenerateRequest
 from quire.api.serving import Serving, json_response
+from quire.api.shared_turn import convert
 from quire.clock import SystemClock, WallClock
 
 
@@ -26,7 +27,7 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         body = await read_object(request, any_type=True)
-        fields = check_fields(body, OllamaChatRequest, OLLAMA_FIELDS)
+        fields = await check_object(request, body, OllamaChatRequest, OLLAMA_FIELDS)
         if not fields.messages:
             return _loaded(serving, "chat", fields.model, unload=body.get("keep_alive") in (0, "0"))
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
@@ -35,7 +36,7 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
     async def generate(request: Request) -> Response:
         """Answer a prompt, or go on with it."""
         body = await read_object(request, any_type=True)
-        fields = check_fields(body, OllamaGenerateRequest, OLLAMA_FIELDS)
+        fields = await check_object(request, body, OllamaGenerateRequest, OLLAMA_FIELDS)
         if not fields.prompt and not fields.suffix:
             return _loaded(serving, "generate", fields.model, unload=body.get("keep_alive") in (0, "0"))
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
@@ -68,10 +69,13 @@ async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | 
 async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateRequest, caller: Caller) -> RequestChoices:
     if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
         fields = completion_request(body).sent_by(caller)
+        serving.session.check_room(fields.tenant, 1, 1)
         prompts, params, options = await prepare_completion(serving, fields)
         if fields.max_tokens is None:
             params = msgspec.structs.replace(params, max_tokens=None)  # all that the context leaves
-        collector = serving.session.add_request(prompts, params, **options)
+        collector = await serving.session.add_request(prompts, params, **options)
         return RequestChoices(serving.session, collector, serving.text.tokenizer)
     template = serving.text.chat_template
-    return await serving.chat.start(chat_request(body, template.variables if template else ()).sent_by(caller))
+    number = len(body.messages or ()) if isinstance(body, OllamaChatRequest) else 1
+    chat = await convert(number, lambda: chat_request(body, template.variables if template else ()))
+    return await serving.chat.start(chat.sent_by(caller))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from pydantic import Field
@@ -37,6 +38,7 @@ class CompletionRequest(SamplingFields):
         """Whether nothing but the prompt is wanted back."""
         return bool(self.echo) and self.max_tokens == 0
 
+    @cached_property
     def prompts(self) -> list[Prompt]:
         """The prompts, each a text or token ids.
 

@@ -89,6 +89,7 @@ class FieldLists:
 
 
 OPENAI_FIELDS = FieldLists(IGNORED, UNSUPPORTED)
+NO_FIELDS = FieldLists((), {})
 
 
 def served_fields(body: dict[str, Any], known: Collection[str], lists: FieldLists = OPENAI_FIELDS) -> dict[str, Any]:

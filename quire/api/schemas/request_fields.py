@@ -48,6 +48,11 @@ class RequestFields(BaseModel):
         self._caller = caller
         return self
 
+    @property
+    def tenant(self) -> str:
+        """Whose it is."""
+        return self._caller.tenant
+
     def queue_options(self) -> dict[str, Any]:
         """Priority, salt, deadline and tenant, as EngineSession.add_request takes them.
 
@@ -61,7 +66,7 @@ class RequestFields(BaseModel):
             "priority": integer("priority", self.priority or 0, -MAX_PRIORITY, MAX_PRIORITY),
             "cache_salt": self.cache_salt or "",
             "deadline": self._caller.deadline_after(timeout),
-            "tenant": self._caller.tenant,
+            "tenant": self.tenant,
         }
 
     def check_stream_options(self) -> None:

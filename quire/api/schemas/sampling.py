@@ -15,7 +15,6 @@ from quire.api.token_names import TokenNames
 from quire.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.errors import RequestError
 from quire.sampling import RepetitionDetectionParams, SamplingParams
-from quire.text.bad_words import bad_word_tokens
 from quire.text.generation_config import DefaultSampling
 from quire.text.tokenizer import Tokenizer
 from quire.validation import integer
@@ -144,15 +143,14 @@ class SamplingFields(RequestFields, OutputFormFields):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
         )
 
-    def options(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
-        """What EngineSession.add_request takes beside prompts and parameters.
+    def options(self) -> dict[str, Any]:
+        """What EngineSession.add_request takes beside prompts, parameters and bad words.
 
         Raises:
             RequestError: A value is out of its range.
         """
         return {
             **self.queue_options(),
-            "bad_words": bad_word_tokens(tokenizer, self.bad_words),
             "truncation_side": self.truncation_side or "left",
         }
 

@@ -25,6 +25,10 @@ FLOODS: list[Poison] = [
     post("the log probabilities of a long prompt", 200, COMPLETIONS, lambda: {
         "prompt": [5] * 1_900, "prompt_logprobs": 20, "max_tokens": 1}),
     post("1,024 prompts", 200, COMPLETIONS, lambda: {"prompt": [[5] * 20] * 1_024, "max_tokens": 1}),
+    post("1,024 texts", 200, COMPLETIONS, lambda: {
+        "prompt": ["Rivers, mountains and the sea: " * 4] * 1_024, "max_tokens": 1}),
+    post("1,024 conversations", 200, "/v1/chat/completions/batch", lambda: {
+        "messages": [USER] * 1_024, "max_tokens": 1}),
     post("1,024 prompts that are too long", 400, COMPLETIONS, lambda: {"prompt": [[5] * 1_000_000], "max_tokens": 1}),
     post("more prompts than sequences", 400, COMPLETIONS, lambda: {"prompt": ["a"] * 100_000}),
     post("128 choices of 8 prompts", 200, COMPLETIONS, lambda: {
@@ -32,6 +36,8 @@ FLOODS: list[Poison] = [
     post("a text of 15 MB", 400, COMPLETIONS, lambda: {"prompt": "a b " * 3_900_000}),
     post("a text of 15 MB, truncated", 200, COMPLETIONS, lambda: {
         "prompt": "a b " * 3_900_000, "truncate_prompt_tokens": 10, "max_tokens": 1}),
+    post("a text of 15 MB, of which 2,000 tokens count", 200, COMPLETIONS, lambda: {
+        "prompt": "a b " * 3_900_000, "truncate_prompt_tokens": 2_000, "max_tokens": 1}),
     post("a text of 15 MB without a space", 400, COMPLETIONS, lambda: {"prompt": "x" * 15_000_000}),
     post("a text of 3 MB of one letter, truncated", 200, COMPLETIONS, lambda: {
         "prompt": "x" * 3_000_000, "truncate_prompt_tokens": 10, "max_tokens": 1}),

@@ -16,16 +16,20 @@ LEAKS = re.compile(rb"Traceback|0x[0-9a-f]{6,}|\.py\b|site-packages")
 CLOSED = 0
 
 
-def send(url: str, poison: Poison) -> tuple[int, str]:
-    """The status of the answer, CLOSED without one, and what is wrong with its text; empty if nothing is."""
-    return _send_wire(url, poison) if poison.wire is not None else _send_body(url, poison)
+def send(url: str, poison: Poison, body: bytes | None = None) -> tuple[int, str]:
+    """The status of the answer, CLOSED without one, and what is wrong with its text; empty if nothing is.
+
+    Args:
+        body: The poison's, if it is made already.
+    """
+    if poison.wire is not None:
+        return _send_wire(url, poison)
+    return _send_body(url, poison, poison.body() if body is None else body)
 
 
-def _send_body(url: str, poison: Poison) -> tuple[int, str]:
+def _send_body(url: str, poison: Poison, body: bytes) -> tuple[int, str]:
     try:
-        answer = httpx.request(
-            poison.method, url + poison.path, content=poison.body(), headers=poison.headers, timeout=ANSWER_S
-        )
+        answer = httpx.request(poison.method, url + poison.path, content=body, headers=poison.headers, timeout=ANSWER_S)
     except (httpx.RemoteProtocolError, httpx.WriteError, httpx.ReadError):
         return CLOSED, ""
     if answer.status_code == 200:
