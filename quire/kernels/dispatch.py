@@ -29,6 +29,8 @@ KERNELS: dict[tuple[str, str], str] = {
     ("embed", "cuda"): "quire.kernels.triton.embedding:embed",
     ("take_rows", "cpu"): "quire.kernels.cpu.embedding:take_rows",
     ("take_rows", "cuda"): "quire.kernels.reference.embedding:take_rows",
+    ("local_tokens", "cpu"): "quire.kernels.cpu.embedding:local_tokens",
+    ("local_tokens", "cuda"): "quire.kernels.reference.embedding:local_tokens",
     ("angles", "cuda"): "quire.kernels.triton.embedding:angles",
     ("pack_linear", "cpu"): "quire.kernels.cpu.linear:pack_linear",
     ("linear", "cpu"): "quire.kernels.cpu.linear:linear",

@@ -30,6 +30,15 @@ def embed(tokens: Tensor, weight: Tensor | PackedWeight, scale: float | None, ou
         reference.embed(tokens, weight, scale, out)
 
 
+def local_tokens(tokens: Tensor, first: int, count: int, out: Tensor) -> None:
+    """Arguments as in reference/embedding.py."""
+    kernels = library()
+    if kernels is None or not (tokens.is_contiguous() and out.is_contiguous()):
+        reference.local_tokens(tokens, first, count, out)
+        return
+    kernels("local_tokens", None, tokens.data_ptr(), len(tokens), first, count, out.data_ptr())
+
+
 def take_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
     """Arguments as in reference/embedding.py."""
     kernels = library()

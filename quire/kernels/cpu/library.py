@@ -35,6 +35,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "soft_cap": (_P, _I, _I, _F),
     "sample": (_P, _I, _I, _I, *[_P] * 7, _F, *[_P] * 5),
     "apply_token_bitmask": (_P, _I, _I, _P, _I, _P),
+    "all_reduce": (_P, _P, _I),
+    "gather_columns": (_P, _P, _I, _I, _P, _I),
 }
 """Of each kernel, its arguments; there is one for each of SUFFIXES."""
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -42,6 +44,7 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "prepare_inputs": (*[_P] * 5, _I, _I, _P, _P, _I, *[_P] * 4),
     "compute_slot_mapping": (_P, _I, _P, _P, _I, _I, _P),
     "take_rows": (_P, _P, _I, _I, _P),
+    "local_tokens": (_P, _I, _I, _I, _P),
 }
 """The same of kernels that work on indices and whole rows: there is one of each."""
 Arguments = tuple[float | None, ...]

@@ -25,6 +25,18 @@ def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> N
         out.mul_(scale)
 
 
+def local_tokens(tokens: Tensor, first: int, count: int, out: Tensor) -> None:
+    """out = in which row of a part of the embeddings each token is.
+
+    Args:
+        tokens: [tokens] int64.
+        first, count: The part has tokens `first` to `first + count - 1`.
+        out: [tokens] int64, from 0 on; `count` for tokens of other parts.
+    """
+    rows = tokens - first
+    out.copy_(torch.where((rows >= 0) & (rows < count), rows, count))
+
+
 def take_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:
     """out = x[rows].
 

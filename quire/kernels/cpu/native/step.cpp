@@ -71,9 +71,17 @@ extern "C" void quire_take_rows(const char* from, const int64_t* rows, int64_t n
     });
 }
 
+extern "C" void quire_local_tokens(const int64_t* tokens, int64_t number, int64_t first, int64_t count, int64_t* rows) {
+    for (int64_t i = 0; i < number; ++i) {
+        int64_t row = tokens[i] - first;
+        rows[i] = row >= 0 && row < count ? row : count;
+    }
+}
+
 QUIRE_ENTRY(prepare_inputs)
 QUIRE_ENTRY(compute_slot_mapping)
 QUIRE_ENTRY(take_rows)
+QUIRE_ENTRY(local_tokens)
 
 #define QUIRE_STEP(name, T)                                                                                            \
     extern "C" void quire_angles_##name(const int64_t* positions, int64_t tokens, const float* frequencies,            \

@@ -1,0 +1,84 @@
+"""Sums and gathered columns over ranks: right, the same bits in all of them, and never waiting for ever."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.collectives.shared_memory import Ranks
+from quire.mesh import Mesh
+from tests.collectives.in_threads import by_kernels_and_torch, run_ranks
+
+SIZES = (1, 7, 63, 64, 65, 4_097, (1 << 20) // 2 + 3, 600_001)
+
+
+def given(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(1_000 * rank + size)).to(dtype)
+
+
+@by_kernels_and_torch
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_all_ranks_get_the_same_sum(tp: int, dtype: torch.dtype, plain: bool) -> None:
+    def body(mesh: Mesh, ranks: Ranks) -> list[Tensor]:
+        sums = [given(mesh.rank, size, dtype) for size in SIZES]
+        for x in sums:
+            ranks.all_reduce(x)
+        return sums
+
+    found = run_ranks(tp, body, plain=plain)
+    for size, first, *others in zip(SIZES, *found, strict=True):
+        exact = sum(given(rank, size, dtype).float() for rank in range(tp))
+        assert torch.equal(first, exact.to(dtype)), "added in fp32, in the order of ranks"
+        assert all(torch.equal(first, other) for other in others)
+
+
+@by_kernels_and_torch
+def test_buffers_are_not_overwritten_while_somebody_reads_them(plain: bool) -> None:
+    rounds = 200 if plain else 3_000
+
+    def body(mesh: Mesh, ranks: Ranks) -> list[int]:
+        wrong = []
+        for number in range(rounds):
+            x = torch.full((40,), float(number + mesh.rank))
+            ranks.all_reduce(x)
+            if not torch.equal(x, torch.full((40,), 3.0 * number + 3)):
+                wrong.append(number)
+        return wrong
+
+    assert run_ranks(3, body, plain=plain) == [[], [], []]
+
+
+@by_kernels_and_torch
+@pytest.mark.parametrize("width", [8, 9, 300_000])
+def test_columns_stand_side_by_side(width: int, plain: bool) -> None:
+    tp, rows = 4, 5
+    whole = torch.randn(rows, width)
+
+    def body(mesh: Mesh, ranks: Ranks) -> Tensor:
+        part = mesh.padded_part(width)
+        more = torch.cat((whole[:, part.start : part.start + part.count], torch.full((rows, 1), torch.nan)), 1)
+        out = torch.empty(rows, width)
+        ranks.gather_columns(more, out)
+        return out
+
+    assert all(torch.equal(out, whole) for out in run_ranks(tp, body, vocab_size=width, plain=plain))
+
+
+@by_kernels_and_torch
+def test_a_rank_that_does_not_come_is_named_and_nobody_waits_again(plain: bool) -> None:
+    def body(mesh: Mesh, ranks: Ranks) -> tuple[int | None, float]:
+        x = torch.ones(10)
+        ranks.all_reduce(x)
+        began = time.monotonic()
+        if mesh.rank != 1:
+            for _ in range(100):
+                ranks.all_reduce(x)
+        return ranks.missing, time.monotonic() - began
+
+    found = run_ranks(3, body, plain=plain, patience_s=0.2)
+    assert found[0][0] == found[2][0] == 1
+    assert 0.1 < found[0][1] < 15
