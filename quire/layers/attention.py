@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,7 +25,14 @@ class Heads:
 class Attention:
     """One layer's attention; `norm` is that of queries and keys, head by head, if there is one."""
 
-    def __init__(self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None) -> None:
+    def __init__(
+        self,
+        layer: AttentionLayer,
+        heads: Heads,
+        qkv: Linear,
+        out: Callable[[Tensor], Tensor],
+        norm: RMSNorm | None,
+    ) -> None:
         self._layer = layer
         self._heads = heads
         self._qkv = qkv

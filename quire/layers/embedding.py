@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
+from quire.layers.divided import VocabularyEmbedding
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -57,12 +58,12 @@ class Embedding:
 class TiedHead:
     """Logits from the embedding's own weight, in the layout that the look-up takes."""
 
-    def __init__(self, embedding: Embedding, options: TensorOptions) -> None:
+    def __init__(self, embedding: Embedding | VocabularyEmbedding, options: TensorOptions) -> None:
         embedding.tie()
         self._embedding = embedding
         self._linear = kernel("linear", options.device.type)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, width] → [tokens, vocab_size]."""
+        """[tokens, width] → [tokens, rows of the weight]."""
         logits: Tensor = self._linear(x, self._embedding.weight, None)
         return logits

@@ -6,52 +6,94 @@ their shapes, and this decides what serves them.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
 
 from quire.attention.backend import AttentionLayer
+from quire.collectives.collectives import Collectives, OneRank
 from quire.layers.attention import Attention, Heads
+from quire.layers.divided import GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.layers.embedding import Embedding, TiedHead
 from quire.layers.layer import Layer
-from quire.layers.linear import Linear
+from quire.layers.linear import Linear, LinearPart
 from quire.layers.mlp import GATED, MLP, PLAIN
 from quire.layers.moe import Experts, MixtureOfExperts, Routing
 from quire.layers.norm import RMS, LayerNorm, RMSNorm
+from quire.mesh import Mesh, Span
 from quire.quantization.description import Quantization
 from quire.quantization.registry import scheme_of
 from quire.quantization.scheme import ExpertNames, ExpertsShape, LinearShape, WeightScheme
+from quire.weights.shards import Cut
 from quire.weights.tensor_options import TensorOptions
 
 L = TypeVar("L", bound=Layer)
 
 
+class Outputs(NamedTuple):
+    """Outputs of a projection that are divided over ranks as `units`, each `width` wide: heads, or single ones."""
+
+    units: int
+    width: int = 1
+
+
 class LayerFactory:
     """Builds layers whose weights have these options; `layers` lists all that have any, in the order they were built.
 
-    `quantization` says which modules' weights are not dense.
+    Args:
+        options: The device and dtype of weights.
+        quantization: Says which modules' weights are not dense.
+        mesh: This rank's place among those that divide each layer.
+        collectives: Of these ranks.
 
-    A `transposed` projection is stored as [in, out].
+    Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
     """
 
-    def __init__(self, options: TensorOptions, quantization: Quantization | None = None) -> None:
+    def __init__(
+        self,
+        options: TensorOptions,
+        quantization: Quantization | None = None,
+        mesh: Mesh | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
         self.options = options
         self._quantization = quantization
+        self._mesh = mesh or Mesh()
+        self._collectives = collectives or OneRank()
         self.layers: list[Layer] = []
+
+    def qkv(self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False) -> Linear:
+        """Queries, keys and values, merged: stored one by one, or as one projection. KV heads that are fewer than ranks
+        are several ranks' at once.
+        """
+        parts = (Outputs(heads.query, heads.width), Outputs(heads.kv, heads.width), Outputs(heads.kv, heads.width))
+        return self._column_parallel(names, _by_module(names, parts), columns, bias, transposed=transposed)
 
     def column_parallel(
         self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
     ) -> Linear:
-        """Projections out of the stream, merged: their outputs can be split over devices."""
-        return self._linear(LinearShape(names, rows, columns, transposed), bias)
+        """Projections out of the stream, merged: the outputs of each are divided over ranks."""
+        parts = tuple((Outputs(count),) for count in rows)
+        return self._column_parallel(names, parts, columns, bias, transposed=transposed)
 
-    def gate_up(
-        self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, activation: str
-    ) -> Linear:
-        """The projections of a gated MLP, as column_parallel."""
-        return self._linear(LinearShape(names, rows, columns, gated=GATED[activation] == "silu_and_mul"), bias)
+    def gate_up(self, names: tuple[str, ...], width: int, columns: int, bias: bool, activation: str) -> Linear:
+        """The projections of a gated MLP `width` wide, merged: stored one by one, or as one projection."""
+        parts = _by_module(names, (Outputs(width), Outputs(width)))
+        return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
 
-    def row_parallel(self, name: str, rows: int, columns: int, bias: bool, transposed: bool = False) -> Linear:
-        """A projection back into the stream: its input can be split over devices, its output is their sum."""
-        return self._linear(LinearShape((name,), (rows,), columns, transposed), bias)
+    def row_parallel(
+        self, name: str, rows: int, columns: Outputs | int, bias: bool, transposed: bool = False
+    ) -> Callable[[Tensor], Tensor]:
+        """A projection back into the stream: its inputs are divided, and its outputs are sums."""
+        units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
+        whole = LinearShape((name,), (rows,), units * width, transposed)
+        if self._mesh.tp == 1:
+            return self._linear(whole, bias)
+        span = _times(self._mesh.part(units), width)
+        own = LinearShape((name,), (rows,), span.count, transposed)
+        cuts = {name: Cut(whole.columns, (span,))}
+        return self._summed(self._linear(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
 
     def norm(self, name: str, width: int, kind: RMS) -> RMSNorm:
         """A root mean square norm of the stream."""
@@ -59,46 +101,111 @@ class LayerFactory:
 
     def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
         """Root mean square norms of queries and keys, head by head."""
-        names = ((f"{name}.q_norm", heads.query), (f"{name}.k_norm", heads.kv))
+        own = self._own_heads(heads)
+        names = ((f"{name}.q_norm", own.query), (f"{name}.k_norm", own.kv))
         return self._remember(RMSNorm(names, heads.width, kind, self.options))
 
     def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
         """A layer norm with a bias."""
         return self._remember(LayerNorm(name, width, eps, self.options))
 
-    def embedding(self, name: str, count: int, width: int, scale: float | None = None) -> Embedding:
-        """Embeddings of tokens or positions."""
-        return self._remember(Embedding(name, count, width, self.options, scale))
+    def embedding(
+        self, name: str, count: int, width: int, scale: float | None = None
+    ) -> Embedding | VocabularyEmbedding:
+        """Embeddings of tokens, divided over ranks."""
+        if self._mesh.tp == 1:
+            return self._remember(Embedding(name, count, width, self.options, scale))
+        part = self._mesh.padded_part(count)
+        return self._remember(VocabularyEmbedding(name, count, width, part, self.options, self._collectives, scale))
 
-    def head(self, name: str, embedding: Embedding | None, vocab_size: int, width: int) -> Linear | TiedHead:
+    def positions(self, name: str, count: int, width: int) -> Embedding:
+        """Embeddings of positions: small, so every rank has all of them."""
+        return self._remember(Embedding(name, count, width, self.options))
+
+    def head(
+        self, name: str, embedding: Embedding | VocabularyEmbedding | None, vocab_size: int, width: int
+    ) -> Callable[[Tensor], Tensor]:
         """The projection to logits; from `embedding`'s weight where one is given."""
-        if embedding is not None:
-            return TiedHead(embedding, self.options)
-        return self._linear(LinearShape((name,), (vocab_size,), width), bias=False)
+        if self._mesh.tp == 1:
+            return self._head(embedding, LinearShape((name,), (vocab_size,), width))
+        span = self._mesh.padded_part(vocab_size)
+        part = LinearPart(LinearShape((name,), (vocab_size,), width), {name: Cut(vocab_size, (span,))})
+        own = self._head(embedding, LinearShape((name,), (span.count,), width), part)
+        return GatheredLogits(own, vocab_size, self._collectives)
 
     def attention(
-        self, layer: AttentionLayer, heads: Heads, qkv: Linear, out: Linear, norm: RMSNorm | None = None
+        self,
+        layer: AttentionLayer,
+        heads: Heads,
+        qkv: Linear,
+        out: Callable[[Tensor], Tensor],
+        norm: RMSNorm | None = None,
     ) -> Attention:
         """A layer's attention between its projections: queries, keys and values side by side, and back."""
-        return Attention(layer, heads, qkv, out, norm)
+        return Attention(layer, self._own_heads(heads), qkv, out, norm)
 
-    def gated_mlp(self, gate_up: Linear, down: Linear, width: int, activation: str) -> MLP:
+    def gated_mlp(self, gate_up: Linear, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
         """An MLP whose first projection gives the gate and, beside it, what it gates."""
-        return MLP(gate_up, down, width, GATED[activation], self.options)
+        return MLP(gate_up, down, self._mesh.part(width).count, GATED[activation], self.options)
 
-    def plain_mlp(self, up: Linear, down: Linear, width: int, activation: str) -> MLP:
+    def plain_mlp(self, up: Linear, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
         """An MLP without a gate."""
-        return MLP(up, down, width, PLAIN[activation], self.options)
+        return MLP(up, down, self._mesh.part(width).count, PLAIN[activation], self.options)
 
     def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
-        """Experts and their router; experts are silu-gated MLPs `width` wide."""
+        """Experts and their router; experts are silu-gated MLPs `width` wide, each of which is divided over ranks."""
         router = self._linear(LinearShape((f"{name}.gate",), (routing.count,), hidden), bias=False)
-        shape = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
-        experts = self._remember(Experts(shape, self._scheme(*shape.modules), self.options))
-        return MixtureOfExperts(router, experts, routing, self.options)
+        whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
+        scheme = self._scheme(*whole.modules)
+        if self._mesh.tp == 1:
+            return MixtureOfExperts(router, self._remember(Experts(whole, scheme, self.options)), routing, self.options)
+        span = self._mesh.part(width)
+        own = ExpertsShape(whole.name, names, routing.count, hidden, span.count)
+        experts = self._remember(Experts(own, scheme, self.options, (whole, Cut(width, (span,)))))
+        return MixtureOfExperts(router, self._summed(experts), routing, self.options)
 
-    def _linear(self, shape: LinearShape, bias: bool) -> Linear:
-        return self._remember(Linear(shape, bias, self._scheme(*shape.names), self.options))
+    def _own_heads(self, heads: Heads) -> Heads:
+        """This rank's."""
+        return Heads(self._mesh.part(heads.query).count, self._mesh.part(heads.kv).count, heads.width)
+
+    def _column_parallel(
+        self,
+        names: tuple[str, ...],
+        parts: tuple[tuple[Outputs, ...], ...],
+        columns: int,
+        bias: bool,
+        *,
+        transposed: bool = False,
+        gated: bool = False,
+    ) -> Linear:
+        """Merged projections, of each of which all parts are divided alike."""
+        rows = tuple(sum(units * width for units, width in module) for module in parts)
+        whole = LinearShape(names, rows, columns, transposed, gated)
+        if self._mesh.tp == 1:
+            return self._linear(whole, bias)
+        cuts = {name: self._cut(module) for name, module in zip(names, parts, strict=True)}
+        own = LinearShape(names, tuple(_size(cuts[name]) for name in names), columns, transposed, gated)
+        return self._linear(own, bias, LinearPart(whole, cuts))
+
+    def _cut(self, parts: tuple[Outputs, ...]) -> Cut:
+        """This rank's outputs of a module that has these side by side."""
+        spans, begin = [], 0
+        for units, width in parts:
+            span = _times(self._mesh.part(units), width)
+            spans.append(Span(begin + span.start, span.count))
+            begin += units * width
+        return Cut(begin, tuple(spans))
+
+    def _head(
+        self, embedding: Embedding | VocabularyEmbedding | None, shape: LinearShape, part: LinearPart | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        return self._linear(shape, False, part) if embedding is None else TiedHead(embedding, self.options)
+
+    def _linear(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Linear:
+        return self._remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))
+
+    def _summed(self, layer: Callable[..., Tensor]) -> SummedOverRanks:
+        return SummedOverRanks(layer, self._collectives)
 
     def _scheme(self, *names: str) -> WeightScheme:
         """What serves the weights of these modules."""
@@ -107,3 +214,16 @@ class LayerFactory:
     def _remember(self, layer: L) -> L:
         self.layers.append(layer)
         return layer
+
+
+def _by_module(names: tuple[str, ...], parts: tuple[Outputs, ...]) -> tuple[tuple[Outputs, ...], ...]:
+    """The parts of each module: one each, or all of a single one's."""
+    return (parts,) if len(names) == 1 else tuple((part,) for part in parts)
+
+
+def _times(span: Span, width: int) -> Span:
+    return Span(span.start * width, span.count * width)
+
+
+def _size(cut: Cut) -> int:
+    return sum(span.count for span in cut.spans)

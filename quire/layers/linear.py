@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quire.quantization.scheme import LinearShape, WeightScheme
+from quire.errors import CheckpointError
+from quire.quantization.scheme import LinearShape, LinearWeight, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.shards import Cut, Shards
 from quire.weights.tensor_options import TensorOptions
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """Which part of a divided product is this rank's.
+
+    Attributes:
+        whole: Shape of the undivided weight.
+        cuts: By module, which of its outputs, or of its inputs.
+        adds_bias: Whether the bias is this rank's to add: of a sum over ranks, it is one's.
+    """
+
+    whole: LinearShape
+    cuts: Mapping[str, Cut]
+    adds_bias: bool = True
 
 
 class Linear:
@@ -20,6 +38,7 @@ class Linear:
         bias: Whether the modules have biases.
         scheme: Loads W and multiplies with it.
         options: The device of all, and the dtype of b.
+        part: Of what W is a part; None: it is whole.
 
     Attributes:
         outputs, columns: Of W.
@@ -27,23 +46,33 @@ class Linear:
         library_product: See LinearWeight.
     """
 
-    def __init__(self, shape: LinearShape, bias: bool, scheme: WeightScheme, options: TensorOptions) -> None:
+    def __init__(
+        self,
+        shape: LinearShape,
+        bias: bool,
+        scheme: WeightScheme,
+        options: TensorOptions,
+        part: LinearPart | None = None,
+    ) -> None:
         self.outputs = shape.outputs
         self.columns = shape.columns
-        self.has_bias = bias
+        self.has_bias = bias and (part is None or part.adds_bias)
         self._shape = shape
         self._options = options
-        self._weight = scheme.linear(shape, options)
+        self._weight = scheme.linear(shape, options) if part is None else _divided(scheme, shape, part, options)
         self.library_product = self._weight.library_product
         self._bias: Tensor | None = None
+        own = (*self._weight.weight_specs(), *_bias_specs(shape, bias))
+        self._shards = Shards(own)
+        if part is not None:
+            whole = (*scheme.linear(part.whole, options).weight_specs(), *_bias_specs(part.whole, bias))
+            self._shards = Shards(whole, own, part.cuts.__getitem__)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        yield from self._weight.weight_specs()
-        if self.has_bias:
-            for name, rows in zip(self._shape.names, self._shape.rows, strict=True):
-                yield WeightSpec(f"{name}.bias", (rows,))
+        yield from self._shards.specs
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
+        checkpoint = self._shards.of(checkpoint)
         self._weight.load(checkpoint)
         if self.has_bias:
             self._bias = torch.empty(self.outputs, dtype=self._options.dtype, device=self._options.device)
@@ -57,3 +86,24 @@ class Linear:
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
+
+
+def _divided(scheme: WeightScheme, shape: LinearShape, part: LinearPart, options: TensorOptions) -> LinearWeight:
+    """A rank's weight.
+
+    Raises:
+        CheckpointError: The form of the weight does not serve its shape.
+    """
+    scheme.linear(part.whole, options)  # raises what has nothing to do with ranks
+    try:
+        return scheme.linear(shape, options)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error.message} Or lower --tensor-parallel-size: this is a rank's part.", param="tensor_parallel_size"
+        ) from None
+
+
+def _bias_specs(shape: LinearShape, bias: bool) -> Iterator[WeightSpec]:
+    if bias:
+        for name, rows in zip(shape.names, shape.rows, strict=True):
+            yield WeightSpec(f"{name}.bias", (rows,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
@@ -25,7 +27,9 @@ class MLP:
     and `activation` the op between.
     """
 
-    def __init__(self, up: Linear, down: Linear, width: int, activation: str, options: TensorOptions) -> None:
+    def __init__(
+        self, up: Linear, down: Callable[[Tensor], Tensor], width: int, activation: str, options: TensorOptions
+    ) -> None:
         self._up = up
         self._down = down
         self._width = width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from quire.kernels.dispatch import kernel
 from quire.layers.linear import Linear
 from quire.quantization.scheme import ExpertsShape, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.shards import Cut, Shards
 from quire.weights.tensor_options import TensorOptions
 
 
@@ -24,16 +25,34 @@ class Routing:
 
 
 class Experts:
-    """The gated MLPs of one layer's experts, in whatever form the scheme keeps them."""
+    """The gated MLPs of one layer's experts, in whatever form the scheme keeps them.
 
-    def __init__(self, shape: ExpertsShape, scheme: WeightScheme, options: TensorOptions) -> None:
+    Args:
+        shape: Theirs.
+        scheme: Loads their weights and multiplies with them.
+        options: The device and dtype of all.
+        whole: Shape of the undivided experts, and which part of each one's width is this rank's; None: all of it.
+    """
+
+    def __init__(
+        self,
+        shape: ExpertsShape,
+        scheme: WeightScheme,
+        options: TensorOptions,
+        whole: tuple[ExpertsShape, Cut] | None = None,
+    ) -> None:
         self._weights = scheme.experts(shape, options)
+        self._shards = Shards(self._weights.weight_specs())
+        if whole is not None:
+            undivided, cut = whole
+            specs = scheme.experts(undivided, options).weight_specs()
+            self._shards = Shards(specs, self._weights.weight_specs(), lambda module: cut)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
-        yield from self._weights.weight_specs()
+        yield from self._shards.specs
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
-        self._weights.load(checkpoint)
+        self._weights.load(self._shards.of(checkpoint))
 
     def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden]."""
@@ -41,9 +60,18 @@ class Experts:
 
 
 class MixtureOfExperts:
-    """Each token goes to a few experts; their outputs are summed by the router's weights."""
+    """Each token goes to a few experts; their outputs are summed by the router's weights.
 
-    def __init__(self, router: Linear, experts: Experts, routing: Routing, options: TensorOptions) -> None:
+    Args:
+        router: [tokens, hidden] → [tokens, experts].
+        experts: As `Experts.__call__`.
+        routing: See Routing.
+        options: The device of all.
+    """
+
+    def __init__(
+        self, router: Linear, experts: Callable[..., Tensor], routing: Routing, options: TensorOptions
+    ) -> None:
         self._router = router
         self._experts = experts
         self._routing = routing

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, AttentionLayer
 from quire.layers.attention import Heads
-from quire.layers.factory import LayerFactory
+from quire.layers.factory import LayerFactory, Outputs
 from quire.layers.positions import Positions
 from quire.models.spec import ModelSpec
 
@@ -16,7 +16,7 @@ class GPT2:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
         self._embed = build.embedding("transformer.wte", spec.vocab_size, spec.hidden)
-        self._positions = build.embedding("transformer.wpe", spec.max_model_len, spec.hidden)
+        self._positions = build.positions("transformer.wpe", spec.max_model_len, spec.hidden)
         self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
         self._norm = build.layer_norm("transformer.ln_f", spec.hidden, spec.norm_eps)
         tied = self._embed if spec.tie_embeddings else None
@@ -37,12 +37,13 @@ class Block:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         name, hidden, width = f"transformer.h.{layer}", spec.hidden, spec.intermediate
+        heads = Heads(spec.heads, spec.kv_heads, spec.head_dim)
         self._attention_norm = build.layer_norm(f"{name}.ln_1", hidden, spec.norm_eps)
         self._attention = build.attention(
             AttentionLayer(layer, spec.scales[layer]),
-            Heads(spec.heads, spec.kv_heads, spec.head_dim),
-            build.column_parallel((f"{name}.attn.c_attn",), (3 * hidden,), hidden, True, transposed=True),
-            build.row_parallel(f"{name}.attn.c_proj", hidden, hidden, True, transposed=True),
+            heads,
+            build.qkv((f"{name}.attn.c_attn",), heads, hidden, True, transposed=True),
+            build.row_parallel(f"{name}.attn.c_proj", hidden, Outputs(heads.query, heads.width), True, transposed=True),
         )
         self._mlp_norm = build.layer_norm(f"{name}.ln_2", hidden, spec.norm_eps)
         up = build.column_parallel((f"{name}.mlp.c_fc",), (width,), hidden, True, transposed=True)

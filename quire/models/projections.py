@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.attention.backend import AttentionLayer
 from quire.layers.attention import Attention, Heads
-from quire.layers.factory import LayerFactory
+from quire.layers.factory import LayerFactory, Outputs
 from quire.layers.mlp import MLP
 from quire.layers.norm import RMS
 from quire.models.spec import ModelSpec
@@ -13,16 +13,14 @@ from quire.models.spec import ModelSpec
 def build_attention(spec: ModelSpec, build: LayerFactory, layer: int, name: str, norm: RMS) -> Attention:
     """Attention of layer number `layer`; queries, keys and values stored one by one or as one projection."""
     heads = Heads(spec.heads, spec.kv_heads, spec.head_dim)
-    q, kv = heads.query * heads.width, heads.kv * heads.width
     names: tuple[str, ...] = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
-    rows: tuple[int, ...] = (q, kv, kv)
     if spec.family.fused:
-        names, rows = (f"{name}.qkv_proj",), (q + 2 * kv,)
+        names = (f"{name}.qkv_proj",)
     return build.attention(
         AttentionLayer(layer, spec.scales[layer], spec.attention_cap),
         heads,
-        build.column_parallel(names, rows, spec.hidden, spec.qkv_bias),
-        build.row_parallel(f"{name}.o_proj", spec.hidden, q, spec.out_bias),
+        build.qkv(names, heads, spec.hidden, spec.qkv_bias),
+        build.row_parallel(f"{name}.o_proj", spec.hidden, Outputs(heads.query, heads.width), spec.out_bias),
         build.head_norm(name, heads, norm) if spec.family.qk_norm else None,
     )
 
@@ -31,9 +29,8 @@ def build_gated_mlp(spec: ModelSpec, build: LayerFactory, name: str) -> MLP:
     """The MLP with a gate; gate and up stored one by one or as one projection."""
     width = spec.intermediate
     names: tuple[str, ...] = (f"{name}.gate_proj", f"{name}.up_proj")
-    rows: tuple[int, ...] = (width, width)
     if spec.family.fused:
-        names, rows = (f"{name}.gate_up_proj",), (2 * width,)
-    gate_up = build.gate_up(names, rows, spec.hidden, spec.mlp_bias, spec.activation)
+        names = (f"{name}.gate_up_proj",)
+    gate_up = build.gate_up(names, width, spec.hidden, spec.mlp_bias, spec.activation)
     down = build.row_parallel(f"{name}.down_proj", spec.hidden, width, spec.mlp_bias)
     return build.gated_mlp(gate_up, down, width, spec.activation)

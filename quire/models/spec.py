@@ -61,6 +61,8 @@ class ModelSpec:
         experts: None: there are none.
         quantization: Of the weights; None: they are dense.
         held: What quantized weights take, by their files; None: there are none.
+        tp: Of a rank's share of the model, into how many parts layers are divided; heads and widths are a part's. See
+            rank_share.py.
     """
 
     architecture: str
@@ -92,6 +94,7 @@ class ModelSpec:
     experts: ExpertsSpec | None
     quantization: Quantization | None = None
     held: HeldWeights | None = None
+    tp: int = 1
 
     @property
     def rope_length_mode(self) -> RopeLengthMode | None:
@@ -107,7 +110,7 @@ class ModelSpec:
         norm = h * (2 if self.family.biases else 1)
         with_experts = len(self.experts.layers) if self.experts else 0
         mlps = (self.layers - with_experts) * self._mlp_parameters + with_experts * self._expert_parameters
-        embeddings = self.vocab_size * h * (1 if self.tie_embeddings else 2)
+        embeddings = -(-self.vocab_size // self.tp) * h * (1 if self.tie_embeddings else 2)
         embeddings += 0 if self.family.rotary else self.max_model_len * h
         return self.layers * (attention + self.family.norms * norm) + mlps + embeddings + norm
 

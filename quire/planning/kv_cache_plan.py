@@ -8,6 +8,7 @@ step has run.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from quire.config import Config
 from quire.errors import MemoryBudgetError
@@ -19,6 +20,22 @@ from quire.planning.kv_demand import KVDemand, requested_blocks
 from quire.planning.machine import Machine
 from quire.planning.memory_budget import CpuBudget, GpuBudget, MemoryBudget, largest_fitting, usable_blocks
 from quire.planning.step_limits import StepLimits
+
+
+class NumBlocks(NamedTuple):
+    """Numbers of KV blocks.
+
+    Attributes:
+        device: The dummy not counted.
+        host: Of host memory that preempted sequences may be swapped to.
+    """
+
+    device: int
+    host: int
+
+    def smaller(self, other: NumBlocks) -> NumBlocks:
+        """What both have."""
+        return NumBlocks(min(self.device, other.device), min(self.host, other.host))
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,11 @@ class KVCachePlan:
     reason: str
     is_estimate: bool = False
 
+    @property
+    def blocks(self) -> NumBlocks:
+        """KV blocks on the device and on the host."""
+        return NumBlocks(self.num_blocks, self.num_host_blocks)
+
 
 def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMemory) -> KVCachePlan:
     """Divide the memory of the device that the settings name.
@@ -62,6 +84,7 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
 
     Args:
         config: Device, dtype and batch are resolved; with a `MeasuredMemory`, everything is.
+        spec: Of a rank's share of the model, if several divide it.
         memory: A machine before the start, or what was measured after loading.
 
     Raises:

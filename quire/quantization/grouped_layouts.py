@@ -63,7 +63,8 @@ class Gptq:
         yield WeightSpec(f"{name}.qweight", (columns // each, rows), _INTS)
         yield WeightSpec(f"{name}.qzeros", (groups, rows // each), _INTS)
         yield WeightSpec(f"{name}.scales", (groups, rows), dummy=_scales(self.form))
-        yield WeightSpec(f"{name}.g_idx", (columns,), _INTS, optional=True, dummy=DummyValues("groups", self.group))
+        dummy, divisible = DummyValues("groups", self.group), not _is_reordered(self.form)
+        yield WeightSpec(f"{name}.g_idx", (columns,), _INTS, optional=True, dummy=dummy, divisible=divisible)
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
         bits, groups = self.form.bits, columns // self.group
@@ -127,7 +128,8 @@ class Compressed:
         if not self.form.symmetric:
             yield WeightSpec(f"{name}.weight_zero_point", (rows // each, groups), _INTS)
         if self.form.reordered:
-            yield WeightSpec(f"{name}.weight_g_idx", (columns,), _INTS, dummy=DummyValues("groups", self.group))
+            dummy, divisible = DummyValues("groups", self.group), not _is_reordered(self.form)
+            yield WeightSpec(f"{name}.weight_g_idx", (columns,), _INTS, dummy=dummy, divisible=divisible)
 
     def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
         bits, groups = self.form.bits, columns // self.group
@@ -157,6 +159,11 @@ def unpack(words: Tensor, bits: int) -> Tensor:
     shifts = torch.arange(0, WORD, bits, dtype=torch.int32, device=words.device)
     codes = words.unsqueeze(-1) >> shifts & (1 << bits) - 1  # [n, m, codes of a word]
     return codes.to(torch.uint8).flatten(1)
+
+
+def _is_reordered(form: GroupFormat) -> bool:
+    """Whether it counts to which group a column belongs."""
+    return form.reordered and form.group is not None
 
 
 def _scales(form: GroupFormat) -> DummyValues:

@@ -83,7 +83,11 @@ class ScaledLinearWeight:
     def _scale_specs(self, name: str, rows: int) -> Iterator[WeightSpec]:
         form = self._form
         dummy = DummyValues("scales", self._largest)
-        yield WeightSpec(f"{name}.{_scale_name(form)}", self._scale_shape(rows), any_rank=True, dummy=dummy)
+        divisible = True
+        if isinstance(form, Fp8Format) and form.scales == "block":
+            divisible = rows % form.block[0] == self._shape.columns % form.block[1] == 0  # no block is cut short
+        shape = self._scale_shape(rows)
+        yield WeightSpec(f"{name}.{_scale_name(form)}", shape, any_rank=True, dummy=dummy, divisible=divisible)
         if isinstance(form, Fp8Format) and form.input_scale is not None:
             yield WeightSpec(f"{name}.{form.input_scale}", (), optional=True, any_rank=True)
 

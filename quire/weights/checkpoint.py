@@ -49,6 +49,7 @@ class WeightSpec:
         optional: It may be missing.
         any_rank: Dimensions of one may be left out or added.
         dummy: What stands for it without a checkpoint.
+        divisible: Whether each rank may have a part of it. Not so where values count from the tensor's beginning.
     """
 
     name: str
@@ -57,6 +58,7 @@ class WeightSpec:
     optional: bool = False
     any_rank: bool = False
     dummy: DummyValues = DummyValues()
+    divisible: bool = True
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,18 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, KVView
 from quire.clock import Clock
+from quire.collectives.collectives import Collectives, OneRank
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kernels.cpu.library import library
 from quire.layers.factory import LayerFactory
 from quire.logits_processors import load_processors
+from quire.mesh import Mesh
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.models.model import Model, build_model
+from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
-from quire.planning.kv_cache_plan import MeasuredMemory, plan_kv_cache
+from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.planning.step_limits import StepLimits
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShapes
@@ -47,6 +50,8 @@ from quire.worker.weight_loading import load_weights
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
 
+Agree = Callable[[NumBlocks], NumBlocks]
+"""From the blocks that a rank has room for to those that all ranks have."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
 _log = logging.getLogger(__name__)
 
@@ -56,7 +61,7 @@ class LoadedModel:
     """A model with its weights, and what the start knows of its kernels.
 
     Attributes:
-        spec: Of the model.
+        spec: Of this rank's share of the model.
         model: With weights.
         slots: The slot table.
         kernels_known: Whether all kernels of its steps are compiled, or will be, by the precompiler.
@@ -77,20 +82,35 @@ class Worker:
         config: Resolved settings.
         clock: For the seconds of the start.
         precompiler: Compiles the kernels while weights are read; None: each is compiled when it is launched first.
+        mesh: Its place among the workers that compute one model together.
+        collectives: Of those that divide its layers.
     """
 
-    def __init__(self, config: Config, clock: Clock, precompiler: Precompiler | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        precompiler: Precompiler | None = None,
+        mesh: Mesh | None = None,
+        collectives: Collectives | None = None,
+    ) -> None:
         self._config = config
         self._clock = clock
         self._precompiler = precompiler
+        self._mesh = mesh or Mesh()
+        self._collectives = collectives or OneRank()
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
         self._runner: ModelRunner
         self._transfer: BlockTransfer | None = None
         self._reported_host_blocks = 0
 
-    def load(self) -> DeviceLimits:
-        """The whole start: `read_weights`, `measure`, `allocate`, `capture_graphs`.
+    def load(self, agree: Agree = lambda blocks: blocks) -> DeviceLimits:
+        """The whole start: `read_weights`, `measure`, plan, `allocate`, `capture_graphs`.
+
+        Args:
+            agree: Called once with the blocks of this rank's plan, before any of them is allocated; returns those of
+                all ranks.
 
         Raises:
             CheckpointError: The model's files do not serve.
@@ -100,15 +120,15 @@ class Worker:
         with self._precompiler or nullcontext():
             loaded = self.read_weights()
             measured = self.measure(loaded)
-            plan = plan_kv_cache(self._config, loaded.spec, measured)
-            self.allocate(loaded, plan.num_blocks, plan.num_host_blocks)
+            blocks = agree(plan_kv_cache(self._config, loaded.spec, measured).blocks)
+            self.allocate(loaded, blocks)
             self.capture_graphs(loaded)
             self._finish_compilation()
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
         on_gpu = self._device.type == "cuda"
         sizes = self._shapes().mixed_sizes(self._limits.tokens) if on_gpu else []
-        return DeviceLimits(plan.num_blocks, loaded.spec.vocab_size, plan.num_host_blocks, self._startup, sizes)
+        return DeviceLimits(blocks.device, loaded.spec.vocab_size, blocks.host, self._startup, sizes)
 
     # --- the steps of the start ---------------------------------------------------------------------------------------
 
@@ -118,19 +138,22 @@ class Worker:
             gpu_memory.use_expandable_segments(self._device)
         spec = read_spec(self._config.model.model, self._config.model.quantization)
         options = self._options
-        packed_weights = packed_weights_for(self._config, spec, self._device)
-        factory = LayerFactory(replace(options, packed_weights=packed_weights), spec.quantization)
+        packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
+        factory = LayerFactory(
+            replace(options, packed_weights=packed_weights), spec.quantization, self._mesh, self._collectives
+        )
         model = build_model(spec, factory)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False
         if self._precompiler is not None:
             with self._stage("rehearsal"):
                 kernels_known = self._warm_up_compilation(spec)
+        share = rank_share(spec, self._mesh.tp)
         with self._stage("weights"):
-            load_weights(self._config, spec, factory, self._clock)
+            load_weights(self._config, share, factory, self._clock)
             trim_heap()
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
-            return LoadedModel(spec, model, self._slot_table(spec), kernels_known, gemm_warmup)
+            return LoadedModel(share, model, self._slot_table(share), kernels_known, gemm_warmup)
 
     def measure(self, loaded: LoadedModel) -> MeasuredMemory:
         """The memory of a GPU that is left for the KV cache once the largest step has run on a cache of one block.
@@ -148,13 +171,13 @@ class Worker:
             runner.run_largest(self._deferred)
             return MeasuredMemory(gpu_memory.bytes_left(self._device, self._config.cache.memory_share))
 
-    def allocate(self, loaded: LoadedModel, num_blocks: int, num_host_blocks: int) -> None:
+    def allocate(self, loaded: LoadedModel, blocks: NumBlocks) -> None:
         """Make the KV cache and the host pool, and the buffers of steps."""
         with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             with gpu_memory.in_one_segment(self._device):
-                kv_cache = self._allocate_kv_cache(loaded.spec, num_blocks)
+                kv_cache = self._allocate_kv_cache(loaded.spec, blocks.device)
             with self._compile_only():
-                self._transfer = block_transfer(kv_cache, num_host_blocks)
+                self._transfer = block_transfer(kv_cache, blocks.host)
             self._runner = self._build_runner(loaded.spec, loaded.model, loaded.slots, kv_cache, self._transfer)
 
     def capture_graphs(self, loaded: LoadedModel) -> None:
@@ -221,7 +244,8 @@ class Worker:
 
     def _set_threads(self) -> None:
         """Of torch and of our kernels."""
-        torch.set_num_threads(compute_threads(self._config.device.cpu_threads, torch.get_num_threads()))
+        threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), self._mesh.tp)
+        torch.set_num_threads(threads)
         if self._device.type == "cpu" and (kernels := library()):  # before threads that read weights load one each
             kernels.set_threads(torch.get_num_threads())
 

@@ -11,25 +11,54 @@ from torch import Tensor
 from quire.attention.backend import Rows
 from quire.attention.cpu import CpuAttention
 from quire.clock import SystemClock
+from quire.collectives.collectives import Collectives
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import load_all_weights, weight_specs_of
 from quire.layers.positions import Positions
+from quire.mesh import Mesh
 from quire.models.model import build_model
+from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
 from quire.weights.checkpoint import check_weights
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.kv_tensors import allocate_kv_cache, kv_view
+from tests.collectives.in_threads import run_ranks
 
 CPU = torch.device("cpu")
 
 
 def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype, quantization: str | None = None) -> Tensor:
     """[length, vocab_size], of tokens [length] read at once."""
-    spec, length = read_spec(directory, quantization), len(tokens)
-    factory = LayerFactory(TensorOptions(CPU, dtype), spec.quantization)
-    model = build_model(spec, factory)
+    return _logits(directory, tokens, dtype, quantization)
+
+
+def logits_of_ranks(
+    directory: Path, tokens: Tensor, dtype: torch.dtype, tp: int, quantization: str | None = None
+) -> list[Tensor]:
+    """The same of each of `tp` ranks that divide the model."""
+    spec = read_spec(directory, quantization)
+    return run_ranks(
+        tp,
+        lambda mesh, ranks: _logits(directory, tokens, dtype, quantization, mesh, ranks),
+        vocab_size=spec.vocab_size,
+        patience_s=5.0,
+    )
+
+
+def _logits(
+    directory: Path,
+    tokens: Tensor,
+    dtype: torch.dtype,
+    quantization: str | None,
+    mesh: Mesh | None = None,
+    collectives: Collectives | None = None,
+) -> Tensor:
+    whole, length = read_spec(directory, quantization), len(tokens)
+    factory = LayerFactory(TensorOptions(CPU, dtype), whole.quantization, mesh, collectives)
+    model = build_model(whole, factory)
+    spec = rank_share(whole, mesh.tp if mesh else 1)
     checkpoint = SafetensorsCheckpoint(directory)
     check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)
     load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))

@@ -14,7 +14,7 @@ from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
 from quire.messages import Plan
 from quire.models.spec import read_spec
-from quire.planning.kv_cache_plan import MeasuredMemory
+from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks
 from quire.worker import worker
 from quire.worker.model_runner import ModelRunner
 from quire.worker.worker import Worker
@@ -110,11 +110,11 @@ def test_what_else_does_not_fit_on_a_gpu_is_refused_by_flag(
 
 
 def test_the_number_of_blocks_may_be_agreed_between_the_steps_of_a_start(tiny: Path) -> None:
-    """As ranks will do: each step takes values of the steps before it, and leaves all else to the caller."""
+    """As ranks do: each step takes values of the steps before it, and leaves all else to the caller."""
     worker = Worker(config_for(tiny, block_size=16), SystemClock())
     loaded = worker.read_weights()
     assert worker.measure(loaded) == MeasuredMemory(None)
-    worker.allocate(loaded, num_blocks=3, num_host_blocks=2)
+    worker.allocate(loaded, NumBlocks(3, 2))
     worker.capture_graphs(loaded)
     owner = admitted(0, seed=1, num_sampled=0, temperature=0.0)
     out = worker.execute(Plan(1, [owner], [0] * 3, [0] * 3, [0, 1, 2], [3, 1, 2], [0], [40], [0], [5] * 40, [0]))

@@ -13,6 +13,7 @@ import quire.kernels.cpu
 from quire.config import Config, ModelConfig, environment
 from quire.kernels.cpu.library import library
 from quire.kernels.cpu.packed_weight_file import SUFFIX, PackedWeightFile
+from quire.mesh import Mesh
 from quire.models.spec import ModelSpec
 from quire.weights.packed import PackedAtStart, PackedWeights
 from quire.weights.safetensors import find_files
@@ -24,7 +25,7 @@ _FREE_SHARE = 0.5
 _log = logging.getLogger(__name__)
 
 
-def packed_weights_for(config: Config, spec: ModelSpec, device: torch.device) -> PackedWeights:
+def packed_weights_for(config: Config, spec: ModelSpec, device: torch.device, mesh: Mesh) -> PackedWeights:
     """The file with this checkpoint's packed weights, or PackedAtStart where none is kept."""
     size = spec.weight_bytes(config.model.dtype)
     if device.type != "cpu" or config.load.load_format == "dummy" or size < LEAST_BYTES:
@@ -32,20 +33,23 @@ def packed_weights_for(config: Config, spec: ModelSpec, device: torch.device) ->
     cache, kernels = environment.packed_weight_cache(), library()
     if kernels is None or size > cache.limit:
         return PackedAtStart()
-    path = cache.directory / f"{_identity(config.model, kernels.name)}{SUFFIX}"
+    path = cache.directory / f"{_identity(config.model, kernels.name, mesh)}{SUFFIX}"
     if not path.exists() and size > _FREE_SHARE * _free_bytes(cache.directory):
         _log.info("Packed weights are not kept: %s has too little space", cache.directory)
         return PackedAtStart()
     return PackedWeightFile(path, cache.limit, kernels)
 
 
-def _identity(config: ModelConfig, kernels: str) -> str:
-    """A name that changes with the checkpoint's files, what weights are made, and the code that packs."""
+def _identity(config: ModelConfig, kernels: str, mesh: Mesh) -> str:
+    """A name that changes with the checkpoint's files, what weights are made of which part, and the code that packs."""
     model = Path(config.model)
     files = [path.resolve() for path in (model / "config.json", *find_files(model))]
     facts = [(str(path), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in files]
+    place = (mesh.tp_rank, mesh.tp)
     packing = [path.read_bytes() for path in sorted(Path(quire.kernels.cpu.__file__).parent.glob("*.py"))]
-    return hashlib.sha256(repr((facts, config.dtype, config.quantization, kernels, packing)).encode()).hexdigest()[:24]
+    return hashlib.sha256(
+        repr((facts, config.dtype, config.quantization, kernels, packing, place)).encode()
+    ).hexdigest()[:24]
 
 
 def _free_bytes(directory: Path) -> int:

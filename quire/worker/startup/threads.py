@@ -14,18 +14,19 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def compute_threads(asked: int | None, at_most: int) -> int:
-    """How many threads compute.
+def compute_threads(asked: int | None, at_most: int, ranks: int = 1) -> int:
+    """How many threads of this process compute.
 
     Args:
         asked: `--cpu-threads`.
         at_most: What OMP_NUM_THREADS allows, if it is set.
+        ranks: Processes that share the machine's cores.
 
     Raises:
         ConfigError: Less than one was asked for.
     """
     if asked is None:
-        return min(at_most, usable_cores())
+        return max(1, min(at_most, usable_cores() // ranks))
     if asked < 1:
         raise ConfigError(f"--cpu-threads must be at least 1, got {asked}.", param="cpu_threads")
     return asked

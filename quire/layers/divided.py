@@ -1,0 +1,118 @@
+"""Layers whose work is divided over ranks: partial sums become sums, and each rank has a part of the vocabulary.
+
+Vocabulary-parallel embedding and logits, and sums behind products whose input is divided, are Megatron-LM's (Shoeybi et
+al. 2019, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.collectives.collectives import Collectives
+from quire.kernels.dispatch import kernel
+from quire.mesh import Span
+from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
+
+
+class SummedOverRanks:
+    """A layer of which each rank computes a summand."""
+
+    def __init__(self, layer: Callable[..., Tensor], collectives: Collectives) -> None:
+        self._layer = layer
+        self._collectives = collectives
+
+    def __call__(self, *x: Tensor) -> Tensor:
+        """What the undivided layer returns."""
+        y = self._layer(*x)
+        self._collectives.all_reduce(y)
+        return y
+
+
+class VocabularyEmbedding:
+    """Embeddings of tokens, of which this rank has a part; see Embedding.
+
+    Args:
+        name: Of the checkpoint's module.
+        vocab_size, width: Of the whole weight.
+        part: The tokens of this rank.
+        options: The device and dtype of the weight.
+        collectives: Of all ranks.
+        scale: See Embedding.
+
+    Attributes:
+        weight: As the kernel `embed` takes it, once it is loaded: a row for each token of this rank, and one of zeros
+            for all others.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        vocab_size: int,
+        width: int,
+        part: Span,
+        options: TensorOptions,
+        collectives: Collectives,
+        scale: float | None = None,
+    ) -> None:
+        self._spec = WeightSpec(f"{name}.weight", (vocab_size, width))
+        self._part = part
+        self._options = options
+        self._collectives = collectives
+        self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
+        self._embed = kernel("embed", options.device.type)
+        self._local_tokens = kernel("local_tokens", options.device.type)
+        self._pack: Callable[[Tensor], Any] | None = None
+        self.weight: Any
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield self._spec
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        kind = "embedding" if self._pack is None else "tied embedding"
+        name = f"{kind} {self._spec.name} {self._spec.shape} {self._part}"
+        self.weight = self._options.packed_weights.get(name, lambda: self._read(checkpoint))
+
+    def tie(self) -> None:
+        """See Embedding."""
+        self._pack = kernel("pack_tied", self._options.device.type)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """[tokens] int64 → [tokens, width]."""
+        rows = torch.empty_like(tokens)
+        self._local_tokens(tokens, self._part.start, self._part.count, rows)
+        x = torch.empty((len(tokens), self._spec.shape[1]), dtype=self._options.dtype, device=self._options.device)
+        self._embed(rows, self.weight, self._scale, x)
+        self._collectives.all_reduce(x)
+        return x
+
+    def _read(self, checkpoint: Checkpoint) -> Any:
+        count, width = self._part.count, self._spec.shape[1]
+        weight = torch.zeros((count + 1, width), dtype=self._options.dtype, device=self._options.device)
+        checkpoint.read(self._spec.name, weight[:count], (self._part.start, 0))
+        return weight if self._pack is None else self._pack(weight)
+
+
+class GatheredLogits:
+    """The head to logits, whose outputs are divided; every rank gets all logits.
+
+    Args:
+        head: [tokens, width] → [tokens, at least this rank's part of the vocabulary].
+        vocab_size: Of all ranks.
+        collectives: Of all ranks.
+    """
+
+    def __init__(self, head: Callable[[Tensor], Tensor], vocab_size: int, collectives: Collectives) -> None:
+        self._head = head
+        self._vocab_size = vocab_size
+        self._collectives = collectives
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, width] → [tokens, vocab_size]."""
+        logits = x.new_empty((x.shape[0], self._vocab_size))
+        self._collectives.gather_columns(self._head(x), logits)
+        return logits

@@ -1,0 +1,69 @@
+"""Checkpoints of every family that two and four ranks can divide: 8 query heads, and KV heads fewer, as many or more
+than ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SHAPE: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "vocab_size": 321,
+}
+"""The vocabulary is divided with a remainder."""
+
+DIVISIBLE: dict[str, dict[str, Any]] = {
+    "llama, biases": _SHAPE
+    | {
+        "architecture": "LlamaForCausalLM",
+        "num_key_value_heads": 4,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "shards": "60KB",
+    },
+    "llama, one kv head": _SHAPE | {"architecture": "LlamaForCausalLM", "num_key_value_heads": 1},
+    "mistral, window": _SHAPE | {"architecture": "MistralForCausalLM", "sliding_window": 45},
+    "qwen2, tied": _SHAPE | {"architecture": "Qwen2ForCausalLM", "tie_word_embeddings": True},
+    "qwen3": _SHAPE | {"architecture": "Qwen3ForCausalLM", "num_key_value_heads": 8},
+    "mixtral": _SHAPE | {"architecture": "MixtralForCausalLM", "num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3 moe": _SHAPE
+    | {
+        "architecture": "Qwen3MoeForCausalLM",
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+    },
+    "phi3": _SHAPE | {"architecture": "Phi3ForCausalLM", "hidden_size": 128},
+    "gemma2": _SHAPE
+    | {
+        "architecture": "Gemma2ForCausalLM",
+        "sliding_window": 13,
+        "query_pre_attn_scalar": 100,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+        "num_hidden_layers": 4,
+    },
+    "gemma3": _SHAPE
+    | {
+        "architecture": "Gemma3ForCausalLM",
+        "sliding_window": 19,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 30,
+    },
+    "gpt2": {"architecture": "GPT2LMHeadModel", "n_inner": 96, "hidden_size": 64, "num_attention_heads": 8},
+    "gpt2, untied": {
+        "architecture": "GPT2LMHeadModel",
+        "n_inner": 96,
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "tie_word_embeddings": False,
+    },
+}

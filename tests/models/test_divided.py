@@ -1,0 +1,47 @@
+"""A model that ranks divide computes what the undivided one computes, in each rank the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.models.families import FAMILIES
+from tests.checkpoints import make_tiny
+from tests.models.divisible import DIVISIBLE
+from tests.models.forward import logits_of, logits_of_ranks
+
+TOKENS = torch.randint(3, 320, (70,), generator=torch.Generator().manual_seed(4))
+
+
+def test_there_is_a_case_of_every_family() -> None:
+    assert {str(case["architecture"]) for case in DIVISIBLE.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("case", DIVISIBLE)
+@torch.inference_mode()
+def test_logits_of_ranks_equal_those_of_one(case: str, tp: int, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **DIVISIBLE[case])
+    whole = logits_of(directory, TOKENS, torch.float32)
+    first, *others = logits_of_ranks(directory, TOKENS, torch.float32, tp)
+    assert float((first - whole).abs().max() / whole.abs().max()) < 1e-5
+    assert all(torch.equal(first, other) for other in others)
+
+
+@torch.inference_mode()
+def test_ranks_compute_without_kernels_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.kernels.cpu import library as module
+
+    directory = make_tiny(tmp_path, **DIVISIBLE["qwen2, tied"])
+    whole = logits_of(directory, TOKENS, torch.float32)
+    monkeypatch.setenv("QUIRE_CPU_ISA", "none")
+    module.library.cache_clear()
+    try:
+        first, second = logits_of_ranks(directory, TOKENS, torch.float32, 2)
+    finally:
+        monkeypatch.undo()
+        module.library.cache_clear()
+    assert float((first - whole).abs().max() / whole.abs().max()) < 1e-5
+    assert torch.equal(first, second)
