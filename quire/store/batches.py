@@ -9,15 +9,12 @@ from __future__ import annotations
 import sqlite3
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from quire.clock import Clock
 from quire.errors import RequestError
+from quire.store.batch_rows import BatchResult, ClaimedBatch, body_of, encode, seen, set_fields
 from quire.store.database import Database
-from quire.store.errors import UnknownIdError
 from quire.store.files import append, begin_file, complete, file_of
 from quire.store.limits import StoreLimits
 from quire.store.processes import ALIVE, ProcessRecord
@@ -27,34 +24,6 @@ OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """States in which a process works on a batch."""
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 _OUTPUTS = (("output_file_id", 1, "output"), ("error_file_id", 0, "error"))
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """What came of one request.
-
-    Attributes:
-        line: Of the input file, counted from 0.
-        succeeded: Whether it goes to the output file, and not to that of errors.
-        data: A line of that file, without its end.
-    """
-
-    line: int
-    succeeded: bool
-    data: bytes
-
-
-@dataclass(frozen=True)
-class ClaimedBatch:
-    """A batch that this process works on now.
-
-    Attributes:
-        body: As clients see it.
-        ends_as: The state in which it ends, if another process had begun to end it.
-    """
-
-    body: dict[str, Any]
-    ends_as: str | None
 
 
 class BatchStore:
@@ -117,9 +86,9 @@ class BatchStore:
                 raise RequestError(
                     f"The file's purpose is '{purpose}': upload it with purpose 'batch'.", param="input_file_id"
                 )
-            values = (body["id"], now, now + seconds, model, "validating", input_file, _encode(body))
+            values = (body["id"], now, now + seconds, model, "validating", input_file, encode(body))
             connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0)", values)
-            return _seen(connection, str(body["id"]))
+            return seen(connection, str(body["id"]))
 
         return await self._database.write(insert)
 
@@ -129,7 +98,7 @@ class BatchStore:
         Raises:
             UnknownIdError: There is none.
         """
-        return await self._database.read(lambda connection: _seen(connection, asked))
+        return await self._database.read(lambda connection: seen(connection, asked))
 
     async def page(self, after: str | None, limit: int) -> tuple[Sequence[dict[str, Any]], bool]:
         """Batches, the latest first, and whether there are more.
@@ -140,12 +109,12 @@ class BatchStore:
 
         def find(connection: sqlite3.Connection) -> list[dict[str, Any]]:
             if after is not None:
-                _seen(connection, after)
+                seen(connection, after)
             query = (
                 "SELECT id FROM batches WHERE ?1 IS NULL OR rowid < (SELECT rowid FROM batches WHERE id = ?1) "
                 "ORDER BY rowid DESC LIMIT ?2"
             )
-            return [_seen(connection, row[0]) for row in connection.execute(query, (after, limit + 1)).fetchall()]
+            return [seen(connection, row[0]) for row in connection.execute(query, (after, limit + 1)).fetchall()]
 
         found = await self._database.read(find)
         return found[:limit], len(found) > limit
@@ -159,12 +128,12 @@ class BatchStore:
         """
 
         def change(connection: sqlite3.Connection) -> dict[str, Any]:
-            body = _seen(connection, asked)
+            body = seen(connection, asked)
             if body["status"] in ("validating", "in_progress"):
-                _set(connection, asked, status="cancelling", cancelling_at=int(self._clock.now()))
+                set_fields(connection, asked, status="cancelling", cancelling_at=int(self._clock.now()))
             elif body["status"] not in ("cancelling", "cancelled"):
                 raise RequestError(f"The batch is {body['status']} and cannot be cancelled any more.", param="batch_id")
-            return _seen(connection, asked)
+            return seen(connection, asked)
 
         return await self._database.write(change)
 
@@ -185,7 +154,7 @@ class BatchStore:
                 return None
             self._process.say_alive_in(connection, now)
             connection.execute("UPDATE batches SET owner = ? WHERE id = ?", (self._process.id, row[0]))
-            return ClaimedBatch(_seen(connection, row[0]), _body(connection, row[0]).get("ends_as"))
+            return ClaimedBatch(seen(connection, row[0]), body_of(connection, row[0]).get("ends_as"))
 
         return await self._database.write(take)
 
@@ -198,8 +167,8 @@ class BatchStore:
 
         def change(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE batches SET total = ? WHERE id = ?", (total, batch))
-            if _seen(connection, batch)["status"] == "validating":
-                _set(connection, batch, status="in_progress", in_progress_at=int(self._clock.now()))
+            if seen(connection, batch)["status"] == "validating":
+                set_fields(connection, batch, status="in_progress", in_progress_at=int(self._clock.now()))
 
         await self._owned(batch, change)
 
@@ -210,7 +179,7 @@ class BatchStore:
             errors: Each with code, message, param and line.
         """
         found = {"object": "list", "data": list(errors)}
-        await self._owned(batch, lambda connection: _set(connection, batch, errors=found))
+        await self._owned(batch, lambda connection: set_fields(connection, batch, errors=found))
         await self.finish(batch, "failed")
 
     async def lines_done(self, batch: str) -> set[int]:
@@ -245,7 +214,7 @@ class BatchStore:
         """
 
         def begin(connection: sqlite3.Connection) -> None:
-            body, now = _body(connection, batch), int(self._clock.now())
+            body, now = body_of(connection, batch), int(self._clock.now())
             changes: dict[str, Any] = {"status": "cancelling" if status == "cancelled" else "finalizing"}
             if body["finalizing_at"] is None and status not in ("cancelled", "failed"):
                 changes["finalizing_at"] = now
@@ -258,20 +227,20 @@ class BatchStore:
                         connection, self._limits, self._clock, filename, "batch_output", lifetime, batch=batch
                     )
                     changes[name] = file.id
-            counts = _seen(connection, batch)["request_counts"]
-            _set(connection, batch, **changes, final_counts=counts, ends_as=status)
+            counts = seen(connection, batch)["request_counts"]
+            set_fields(connection, batch, **changes, final_counts=counts, ends_as=status)
 
         def move(connection: sqlite3.Connection) -> bool:
-            body = _body(connection, batch)
+            body = body_of(connection, batch)
             moved = [self._move_some(connection, batch, body[name], ok) for name, ok, _ in _OUTPUTS if body[name]]
             return any(moved)
 
         def end(connection: sqlite3.Connection) -> None:
-            body = _body(connection, batch)
+            body = body_of(connection, batch)
             for name, _, _ in _OUTPUTS:
                 if body[name] is not None:
                     complete(connection, body[name])
-            _set(connection, batch, status=status, **{f"{status}_at": int(self._clock.now())})
+            set_fields(connection, batch, status=status, **{f"{status}_at": int(self._clock.now())})
             connection.execute("UPDATE batches SET owner = NULL WHERE id = ?", (batch,))
 
         await self._owned(batch, begin)
@@ -301,33 +270,3 @@ class BatchStore:
             return work(connection)
 
         return await self._database.write(run)
-
-
-def _body(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
-    row = connection.execute("SELECT body FROM batches WHERE id = ?", (batch,)).fetchone()
-    if row is None:
-        raise UnknownIdError.of("batch", batch, "batch_id")
-    body: dict[str, Any] = msgspec.json.decode(row[0])
-    return body
-
-
-def _seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
-    """The batch as clients see it, counts included."""
-    body = _body(connection, batch)
-    (total,) = connection.execute("SELECT total FROM batches WHERE id = ?", (batch,)).fetchone()
-    query = "SELECT coalesce(sum(succeeded), 0), count(*) FROM batch_results WHERE batch = ?"
-    completed, done = connection.execute(query, (batch,)).fetchone()
-    counts = {"total": total, "completed": completed, "failed": done - completed}
-    body["request_counts"] = body.pop("final_counts", None) or counts
-    for internal in ("ends_as", "output_lifetime"):
-        body.pop(internal, None)
-    return body
-
-
-def _set(connection: sqlite3.Connection, batch: str, **changes: Any) -> None:
-    body = {**_body(connection, batch), **changes}
-    connection.execute("UPDATE batches SET status = ?, body = ? WHERE id = ?", (body["status"], _encode(body), batch))
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    return msgspec.json.encode(body)

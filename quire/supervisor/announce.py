@@ -36,10 +36,13 @@ def announce_ready(
         print_log(f"  KV cache            {kv_tokens:,} tokens, measured")
     address = url(config, listener)
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.server.api_key else ""
-    body = '{"messages": [{"role": "user", "content": "What can you do?"}]}'
-    print_log(f"  chat in a browser   {address}/")
+    path, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "What can you do?"}]}'
+    if config.model.skip_tokenizer_init:  # nothing that has text works
+        path, body = "/inference/v1/generate", '{"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
+    else:
+        print_log(f"  chat in a browser   {address}/")
     print_log(f"  OpenAI clients      {address}/v1")
-    curl = f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    curl = f"curl {address}{path} -H 'Content-Type: application/json'{key} -d '{body}'"
     print_log(f"  try it              {curl}")
 
 

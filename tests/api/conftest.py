@@ -1,4 +1,4 @@
-"""One server for all tests that leave it as they found it."""
+"""One server of each kind, for all tests that leave it as they found it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ from collections.abc import Iterator
 import pytest
 
 from tests.api.server import Server, running
+from tests.api.speaker import Speaker, speaking
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(tmp_path_factory.mktemp("model")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Speaker]]:
+    """A server for conversations, and what its model says."""
+    with speaking(tmp_path_factory.mktemp("model"), reasoning_parser="qwen3", max_model_len=2048) as both:
+        yield both
+
+
+@pytest.fixture
+def model(conversations: tuple[Server, Speaker]) -> Speaker:
+    """What the model of `conversations` says."""
+    return conversations[1]

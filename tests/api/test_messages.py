@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessa
 from pydantic import TypeAdapter
 
 from tests.api.server import KEY, Server, running
-from tests.api.speaker import Speaker, speaking
+from tests.api.speaker import Speaker
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 QUESTION: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
@@ -26,20 +25,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</t
 THINKING = "<think>Let me see.</think>\n\n"
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Speaker]]:
-    with speaking(tmp_path_factory.mktemp("model"), reasoning_parser="qwen3", max_model_len=2048) as both:
-        yield both
-
-
 @pytest.fixture
-def server(both: tuple[Server, Speaker]) -> Server:
-    return both[0]
-
-
-@pytest.fixture
-def model(both: tuple[Server, Speaker]) -> Speaker:
-    return both[1]
+def server(conversations: tuple[Server, Speaker]) -> Server:
+    return conversations[0]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import ollama
 import pytest
 
 from tests.api.server import KEY, Server, running
-from tests.api.speaker import Speaker, speaking
+from tests.api.speaker import Speaker
 
 QUESTION: list[Any] = [{"role": "user", "content": "How is the weather in Oslo?"}]
 WEATHER: Any = {
@@ -28,20 +27,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</t
 THINKING = "<think>Let me see.</think>\n\n"
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Speaker]]:
-    with speaking(tmp_path_factory.mktemp("model"), reasoning_parser="qwen3", max_model_len=2048) as both:
-        yield both
-
-
 @pytest.fixture
-def server(both: tuple[Server, Speaker]) -> Server:
-    return both[0]
-
-
-@pytest.fixture
-def model(both: tuple[Server, Speaker]) -> Speaker:
-    return both[1]
+def server(conversations: tuple[Server, Speaker]) -> Server:
+    return conversations[0]
 
 
 @pytest.fixture

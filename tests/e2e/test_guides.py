@@ -62,6 +62,15 @@ REFUSED = {
 }
 
 
+METRICS = (
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:gpu_cache_usage_perc", "vllm:cpu_cache_usage_perc",
+    "vllm:avg_prompt_throughput_toks_per_s", "vllm:avg_generation_throughput_toks_per_s",
+    "vllm:e2e_request_latency_seconds", "vllm:time_to_first_token_seconds", "vllm:time_per_output_token_seconds",
+    "vllm:num_preemptions_total",
+)  # fmt: skip
+"""What the guides' dashboards and alerts read."""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("llama") / "model", layers=1)
@@ -116,6 +125,12 @@ def test_the_api_server_and_the_benchmarks_of_the_guides_run(model: Path, tmp_pa
     with started(log, *command) as url:
         assert log.read_text().count("--num-scheduler-steps has no effect") == 1
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == str(model)
+        assert httpx.get(f"{url}/health").status_code == 200  # as probes ask
+        metrics = httpx.get(f"{url}/metrics").text
+        assert [name for name in METRICS if f"\n{name}" not in metrics] == []
+        routed = {"model": str(model), "messages": [{"role": "user", "content": "one two"}], "max_tokens": 3}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=routed, timeout=120.0)  # as the guide's router sends it
+        assert answer.json()["choices"][0]["message"]["role"] == "assistant"
         body = {"model": str(model), "prompt": "one two", "max_tokens": 3, "ignore_eos": True}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=30).json()["usage"]["completion_tokens"] == 3
         bench = ["bench", "serve", "--base-url", url, "--num-prompts", "6", "--input-len", "10", "--output-len", "4"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from quire.errors import ConfigError, PayloadTooLarge, RequestError
-from quire.store.batches import BatchResult
+from quire.store.batch_rows import BatchResult
 from quire.store.errors import StoreFullError, UnknownIdError
 from quire.store.limits import PROCESS_DEAD_S, StoreLimits
 from quire.store.responses import StoredResponse

@@ -16,7 +16,7 @@ from quire.api.batches.batch_line import BatchLine, BatchLineError, error_line, 
 from quire.api.engine_session import EngineSession
 from quire.clock import Clock, WallClock
 from quire.errors import EngineDeadError, QuireError, UnavailableError
-from quire.store.batches import BatchResult, ClaimedBatch
+from quire.store.batch_rows import BatchResult, ClaimedBatch
 from quire.store.errors import StoreFullError
 from quire.store.store import Store
 

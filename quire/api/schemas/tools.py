@@ -31,12 +31,18 @@ class Function(BaseModel):
 
 
 class ChatTool(BaseModel):
-    """A tool; only functions are served."""
+    """A tool; only functions are served. What others have is let in here, so that their type is refused by name."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     type: str
-    function: Function
+    function: Function | None = Field(default=None, description="Required.")
+
+    @property
+    def named(self) -> Function:
+        """The function, of a tool that was checked."""
+        assert self.function is not None
+        return self.function
 
 
 class ChosenFunction(BaseModel):
@@ -94,11 +100,11 @@ def tool_use(tools: Sequence[ChatTool] | None, choice: ToolChoice | None, *, par
     callable_ = tools
     if isinstance(choice, ChosenTool):
         name = choice.function.name
-        callable_ = [tool for tool in tools if tool.function.name == name]
+        callable_ = [tool for tool in tools if tool.named.name == name]
         if not callable_:
             raise RequestError(f"tool_choice: '{name[:64]}' is none of tools.", param="tool_choice")
     return ToolUse(
-        tools=tuple(_parsed(tool.function) for tool in callable_),
+        tools=tuple(_parsed(tool.named) for tool in callable_),
         must_call=choice == "required" or isinstance(choice, ChosenTool),
         parallel=parallel is not False and not isinstance(choice, ChosenTool),
     )
@@ -111,7 +117,9 @@ def shown_tools(tools: Sequence[ChatTool]) -> tuple[Mapping[str, Any], ...]:
         RequestError: A tool is wrong.
     """
     _check(tools)
-    return tuple(tool.model_dump(exclude_unset=True, exclude={"function": {"strict"}}) for tool in tools)
+    return tuple(
+        {"type": tool.type, "function": tool.named.model_dump(exclude_unset=True, exclude={"strict"})} for tool in tools
+    )
 
 
 def _parsed(function: Function) -> Tool:
@@ -129,6 +137,12 @@ def _check(tools: Sequence[ChatTool]) -> None:
                 f"{place}.type: tools of type '{tool.type[:64]}' are not supported: send functions.",
                 param=f"{place}.type",
             )
+        if tool.function is None:
+            raise RequestError(f"'{place}.function' is required.", param=f"{place}.function")
+        for unknown, value in (tool.model_extra or {}).items():
+            if value is not None and value is not False:
+                field = f"{place}.{unknown[:64]}"
+                raise RequestError(f"'{field}' is not a known field.", param=field)
         name = tool.function.name
         if not _NAME.fullmatch(name):
             raise RequestError(

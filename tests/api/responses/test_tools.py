@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -13,7 +12,7 @@ from openai.types.responses import Response
 from tests.api.openai_types import check, unknown_fields
 from tests.api.responses.wire import connect, events_of, kinds
 from tests.api.server import Server
-from tests.api.speaker import Speaker, speaking
+from tests.api.speaker import Speaker
 
 WEATHER: Any = {
     "type": "function",
@@ -27,20 +26,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</t
 SECOND = CALL.replace("Oslo", "Rome")
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Speaker]]:
-    with speaking(tmp_path_factory.mktemp("model"), reasoning_parser="qwen3", max_model_len=2048) as both:
-        yield both
-
-
 @pytest.fixture
-def server(both: tuple[Server, Speaker]) -> Server:
-    return both[0]
-
-
-@pytest.fixture
-def model(both: tuple[Server, Speaker]) -> Speaker:
-    return both[1]
+def server(conversations: tuple[Server, Speaker]) -> Server:
+    return conversations[0]
 
 
 @pytest.fixture
