@@ -34,6 +34,12 @@ class _Sign:
 
 _TOOL_SIGNS = (
     _Sign("openai", ("<|channel|>", "<|message|>")),
+    _Sign("gemma4", ("<|tool_call>", "<tool_call|>")),
+    _Sign("functiongemma", ("<start_function_call>",)),
+    _Sign("cohere_command3", ("<|START_ACTION|>", '"tool_name"')),
+    _Sign("internlm", ("<|action_start|>", "<|plugin|>")),
+    _Sign("lfm2", ("<|tool_list_start|>",)),
+    _Sign("olmo3", ("<function_calls>", "<functions>")),
     _Sign("mistral", ("[TOOL_CALLS]",)),
     _Sign("deepseek_v32", ("｜DSML｜",)),
     _Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
@@ -57,6 +63,8 @@ _TOOL_SIGNS = (
 )
 _REASONING_SIGNS = (
     _Sign("openai_gptoss", ("<|channel|>", "<|message|>")),
+    _Sign("gemma4", ("<|channel>", "<channel|>")),
+    _Sign("cohere_command3", ("<|START_THINKING|>",)),
     _Sign("mistral", ("[THINK]",)),
     _Sign("seed_oss", ("<seed:think>",)),
     _Sign("granite", ("Here is my thought process",)),

@@ -15,6 +15,9 @@ from quire.output_parsers.scanner import Steps, TextScanner
 ReadAnswer: TypeAlias = Callable[[TextScanner, Sequence[Tool]], Steps[None]]
 """Reads content and tool calls to the end of the text."""
 
+TURN_CHARACTERS = 256
+"""How much of a prompt's end is looked at: it may have opened the answer's reasoning."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -27,6 +30,11 @@ class Turn:
 
     prompt: str = ""
     continued: str = ""
+
+    @classmethod
+    def behind(cls, prompt: str, continued: str = "") -> Turn:
+        """Of a prompt, however long it is."""
+        return cls(prompt[-TURN_CHARACTERS:], continued)
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,9 @@ class ReasoningFormat:
         start, end: Texts around the reasoning.
         special_tokens: Like a ToolFormat's.
         answer: How the answer is read where no tool parser is chosen; None for text as it is.
+        interrupts: Other texts that end the reasoning, and belong to the answer.
+        answer_start: Where an answer is messages, and reasoning any number of them: what stands in front of the text
+            of the last one.
     """
 
     read: Callable[[TextScanner, Turn], Steps[None]]
@@ -120,3 +131,5 @@ class ReasoningFormat:
     end: str
     special_tokens: tuple[str, ...]
     answer: ReadAnswer | None = None
+    interrupts: tuple[str, ...] = ()
+    answer_start: str = ""

@@ -127,4 +127,5 @@ REASONING = ReasoningFormat(
     end=END + _NEXT,
     special_tokens=SPECIAL_TOKENS,
     answer=read_without_calls,
+    answer_start=f"{CHANNEL}final{MESSAGE}",
 )

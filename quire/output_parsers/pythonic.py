@@ -1,9 +1,10 @@
-"""Calls as Python writes them, in a list: `[get_weather(city="Paris"), get_time()]`.
+"""Calls as Python writes them, in a list, `[get_weather(city="Paris"), get_time()]`, or in lines of their own.
 
-Since no token marks them (Llama 4's tags may be missing), a list is one of calls only if it begins with the name of a
-tool. Each call comes out when it is complete, because only then its values are known.
+Since no token marks a list (Llama 4's tags may be missing), it is one of calls only if it begins with the name of a
+tool; lines stand between tags. Each call comes out when it is complete, because only then its values are known.
 
-Sources: the prompt formats of Llama 3.2 and Llama 4 in meta-llama/llama-models, and vLLM's templates for both.
+Sources: the prompt formats of Llama 3.2 and Llama 4 in meta-llama/llama-models, and vLLM's templates for both; the chat
+templates of LiquidAI/LFM2-1.2B and allenai/Olmo-3-7B-Instruct.
 """
 
 from __future__ import annotations
@@ -14,24 +15,56 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
 from quire.output_parsers.formats import CallSyntax, KeyedArguments, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import ToolCalls, read_unmarked_calls
 
-START, END = "<|python_start|>", "<|python_end|>"
-_END = Tags(END)
+_LLAMA_4 = ("<|python_start|>", "<|python_end|>")
+_LFM_2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+_OLMO_3 = ("<function_calls>", "</function_calls>")
 _NAME_END = Tags("(", ")", "[", "]", "\n", '"', "'", ",", "{")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
-    """Content and calls."""
-    yield from read_unmarked_calls(scanner, tools, START, _list)
+def _list_format(start: str, end: str, syntax: CallSyntax) -> ToolFormat:
+    """A list, between tags that may be missing."""
+    ends = Tags(end)
+
+    def read_list(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None) -> Steps[bool]:
+        return (yield from _list(scanner, calls, names, ends))
+
+    def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+        yield from read_unmarked_calls(scanner, tools, start, read_list)
+
+    return ToolFormat(read, (start, end), (syntax,))
 
 
-def _list(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None) -> Steps[bool]:
+def _line_format(start: str, end: str, syntax: CallSyntax) -> ToolFormat:
+    """A line for each call, between tags."""
+    starts, ends = Tags(start), Tags(end)
+
+    def read(scanner: TextScanner, tools: Sequence[Tool]) -> Steps[None]:
+        answer = AnswerText()
+        calls = ToolCalls(answer)
+        while (yield from scanner.until(starts, answer.text)):
+            scanner.start_recording(start)
+            while (yield from scanner.skip_space()) not in ("", "<") and (call := (yield from _call(scanner, None))):
+                scanner.recorded()
+                yield from calls.whole(*call)
+                scanner.start_recording()
+            yield from scanner.skip_tag(ends)
+            skipped = scanner.recorded()
+            if skipped.strip() not in ("", end):
+                yield from answer.text(skipped)
+        yield from answer.finish()
+
+    return ToolFormat(read, (start, end), (syntax,))
+
+
+def _list(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None, ends: Tags) -> Steps[bool]:
     """A list of calls."""
     called = False
     if (yield from scanner.skip_space()) == "[":
@@ -46,7 +79,7 @@ def _list(scanner: TextScanner, calls: ToolCalls, names: Collection[str] | None)
                 scanner.take()
             if separator != ",":
                 yield from scanner.skip_space()
-                yield from scanner.skip_tag(_END)
+                yield from scanner.skip_tag(ends)
                 scanner.start_recording()  # white space and tags are no content
                 break
     return called
@@ -104,10 +137,17 @@ def _value(node: ast.expr) -> Any:
     return value
 
 
-FORMAT = ToolFormat(
-    read,
-    special_tokens=(START, END),
-    syntaxes=(
-        CallSyntax("", "(", ")", begin="[", separator=", ", end="]", keyed=KeyedArguments("", "=", "", separator=", ")),
+_KEYED = KeyedArguments("", "=", "", separator=", ")
+FORMAT = _list_format(*_LLAMA_4, CallSyntax("", "(", ")", begin="[", separator=", ", end="]", keyed=_KEYED))
+LFM2 = _list_format(
+    *_LFM_2,
+    CallSyntax(
+        "", "(", ")", trigger=_LFM_2[0], begin=_LFM_2[0] + "[", separator=", ", end="]" + _LFM_2[1], keyed=_KEYED
+    ),
+)
+OLMO3 = _line_format(
+    *_OLMO_3,
+    CallSyntax(
+        "", "(", ")", trigger=_OLMO_3[0], begin=_OLMO_3[0] + "\n", separator="\n", end="\n" + _OLMO_3[1], keyed=_KEYED
     ),
 )

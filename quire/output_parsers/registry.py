@@ -14,43 +14,72 @@ from quire.output_parsers.formats import ReasoningFormat, ToolFormat, Turn
 from quire.output_parsers.scanner import FormatParser, Steps, Tags, TextScanner
 
 TOOL_PARSERS = {
+    "cohere_command3": "quire.output_parsers.tagged_json:COHERE_COMMAND3",
     "deepseek_v3": "quire.output_parsers.marked_calls:DEEPSEEK_V3",
     "deepseek_v31": "quire.output_parsers.marked_calls:DEEPSEEK_V31",
     "deepseek_v32": "quire.output_parsers.xml_calls:DEEPSEEK_V32",
+    "ernie45": "quire.output_parsers.tagged_json:HERMES",
+    "functiongemma": "quire.output_parsers.gemma_calls:FUNCTION_GEMMA",
+    "gemma4": "quire.output_parsers.gemma_calls:GEMMA4",
     "glm45": "quire.output_parsers.glm:GLM45",
     "glm47": "quire.output_parsers.glm:GLM47",
     "granite": "quire.output_parsers.tagged_json:GRANITE",
     "granite-20b-fc": "quire.output_parsers.tagged_json:GRANITE_20B_FC",
     "granite4": "quire.output_parsers.tagged_json:HERMES",
     "hermes": "quire.output_parsers.tagged_json:HERMES",
+    "hunyuan_a13b": "quire.output_parsers.tagged_json:JAMBA",
+    "internlm": "quire.output_parsers.tagged_json:INTERNLM",
     "jamba": "quire.output_parsers.tagged_json:JAMBA",
     "kimi_k2": "quire.output_parsers.marked_calls:KIMI_K2",
+    "lfm2": "quire.output_parsers.pythonic:LFM2",
     "llama3_json": "quire.output_parsers.llama_json:FORMAT",
     "llama4_json": "quire.output_parsers.llama_json:FORMAT",
     "llama4_pythonic": "quire.output_parsers.pythonic:FORMAT",
     "longcat": "quire.output_parsers.tagged_json:LONGCAT",
+    "mimo": "quire.output_parsers.xml_calls:QWEN3_CODER",
+    "minimax": "quire.output_parsers.tagged_json:MINIMAX",
     "minimax_m2": "quire.output_parsers.xml_calls:MINIMAX_M2",
     "mistral": "quire.output_parsers.mistral:FORMAT",
+    "olmo3": "quire.output_parsers.pythonic:OLMO3",
     "openai": "quire.output_parsers.harmony:FORMAT",
     "phi4_mini_json": "quire.output_parsers.tagged_json:PHI4_MINI",
     "pythonic": "quire.output_parsers.pythonic:FORMAT",
     "qwen3_coder": "quire.output_parsers.xml_calls:QWEN3_CODER",
     "qwen3_xml": "quire.output_parsers.xml_calls:QWEN3_CODER",
     "seed_oss": "quire.output_parsers.xml_calls:SEED_OSS",
+    "step3p5": "quire.output_parsers.xml_calls:QWEN3_CODER",
 }
 
 REASONING_PARSERS = {
+    "cohere_command3": "quire.output_parsers.thinking:COHERE_COMMAND3",
     "deepseek_r1": "quire.output_parsers.thinking:DEEPSEEK_R1",
     "deepseek_v3": "quire.output_parsers.thinking:DEEPSEEK_V3",
+    "gemma4": "quire.output_parsers.thinking:GEMMA4",
     "glm45": "quire.output_parsers.thinking:GLM45",
     "granite": "quire.output_parsers.thinking:GRANITE",
+    "holo2": "quire.output_parsers.thinking:QWEN3",
     "kimi_k2": "quire.output_parsers.thinking:KIMI_K2",
+    "mimo": "quire.output_parsers.thinking:QWEN3",
     "minimax_m2": "quire.output_parsers.thinking:MINIMAX_M2",
     "mistral": "quire.output_parsers.thinking:MISTRAL",
+    "nemotron_v3": "quire.output_parsers.thinking:QWEN3",
+    "olmo3": "quire.output_parsers.thinking:QWEN3",
     "openai_gptoss": "quire.output_parsers.harmony:REASONING",
     "qwen3": "quire.output_parsers.thinking:QWEN3",
     "seed_oss": "quire.output_parsers.thinking:SEED_OSS",
+    "step3": "quire.output_parsers.thinking:DEEPSEEK_R1",
+    "step3p5": "quire.output_parsers.thinking:DEEPSEEK_R1",
 }
+
+NOT_SERVED = {
+    "tool_call_parser": (
+        "apertus", "cohere_command4", "deepseek_v4", "gigachat3", "hy_v3", "poolside_v1", "step3", "xlam",
+    ),
+    "reasoning_parser": (
+        "cohere_command4", "deepseek_v4", "ernie45", "hunyuan_a13b", "hy_v3", "minimax_m2_append_think", "poolside_v1",
+    ),
+}  # fmt: skip
+"""Parsers that vLLM has beside, by the setting that names them."""
 
 
 def tool_format(name: str) -> ToolFormat:
@@ -131,6 +160,11 @@ def _content_to_the_end(answer: Steps[None], scanner: TextScanner) -> Iterator[O
 def _load(table: dict[str, str], name: str, param: str) -> object:
     if name not in table:
         flag = "--" + param.replace("_", "-")
+        if name in NOT_SERVED[param]:
+            what = "calls" if param == "tool_call_parser" else "reasoning"
+            raise ConfigError(
+                f"{flag} {name} is not served yet: leave it out, and {what} stay in the answer's text.", param=param
+            )
         raise ConfigError(
             f"{flag}: there is no parser {name!r}. Choose one of {', '.join(sorted(table))}.", param=param
         )

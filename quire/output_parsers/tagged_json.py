@@ -2,17 +2,20 @@
 
 Sources: Hermes: the model card of NousResearch/Hermes-2-Pro-Llama-3-8B and Qwen2.5's chat template. Granite: the chat
 template of ibm-granite/granite-3.1-8b-instruct; the older granite-20b-functioncalling's card. Phi-4: that of
-microsoft/Phi-4-mini-instruct, and vLLM's template for it. Jamba: that of ai21labs/AI21-Jamba-1.5-Mini. LongCat: that
-of meituan-longcat/LongCat-Flash-Chat.
+microsoft/Phi-4-mini-instruct, and vLLM's template for it. Jamba: that of ai21labs/AI21-Jamba-1.5-Mini. MiniMax: that of
+MiniMaxAI/MiniMax-M1-40k. LongCat: that
+of meituan-longcat/LongCat-Flash-Chat. InternLM: that of internlm/internlm2_5-7b-chat. Cohere: that of
+CohereLabs/c4ai-command-a-03-2025.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import CallSyntax, ToolFormat
+from quire.output_parsers.formats import NUMBER, CallSyntax, ToolFormat
 from quire.output_parsers.scanner import Steps, Tags, TextScanner
 from quire.output_parsers.tool_calls import JsonCall, ToolCalls
 
@@ -91,8 +94,44 @@ PHI4_MINI = tagged_json(
     closing=("<|/tool_call|>",),
 )
 JAMBA = tagged_json(_list_behind("<tool_calls>", "</tool_calls>"), "<tool_calls>", closing=("</tool_calls>",))
+MINIMAX = tagged_json(
+    CallSyntax(
+        _NAME,
+        _ARGUMENTS,
+        "}",
+        trigger="<tool_calls>",
+        begin="<tool_calls>\n",
+        separator="\n",
+        end="\n</tool_calls>",
+    ),
+    "<tool_calls>",
+    closing=("</tool_calls>",),
+)
 LONGCAT = tagged_json(
     _one_each("<longcat_tool_call>", "</longcat_tool_call>"),
     "<longcat_tool_call>",
     closing=("</longcat_tool_call>",),
+)
+_PLUGIN = "<|action_start|><|plugin|>"
+INTERNLM = replace(
+    tagged_json(
+        CallSyntax(f"{_PLUGIN}\n{_NAME}", '", "parameters": ', "}<|action_end|>", trigger=_PLUGIN, separator="\n"),
+        _PLUGIN,
+        closing=("<|action_end|>",),
+    ),
+    special_tokens=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+)
+_ACTION, _END_ACTION = "<|START_ACTION|>", "<|END_ACTION|>"
+COHERE_COMMAND3 = tagged_json(
+    CallSyntax(
+        f'{{"tool_call_id": "{NUMBER}", "tool_name": "',
+        '", "parameters": ',
+        "}",
+        trigger=_ACTION,
+        begin=f"{_ACTION}[\n    ",
+        separator=",\n    ",
+        end=f"\n]{_END_ACTION}",
+    ),
+    _ACTION,
+    closing=(_END_ACTION,),
 )

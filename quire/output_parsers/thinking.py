@@ -3,13 +3,15 @@
 Owns the states: the prompt may have opened the reasoning already, or closed it (thinking switched off); otherwise the
 output says so itself. Tags behind the reasoning are ordinary text.
 
-Sources: the chat templates and model cards of DeepSeek-R1 and V3.1, Qwen3, QwQ, GLM-4.5, Kimi-K2-Thinking, MiniMax-M2
-and Seed-OSS; the model cards of mistralai/Magistral-Small-2509 and ibm-granite/granite-3.2-8b-instruct.
+Sources: the chat templates and model cards of DeepSeek-R1 and V3.1, Qwen3, QwQ, GLM-4.5, Kimi-K2-Thinking, MiniMax-M2,
+Seed-OSS, Command A and Gemma 4; the model cards of mistralai/Magistral-Small-2509 and
+ibm-granite/granite-3.2-8b-instruct.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from quire.output_parsers.events import OutputEvent, ReasoningDelta
 from quire.output_parsers.formats import ReasoningFormat, Turn
@@ -57,7 +59,7 @@ def _format(
             yield from scanner.skip_tag(closing)
             yield from scanner.skip_newlines()
 
-    return ReasoningFormat(read, opened_in, starts[0], ends[0], special_tokens=(*starts, *ends))
+    return ReasoningFormat(read, opened_in, starts[0], ends[0], special_tokens=(*starts, *ends), interrupts=interrupts)
 
 
 def _opened(turn: Turn, starts: tuple[str, ...], ends: tuple[str, ...]) -> bool | None:
@@ -103,6 +105,8 @@ GRANITE = _format(
 )
 KIMI_K2 = tagged(*_THINK, always=False, interrupts=("<|tool_calls_section_begin|>",))
 MINIMAX_M2 = tagged(*_THINK, always=True)
+COHERE_COMMAND3 = tagged("<|START_THINKING|>", "<|END_THINKING|>", always=False)
+GEMMA4 = replace(tagged("<|channel>thought", "<channel|>", always=False), special_tokens=("<|channel>", "<channel|>"))
 MISTRAL = tagged("[THINK]", "[/THINK]", always=False)
 QWEN3 = tagged(*_THINK, always=False)
 SEED_OSS = tagged("<seed:think>", "</seed:think>", always=False)

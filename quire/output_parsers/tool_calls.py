@@ -14,7 +14,7 @@ from quire.output_parsers.answer_text import AnswerText
 from quire.output_parsers.events import OutputEvent, Tool, ToolCallDelta, ToolCallStart
 from quire.output_parsers.scanner import Steps, Tags, TextScanner, collect
 
-NAME_KEYS = ("name",)
+NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
 
 

@@ -17,7 +17,7 @@ from quire.errors import RequestError
 from quire.output_parsers.call_grammar import call_grammar
 from quire.output_parsers.events import ContentDelta, OutputEvent, ReasoningDelta, Tool, ToolCallStart, merge_events
 from quire.output_parsers.formats import Turn
-from quire.output_parsers.registry import TOOL_PARSERS, create_parser
+from quire.output_parsers.registry import TOOL_PARSERS, create_parser, tool_format
 
 llguidance = pytest.importorskip("llguidance")
 llguidance_numpy = pytest.importorskip("llguidance.numpy")
@@ -36,7 +36,7 @@ SCHEMA: dict[str, Any] = {
                        "additionalProperties": False}},
 }  # fmt: skip
 TOOLS = (Tool("f", SCHEMA, strict=True), Tool("g", {"type": "object", "additionalProperties": False}, strict=True))
-ENFORCED = [name for name in TOOL_PARSERS if name != "deepseek_v32"]
+ENFORCED = [name for name in TOOL_PARSERS if tool_format(name).syntaxes]
 BYTES = llguidance.LLTokenizer("byte")
 
 

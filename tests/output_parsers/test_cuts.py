@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.output_parsers.transcripts import (
+    gemma,
     glm,
     harmony,
     hermes,
@@ -22,6 +23,7 @@ from tests.output_parsers.transcripts import (
 from tests.output_parsers.transcripts.transcript import Transcript, check_cuts, check_whole, every_cut, random_cuts
 
 SOURCES = (
+    gemma,
     glm,
     harmony,
     hermes,

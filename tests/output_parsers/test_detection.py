@@ -7,12 +7,20 @@ former call or what the model thought; Quill's template is the real one.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import quire.builtin
+from quire.errors import ConfigError
 from quire.output_parsers.detection import detect_reasoning_parser, detect_tool_parser
-from quire.output_parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from quire.output_parsers.registry import (
+    NOT_SERVED,
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    reasoning_format,
+    tool_format,
+)
 from quire.text.chat_template import load_chat_template
 
 TEMPLATES = [
@@ -42,6 +50,12 @@ TEMPLATES = [
     ("Kimi-K2-Thinking", "<think> <|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", "kimi_k2"),
     ("MiniMax-M2", "<think> <minimax:tool_call>\n<invoke name=", "minimax_m2", "minimax_m2"),
     ("Seed-OSS", "<seed:think> <seed:tool_call>\n<function=", "seed_oss", "seed_oss"),
+    ("gemma-4", "<|channel>thought <channel|> <|tool_call>call:{{ name }}{<tool_call|>", "gemma4", "gemma4"),
+    ("functiongemma", "<start_function_call>call:{{ name }}{<end_function_call>", "functiongemma", None),
+    ("command-a", '<|START_THINKING|> <|START_ACTION|>[{"tool_name": …', "cohere_command3", "cohere_command3"),
+    ("internlm2.5", "<|action_start|><|plugin|>", "internlm", None),
+    ("LFM2", "List of tools: <|tool_list_start|>[{{ tools }}]<|tool_list_end|>", "lfm2", None),
+    ("Olmo-3", "<functions>{{ tools }}</functions> <function_calls>{{ call }}</function_calls>", "olmo3", None),
     ("no tools", "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}", None, None),
 ]
 
@@ -58,6 +72,17 @@ def test_quill_calls_as_hermes_does() -> None:
     assert template
     found = detect_tool_parser(template.source)
     assert (found.name, found.reason) == ("hermes", "the chat template has '<tool_call>'")
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"), [(tool_format, "tool_call_parser"), (reasoning_format, "reasoning_parser")]
+)
+def test_a_parser_that_only_vllm_has_is_refused_by_name(make: Any, setting: str) -> None:
+    for name in NOT_SERVED[setting]:
+        with pytest.raises(ConfigError, match=f"{name} is not served yet: leave it out"):
+            make(name)
+    with pytest.raises(ConfigError, match="Choose one of"):
+        make("no_such")
 
 
 def test_without_a_template_nothing_is_told() -> None:

@@ -1,7 +1,8 @@
-"""Granite, Phi-4, Jamba, LongCat: JSON lists and objects behind other tags.
+"""Granite, Phi-4, Jamba, LongCat, MiniMax, InternLM, Command: JSON lists and objects behind other tags.
 
 Sources: the chat templates of ibm-granite/granite-3.1-8b-instruct, microsoft/Phi-4-mini-instruct ("prefix function
-calls with functools marker"), ai21labs/AI21-Jamba-1.5-Mini and meituan-longcat/LongCat-Flash-Chat; the model card of
+calls with functools marker"), ai21labs/AI21-Jamba-1.5-Mini, meituan-longcat/LongCat-Flash-Chat,
+MiniMaxAI/MiniMax-M1-40k, internlm/internlm2_5-7b-chat and CohereLabs/c4ai-command-a-03-2025; the model card of
 ibm-granite/granite-20b-functioncalling. The texts are our own.
 """
 
@@ -48,5 +49,31 @@ TRANSCRIPTS = [
         "one",
         '<longcat_tool_call>\n{"name": "g", "arguments": {}}\n</longcat_tool_call>',
         calls=(G,),
+    ),
+    Transcript(
+        "minimax",
+        None,
+        "a line each",
+        '<tool_calls>\n{"name": "f", "arguments": {"a": [1, 2]}}\n{"name": "g", "arguments": {}}\n</tool_calls>',
+        calls=(F, G),
+    ),
+    Transcript("hunyuan_a13b", None, "list", f"<tool_calls>{LIST}</tool_calls>", calls=(F, G)),
+    Transcript(
+        "internlm",
+        None,
+        "one",
+        'Ok<|action_start|><|plugin|>\n{"name": "f", "parameters": {"a": [1, 2]}}<|action_end|>\n',
+        content="Ok",
+        calls=(F,),
+    ),
+    Transcript(
+        "cohere_command3",
+        "cohere_command3",
+        "plan and actions",
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": [1, 2]}},\n'
+        '    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}\n]<|END_ACTION|>',
+        reasoning="I look.",
+        calls=(F, G),
     ),
 ]

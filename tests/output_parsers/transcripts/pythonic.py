@@ -1,7 +1,8 @@
-"""Llama 3.2 and 4: calls as Python writes them.
+"""Llama 3.2 and 4, LFM2, OLMo 3: calls as Python writes them.
 
 Sources: models/llama3_2/text_prompt_format.md and models/llama4/prompt_format.md in meta-llama/llama-models; vLLM's
-tests of pythonic and llama4_pythonic (parallel calls, <|python_start|>). The texts are our own.
+tests of pythonic and llama4_pythonic (parallel calls, <|python_start|>); the chat templates of LiquidAI/LFM2-1.2B and
+allenai/Olmo-3-7B-Instruct. The texts are our own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from functools import partial
 from tests.output_parsers.transcripts.transcript import Call, Transcript, function
 
 Pythonic = partial(Transcript, "pythonic", None, tools=(function("f"), function("a.b")))
+Olmo = partial(Transcript, "olmo3", None)
+LINES = (Call("f", '{"x": 1}'), Call("a.b", "{}"))
 
 TRANSCRIPTS = [
     Pythonic("one", '[f(city="Paris", days=3)]', calls=(Call("f", '{"city": "Paris", "days": 3}'),)),
@@ -48,4 +51,18 @@ TRANSCRIPTS = [
         content="Ok ",
         calls=(Call("f", "{}"),),
     ),
+    Transcript(
+        "lfm2",
+        None,
+        "list",
+        'Ok.<|tool_call_start|>[f(x="a"), a.b(y=True)]<|tool_call_end|>Done.',
+        content="Ok.Done.",
+        calls=(Call("f", '{"x": "a"}'), Call("a.b", '{"y": true}')),
+        tools=(function("f"), function("a.b")),
+    ),
+    Olmo("lines", "Ok\n<function_calls>\nf(x=1)\na.b()\n</function_calls>", content="Ok\n", calls=LINES),
+    Olmo("one line", "<function_calls>f(x=1) a.b()</function_calls> Bye", content=" Bye", calls=LINES),
+    Olmo("cut off", "<function_calls>\nf(x=1)\na.b(", content="\na.b(", calls=LINES[:1]),
+    Olmo("none", "<function_calls>\n</function_calls>", content="<function_calls>\n</function_calls>"),
+    Olmo("no call", "<function_calls>\nwhat?</function_calls>", content="<function_calls>\nwhat?</function_calls>"),
 ]
