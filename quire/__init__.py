@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from quire.offline.async_llm import AsyncEngineArgs as AsyncEngineArgs
     from quire.offline.async_llm import AsyncLLM as AsyncLLM
     from quire.offline.async_llm import AsyncLLM as AsyncLLMEngine  # vLLM's older name
+    from quire.offline.async_llm import EngineArgs as EngineArgs
     from quire.offline.llm import LLM as LLM
+    from quire.offline.llm_engine import LLMEngine as LLMEngine
+    from quire.offline.prompts import TextPrompt as TextPrompt
+    from quire.offline.prompts import TokensPrompt as TokensPrompt
+    from quire.outputs import CompletionOutput as CompletionOutput
+    from quire.outputs import RequestOutput as RequestOutput
+    from quire.sampling import RequestOutputKind as RequestOutputKind
     from quire.sampling import SamplingParams as SamplingParams
     from quire.structured_outputs_params import GuidedDecodingParams as GuidedDecodingParams
     from quire.structured_outputs_params import StructuredOutputsParams as StructuredOutputsParams
@@ -26,9 +33,16 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
+    "CompletionOutput",
+    "EngineArgs",
     "GuidedDecodingParams",
+    "LLMEngine",
+    "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
@@ -37,12 +51,19 @@ _EXPORTS = {
     "AsyncLLM": "quire.offline.async_llm",
     "AsyncLLMEngine": "quire.offline.async_llm",
     "BeamSearchParams": "quire.beam_search",
+    "CompletionOutput": "quire.outputs",
+    "EngineArgs": "quire.offline.async_llm",
     "GuidedDecodingParams": "quire.structured_outputs_params",
     "LLM": "quire.offline.llm",
+    "LLMEngine": "quire.offline.llm_engine",
+    "RequestOutput": "quire.outputs",
+    "RequestOutputKind": "quire.sampling",
     "SamplingParams": "quire.sampling",
     "StructuredOutputsParams": "quire.structured_outputs_params",
+    "TextPrompt": "quire.offline.prompts",
+    "TokensPrompt": "quire.offline.prompts",
 }
-_LOAD_TORCH = {"LLM", "AsyncLLM", "AsyncLLMEngine"}
+_LOAD_TORCH = {"LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine"}
 
 
 def __getattr__(name: str) -> Any:

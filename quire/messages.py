@@ -72,6 +72,24 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     generated: list[int] = []
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """How long a sequence may reason, and how that is seen in its tokens.
+
+    Attributes:
+        tokens: Most tokens of reasoning; then what ends it is sampled.
+        start: What opens reasoning.
+        ends: What ends it, each of one token or more. The first is sampled when the budget is spent.
+        again: Reasoning may begin again after it has ended, on what is left of the budget.
+        opened: Whether the prompt has opened it; None: the prompt's last tokens tell.
+    """
+
+    tokens: int
+    start: list[int]
+    ends: list[list[int]]
+    again: bool = False
+    opened: bool | None = None
+
+
 class Add(_Message, frozen=True):
     """The sequences of one prompt, new or replayed after an engine's death. Each of them gets exactly one End.
 
@@ -89,8 +107,7 @@ class Add(_Message, frozen=True):
         bad_words: `sampling.bad_words` as tokens: after all but the last token of one, its last token is not sampled.
         grammar: What the output must be, as the text that `quire.structured_output` makes of a constraint it has
             checked; empty for anything.
-        grammar_after: The grammar begins behind the first place where the output has these tokens, such as the end of
-            its reasoning; empty: at once.
+        thinking: How long each sequence may reason; None: as long as it likes.
         fork_of: In what `sequences` returns: the first sequence of the prompt, for all others. Never sent.
         deadline: When its sequences end if they have not, with what they have; on the clock of `arrival`.
         tenant: Whose it is: waiting requests of different tenants are served in turn.
@@ -108,7 +125,7 @@ class Add(_Message, frozen=True):
     forks: list[Fork] = []
     bad_words: list[list[int]] = []
     grammar: str = ""
-    grammar_after: list[int] = []
+    thinking: ThinkingBudget | None = None
     fork_of: int | None = None
     deadline: float | None = None
     tenant: str = ""

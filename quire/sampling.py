@@ -42,7 +42,8 @@ WHOLE_VOCABULARY = -1
 
 
 class RequestOutputKind(Enum):
-    """What each output of a request holds. An offline call returns finished outputs, so DELTA is refused."""
+    """What each output of an `AsyncLLM` holds: everything so far, what is new, or nothing before the end. `LLM` returns
+    finished outputs, whichever it is."""
 
     CUMULATIVE = 0
     DELTA = 1
@@ -102,7 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         repetition_detection: End an output that repeats itself.
         structured_outputs: The form that the output must have.
         guided_decoding: Older name of `structured_outputs`.
-        thinking_token_budget: Not supported yet.
+        thinking_token_budget: Most tokens of reasoning; then it is ended, and the answer begins. -1 for no limit.
         skip_reading_prefix_cache: Compute the whole prompt, whatever is cached.
         extra_args: For logits processors.
 
@@ -199,14 +200,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "spaces_between_special_tokens=false is not supported: leave it out.",
                 param="spaces_between_special_tokens",
             )
-        if self.output_kind is RequestOutputKind.DELTA:
-            raise RequestError(
-                "output_kind DELTA is not supported: finished outputs are returned; the server streams.",
-                param="output_kind",
-            )
-        for name in ("flat_logprobs", "thinking_token_budget"):
-            if getattr(self, name) not in (None, False):
-                raise UnsupportedField(name)
+        if self.flat_logprobs:
+            raise UnsupportedField("flat_logprobs")
 
     def _check_counts(self) -> None:
         integer("n", self.n, 1, MAX_N)
@@ -221,6 +216,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if self.seed is not None:
             integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.thinking_token_budget is not None:
+            integer("thinking_token_budget", self.thinking_token_budget, -1)
         if self.truncate_prompt_tokens not in (None, -1):
             integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1)
 

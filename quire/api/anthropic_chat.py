@@ -33,16 +33,20 @@ _NAMES = {
     "stop": "stop_sequences",
     "prompt": "messages",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
     "response_format": "output_config.format",
 }
 """Fields of a ChatRequest by their names in Anthropic's body, where these differ."""
 
 
-def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRequest:
+def chat_request(
+    body: CountTokensRequest, variables: Collection[str], *, limits_reasoning: bool = False
+) -> ChatRequest:
     """The chat that is meant.
 
     Args:
         variables: Of the model's chat template, which may have a switch for thinking.
+        limits_reasoning: Whether thinking can be given a budget here; else a budget is ignored.
 
     Raises:
         RequestError: A field is wrong, or asks for what is not served; it is named as Anthropic does.
@@ -66,6 +70,8 @@ def chat_request(body: CountTokensRequest, variables: Collection[str]) -> ChatRe
     if body.thinking is not None:
         on = body.thinking.type != "disabled"
         fields["chat_template_kwargs"] = {name: on for name in THINKING_SWITCHES if name in variables}
+        if on and limits_reasoning:
+            fields["thinking_token_budget"] = body.thinking.budget_tokens
     if body.output_config is not None and body.output_config.effort is not None:
         fields["reasoning_effort"] = body.output_config.effort
     if body.output_config is not None and (form := body.output_config.format) is not None:

@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from quire.api.choice_parsing import OutputParsing, reasoning_end
+from quire.api.choice_parsing import OutputParsing
 from quire.api.schemas.tools import ToolUse
 from quire.config import ServerConfig
 from quire.errors import RequestError
+from quire.messages import ThinkingBudget
 from quire.output_parsers.call_grammar import call_grammar
 from quire.output_parsers.detection import Detection, detect_reasoning_parser, detect_tool_parser
 from quire.output_parsers.formats import Turn
+from quire.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.output_parsers.registry import create_parser, special_tokens
+from quire.sampling import SamplingParams
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.model_text import ModelText
+from quire.text.thinking_budget import reasoning_tokens, thinking_budget
 from quire.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -60,8 +64,7 @@ class ChatParsers:
         known = tools.tools if tools is not None else ()
         make = partial(create_parser, tool_parser, self.reasoning_parser, tools=known, turn=turn, calls_or_form=formed)
         one_call = tools is not None and not tools.parallel
-        end = reasoning_end(self.reasoning_parser, self.tokenizer, turn)
-        return OutputParsing(make, self._shown(tool_parser), one_call, reasoning_end=end)
+        return OutputParsing(make, self._shown(tool_parser), one_call)
 
     def constraint(
         self, tools: ToolUse, turn: Turn, form: Mapping[str, Any] | None = None
@@ -86,9 +89,28 @@ class ChatParsers:
             form=form,
             reasoning_parser=self.reasoning_parser,
             turn=turn,
-            special_ids=self.tokenizer.special_tokens if self.tokenizer else {},
+            special_ids=self._special_ids,
         )
         return StructuredOutputsParams(grammar=grammar, name="tools")
+
+    def before_form(self, turn: Turn) -> str:
+        """The reasoning that may come before an answer with a form, see `reasoning_in_front`."""
+        return reasoning_in_front(self.reasoning_parser, turn, self._special_ids)
+
+    def budget(self, params: SamplingParams, turn: Turn | None = None) -> ThinkingBudget | None:
+        """The limit on an answer's reasoning, see `thinking_budget`."""
+        return thinking_budget(params.thinking_token_budget, self.reasoning_parser, self.tokenizer, turn)
+
+    @property
+    def limits_reasoning(self) -> bool:
+        """Whether `budget` can be asked for."""
+        if self.reasoning_parser is None or self.tokenizer is None:
+            return False
+        return reasoning_tokens(self.reasoning_parser, self.tokenizer) is not None
+
+    @property
+    def _special_ids(self) -> Mapping[str, int]:
+        return self.tokenizer.special_tokens if self.tokenizer else {}
 
     def _check(self, tools: ToolUse) -> None:
         if self.tool_parser is None:

@@ -30,8 +30,6 @@ from quire.structured_output.json_schema import json_schema_of
 from quire.structured_outputs_params import StructuredOutputsParams
 from quire.text.model_text import ModelText
 
-TURN_CHARACTERS = 256
-"""How much of a prompt's end a parser sees: it may have opened the answer's reasoning."""
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that switches reasoning on or off."""
 
@@ -45,6 +43,7 @@ class ChatPrompt:
         options: See EngineSession.add_request.
         parsing: How the answer is parsed; None if its text is all content.
         may_call: Whether the answer may call tools.
+        form_begins_late: Whether the form of the answer may begin behind reasoning.
     """
 
     tokens: Sequence[int]
@@ -52,28 +51,7 @@ class ChatPrompt:
     options: dict[str, Any]
     parsing: OutputParsing | None = None
     may_call: bool = False
-
-    @property
-    def all_options(self) -> dict[str, Any]:
-        """The options, and where the form of the answer begins.
-
-        Raises:
-            RequestError: It begins behind reasoning whose end is not one token.
-        """
-        if not self.form_begins_late:
-            return self.options
-        form = self.params.structured_outputs
-        assert form is not None
-        if self.parsing is None or self.parsing.reasoning_end is None:
-            raise form.error("this model's reasoning does not end by one token: switch it off in chat_template_kwargs.")
-        return self.options | {"grammar_after": self.parsing.reasoning_end}
-
-    @property
-    def form_begins_late(self) -> bool:
-        """Whether the form of the answer begins behind its reasoning; a grammar of calls has that in itself."""
-        if self.params.structured_outputs is None or self.parsing is None or self.may_call:
-            return False
-        return self.parsing.reasoning_end != ()
+    form_begins_late: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,11 +107,15 @@ class ChatService:
         with fields.named_as_sent():
             stream = bool(fields.stream)
             check_answer_size([len(tokens)], params, longest=longest, prompts_shown=shown, stream=stream)
-        turn = Turn(text[-TURN_CHARACTERS:], fields.continued)
+        turn = Turn.behind(text, fields.continued)
         parsing = self.parsers.parsing(tools, turn, formed=params.structured_outputs is not None)
         params = await self._constrained(params, tools, turn)
-        options |= await self.session.grammar_options(params)
-        return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None)
+        behind = ""  # a grammar of calls has the reasoning in itself
+        if tools is None and params.structured_outputs is not None:
+            behind = self.parsers.before_form(turn)
+        options |= await self.session.grammar_options(params, behind)
+        options["thinking"] = self.parsers.budget(params, turn)
+        return ChatPrompt(tokens, params, options, parsing, may_call=tools is not None, form_begins_late=bool(behind))
 
     async def run(self, fields: ChatRequest, prompt: ChatPrompt) -> RequestChoices:
         """Start what was prepared. Must be closed.
@@ -143,7 +125,7 @@ class ChatService:
             UnavailableError: No work is taken now.
         """
         with fields.named_as_sent():
-            collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.all_options)
+            collector = await self.session.add_request([prompt.tokens], prompt.params, **prompt.options)
         return RequestChoices(self.session, collector, self.text.tokenizer, parsing=prompt.parsing)
 
     async def _constrained(self, params: SamplingParams, tools: ToolUse | None, turn: Turn) -> SamplingParams:

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quire.output_parsers.events import OutputEvent, OutputParser, ToolCallDelta, ToolCallStart
-from quire.output_parsers.formats import Turn
-from quire.output_parsers.registry import reasoning_format
 from quire.text.deltas import ChoiceDelta
-from quire.text.tokenizer import Tokenizer
 
 
 def new_call_id() -> str:
@@ -30,32 +27,12 @@ class OutputParsing:
         shown_tokens: Special tokens that the parser reads, whatever `skip_special_tokens` says.
         one_call: Whether a choice ends behind its first call (`parallel_tool_calls` is false).
         make_call_id: For calls that the format gives no id.
-        reasoning_end: See `reasoning_end`.
     """
 
     make_parser: Callable[[], OutputParser]
     shown_tokens: frozenset[int] = frozenset()
     one_call: bool = False
     make_call_id: Callable[[], str] = new_call_id
-    reasoning_end: tuple[int, ...] | None = ()
-
-
-def reasoning_end(parser: str | None, tokenizer: Tokenizer | None, turn: Turn) -> tuple[int, ...] | None:
-    """The token behind which the form that is asked of an answer begins, where the prompt has opened the reasoning.
-    Empty where the answer begins at once; None where the reasoning ends by several tokens.
-
-    Args:
-        parser: The reasoning parser's name.
-        tokenizer: Knows the token.
-        turn: How the answer begins.
-    """
-    if parser is None or tokenizer is None:
-        return ()
-    reasoning = reasoning_format(parser)
-    if not reasoning.opened(turn):
-        return ()
-    token = tokenizer.token_id(reasoning.end)
-    return None if token is None else (token,)
 
 
 class ChoiceParser:

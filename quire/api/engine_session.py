@@ -31,7 +31,7 @@ from quire.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from quire.messages import Abort, Add, Deltas, Done, EndReason, Heartbeat, Ready
+from quire.messages import Abort, Add, Deltas, Done, EndReason, Heartbeat, Ready, ThinkingBudget
 from quire.metrics.stats import Stats
 from quire.processes.launch import SendReport
 from quire.sampling import SamplingParams
@@ -208,9 +208,9 @@ class EngineSession:
             raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
         return self._submission
 
-    async def grammar_options(self, params: SamplingParams) -> dict[str, Any]:
+    async def grammar_options(self, params: SamplingParams, behind: str = "") -> dict[str, Any]:
         """What `add_request` needs for `params.structured_outputs`, see GrammarChecks.options."""
-        return await self._grammars.options(params)
+        return await self._grammars.options(params, behind)
 
     def check_room(self, tenant: str, sequences: int, tokens: int) -> None:
         """Refuse a request that the queue has no room for before anything is done for it.
@@ -235,7 +235,7 @@ class EngineSession:
         bad_words: Sequence[Sequence[int]] = (),
         truncation_side: Literal["left", "right"] = "left",
         grammar: str = "",
-        grammar_after: Sequence[int] = (),
+        thinking: ThinkingBudget | None = None,
         deadline: float | None = None,
         tenant: str = "",
         continuing: bool = False,
@@ -243,7 +243,7 @@ class EngineSession:
         """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
 
         Args:
-            priority, cache_salt, bad_words, truncation_side, grammar_after, deadline, tenant: See Submission.adds.
+            priority, cache_salt, bad_words, truncation_side, thinking, deadline, tenant: See Submission.adds.
             grammar: What `grammar_options` returned for `params`.
             continuing: It belongs to a request that was taken before (see `keep_open`), so a drain lets it in.
 
@@ -261,7 +261,7 @@ class EngineSession:
             "bad_words": bad_words,
             "truncation_side": truncation_side,
             "grammar": grammar,
-            "grammar_after": grammar_after,
+            "thinking": thinking,
             "deadline": deadline,
             "tenant": tenant,
         }

@@ -24,8 +24,12 @@ class GrammarChecks:
         self._checker = GrammarChecker(special_tokens)
         self._threads = ThreadPoolExecutor(MAX_HELPERS, thread_name_prefix="grammar")
 
-    async def options(self, params: SamplingParams) -> dict[str, Any]:
+    async def options(self, params: SamplingParams, behind: str = "") -> dict[str, Any]:
         """What `EngineSession.add_request` needs for `params.structured_outputs`, if there are any: their grammar.
+
+        Args:
+            params: With what is asked of the output.
+            behind: What may come before that, see `reasoning_in_front`.
 
         Raises:
             RequestError: They cannot be honoured; the message names the field.
@@ -36,10 +40,10 @@ class GrammarChecks:
             return {}
         if not self._has_tokenizer:
             raise asked.error("this server has no tokenizer: start it without --skip-tokenizer-init.")
-        grammar = self._checker.known(asked)
+        grammar = self._checker.known(asked, behind)
         if grammar is None:
             loop = asyncio.get_running_loop()
-            grammar = await loop.run_in_executor(self._threads, self._checker.grammar, asked)
+            grammar = await loop.run_in_executor(self._threads, self._checker.grammar, asked, behind)
         return {"grammar": grammar}
 
     def close(self) -> None:

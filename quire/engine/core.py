@@ -198,8 +198,8 @@ class EngineCore:
         """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
         if self._commands.draining:
             return "The server is shutting down. Send the request again."
-        if message.grammar and self._masks is None:
-            return "This engine follows no grammars."
+        if (message.grammar or message.thinking) and self._masks is None:
+            return "This engine follows no grammars, and limits no reasoning."
         return refusal(message, self.ready)
 
     def _abort_unwanted(self) -> None:

@@ -14,12 +14,12 @@ from quire.config import Config
 from quire.engine.build import build_model_runtime_info
 from quire.engine.core import HEARTBEAT_S, EngineCore
 from quire.engine.flight_record import FlightRecorder
+from quire.engine.thinking_budgets import bitmask_source
 from quire.engine.transport import ZmqPort
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
 from quire.processes.launch import PULSE_S, STOP_ENGINE, LaunchConfig, SendReport, StatusReport
-from quire.structured_output.bitmask_sources import grammar_bitmasks
 
 
 def main(
@@ -38,7 +38,7 @@ def main(
     executor = make_executor(config, clock)
     device_limits = executor.start()
     runtime_info = build_model_runtime_info(config, read_spec(config.model.model, config.model.quantization))
-    masker = grammar_bitmasks(config, device_limits.vocab_size)
+    masker = bitmask_source(config, device_limits.vocab_size)
     rows = config.scheduler.max_num_seqs
     assert rows, "settings are resolved by quire.planning.auto_config"
     flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, rows)

@@ -20,6 +20,10 @@ def refusal(message: Add, ready: Ready) -> str:
         return f"Prompt and output exceed the {ready.capacity} tokens that a sequence can hold here."
     if any(min(ids) < 0 or max(ids) >= ready.vocab_size for ids in _sampling_tokens(message) if ids):
         return f"Token ids of sampling must be in [0, {ready.vocab_size})."
+    if message.thinking is not None and not (
+        message.thinking.start and message.thinking.ends[:1] and all(message.thinking.ends)
+    ):
+        return "A limit on reasoning needs the tokens that begin and end it."
     return ""
 
 
@@ -46,3 +50,6 @@ def _sampling_tokens(message: Add) -> Iterator[Collection[int]]:
     yield from (ids for _, ids in message.sampling.named_token_ids())
     yield message.stop_ids
     yield from message.bad_words
+    if message.thinking is not None:
+        yield message.thinking.start
+        yield from message.thinking.ends

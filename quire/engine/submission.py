@@ -14,7 +14,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config.scheduler import Policy
 from quire.errors import ContextLengthError, RequestError
-from quire.messages import CLIENT_SHIFT, Add, Fork, Ready
+from quire.messages import CLIENT_SHIFT, Add, Fork, Ready, ThinkingBudget
 from quire.sampling import WHOLE_VOCABULARY, SamplingParams
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -86,7 +86,7 @@ class Submission:
         bad_words: Sequence[Sequence[int]] = (),
         truncation_side: Literal["left", "right"] = "left",
         grammar: str = "",
-        grammar_after: Sequence[int] = (),
+        thinking: ThinkingBudget | None = None,
         deadline: float | None = None,
         tenant: str = "",
     ) -> list[Add]:
@@ -100,7 +100,7 @@ class Submission:
             bad_words: `params.bad_words` as tokens.
             truncation_side: The end of a prompt that is cut off.
             grammar: Of `params.structured_outputs`, see GrammarChecker.
-            grammar_after, deadline, tenant: See Add.
+            thinking, deadline, tenant: See Add.
 
         Raises:
             RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
@@ -140,7 +140,7 @@ class Submission:
             forks=[Fork(number, choice_seed(seed, index)) for index, number in enumerate(others, 1)],
             bad_words=[list(word) for word in bad_words],
             grammar=grammar,
-            grammar_after=list(grammar_after),
+            thinking=thinking,
             deadline=deadline,
             tenant=tenant,
         ).sequences()

@@ -16,6 +16,7 @@ from quire.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
 from quire.messages import Control, Done, TokenLogprobs
+from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.local_engine import LocalEngine
 from quire.offline.metrics import OfflineMetrics
 from quire.offline.prompts import ParsedPrompt, Prompt, as_prompts, parse_prompt
@@ -28,8 +29,6 @@ from quire.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from quire.metrics.reader import Metric
     from quire.offline.progress_bar import ProgressBar
-
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -114,25 +113,16 @@ class LLM:
             CheckpointError: `chat_template` is no jinja template.
             RequestError: The template refuses the messages.
         """
-        template, tokenizer = self._text.chat_template, self._text.tokenizer
-        if tokenizer is None or (template is None and chat_template is None):
-            raise ConfigError("This model has no chat template: pass chat_template=... to LLM, or use generate().")
-        if chat_template is not None:
-            template = self._text.other_chat_template(chat_template)
-        assert template is not None
-        if tools:
-            template = template.with_tools()
+        renderer = ConversationRenderer(
+            self._text,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        prompts = []
-        for conversation in conversations:
-            text = template.render(
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                variables=chat_template_kwargs,
-            )
-            prompts.append(ParsedPrompt(text, tokenizer.encode(text, add_special_tokens=False)))
+        prompts = list(map(renderer.prompt, conversations))
         return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
 
     def beam_search(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,20 +18,23 @@ from quire.config.vllm_compat import VLLM_SETTINGS, check_vllm_setting
 from quire.engine.build import build_model_runtime_info
 from quire.engine.inprocess import InProcessClient
 from quire.engine.submission import Submission
+from quire.engine.thinking_budgets import bitmask_source
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
 from quire.messages import Add, Ready
 from quire.offline.prompts import ParsedPrompt
+from quire.output_parsers.detection import detect_reasoning_parser
+from quire.output_parsers.formats import Turn
+from quire.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.outputs import RequestOutput
 from quire.planning.auto_config import resolve
 from quire.sampling import SamplingParams
-from quire.structured_output.bitmask_sources import grammar_bitmasks
 from quire.structured_output.checker import GrammarChecker
 from quire.text.bad_words import bad_word_tokens
 from quire.text.choice_state import ChoiceState
 from quire.text.model_text import load_model_text
 from quire.text.sequence_accumulator import SequenceAccumulator
-from quire.text.tokenizer import Tokenizer
+from quire.text.thinking_budget import thinking_budget
 
 
 class LocalEngine:
@@ -66,7 +70,7 @@ class LocalEngine:
             build_executor(self.config, clock),
             clock,
             runtime_info,
-            grammar_bitmasks(self.config, resolved.spec.vocab_size),
+            bitmask_source(self.config, resolved.spec.vocab_size),
         )
         self._grammars = GrammarChecker(self.text.special_tokens)
         ready = self.client.receive(None)
@@ -99,7 +103,8 @@ class LocalEngine:
             priority=priority,
             cache_salt=prompt.cache_salt,
             bad_words=bad_word_tokens(tokenizer, params.bad_words),
-            grammar=self._grammar(params, tokenizer),
+            grammar=self._grammar(params, prompt.turn),
+            thinking=thinking_budget(params.thinking_token_budget, self._reasoning(params), tokenizer, prompt.turn),
         )
         return [self.sequence(add, index) for index, add in enumerate(adds)]
 
@@ -120,18 +125,48 @@ class LocalEngine:
             num_cached_tokens=first.choice.cached_tokens,
         )
 
+    def gained(self, request_id: str, text: str | None, sequences: Sequence[SequenceAccumulator]) -> RequestOutput:
+        """What the sequences of a prompt have brought since the last call; of those that brought nothing there is no
+        output."""
+        first, tokenizer = sequences[0], self.text.tokenizer
+        scored = first.prompt_logprobs(tokenizer) if first.whole.prompt_logprobs else None
+        gained = (sequence.gained(tokenizer) for sequence in sequences)
+        return RequestOutput(
+            request_id,
+            text,
+            first.add.tokens,
+            [output for output in gained if output is not None],
+            finished=all(sequence.choice.finished for sequence in sequences),
+            prompt_logprobs=scored,
+            num_cached_tokens=first.choice.cached_tokens,
+        )
+
     def close(self) -> None:
         """Free the engine."""
         self.client.close()
         self._grammars.close()
 
-    def _grammar(self, params: SamplingParams, tokenizer: Tokenizer | None) -> str:
+    def _grammar(self, params: SamplingParams, turn: Turn | None) -> str:
         asked = params.structured_outputs
         if asked is None:
             return ""
-        if tokenizer is None:
+        if self.text.tokenizer is None:
             raise asked.error("there is no tokenizer: skip_tokenizer_init was set.")
-        return self._grammars.grammar(asked)
+        behind = ""
+        if turn is not None:
+            behind = reasoning_in_front(self._reasoning_parser, turn, self.text.special_tokens)
+        return self._grammars.grammar(asked, behind)
+
+    def _reasoning(self, params: SamplingParams) -> str | None:
+        """The reasoning parser, where a request has to know it: finding it out loads the chat template."""
+        return None if params.thinking_token_budget is None else self._reasoning_parser
+
+    @cached_property
+    def _reasoning_parser(self) -> str | None:
+        named, template = self.config.server.reasoning_parser, self.text.chat_template
+        if named is not None or template is None:
+            return named
+        return detect_reasoning_parser(template.source).name
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from quire.errors import RequestError
+from quire.output_parsers.formats import Turn
 from quire.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the last two with an optional `cache_salt`."""
 
 
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `prompt` is its text, where that is known."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
 class ParsedPrompt(NamedTuple):
-    """One prompt; `text` is None where only token ids were given."""
+    """One prompt; `text` is None where only token ids were given, `turn` where it is no conversation."""
 
     text: str | None
     tokens: list[int]
     cache_salt: str = ""
+    turn: Turn | None = None
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

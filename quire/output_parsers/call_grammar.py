@@ -15,8 +15,9 @@ from typing import Any
 from quire.errors import RequestError
 from quire.output_parsers.argument_grammar import ArgumentGrammar, may_name, object_of_call
 from quire.output_parsers.events import Tool
-from quire.output_parsers.formats import CallSyntax, ReasoningFormat, ToolFormat, Turn
+from quire.output_parsers.formats import CallSyntax, ToolFormat, Turn
 from quire.output_parsers.lark_rules import ANY_TEXT, LarkRules
+from quire.output_parsers.reasoning_grammar import reasoning
 from quire.output_parsers.registry import reasoning_format, tool_format
 
 _FIRST_KEYS = "name|type|id|function|parameters|arguments"
@@ -69,7 +70,7 @@ def call_grammar(
     else:
         answer = _calls_or_form(rules, syntax, calls, form)
     if reasoning_parser and (must_call or not syntax.messages):
-        answer = _behind_reasoning(rules, reasoning_format(reasoning_parser), turn or Turn(), answer)
+        answer = f"{reasoning(rules, reasoning_format(reasoning_parser), turn or Turn())} {answer}".lstrip()
     return rules.text(answer)
 
 
@@ -163,14 +164,3 @@ def _messages(rules: LarkRules, kinds: Sequence[tuple[str, str]]) -> str:
     """Any number of messages of these kinds."""
     each = [" ".join([*rules.literal(before), rules.text_up_to(after)]) for before, after in kinds]
     return f"({' | '.join(each)})*"
-
-
-def _behind_reasoning(rules: LarkRules, found: ReasoningFormat, turn: Turn, answer: str) -> str:
-    opened = found.opened(turn)
-    if opened is False:
-        return answer
-    space = rules.terminal(r"/[\r\n]{0,4}/")
-    thought = f"{rules.text_up_to(found.end)} {space}"
-    if opened is None:
-        thought = f"({' '.join([*rules.literal(found.start), thought])})?"
-    return rules.add("turn", f"{thought} {answer}")

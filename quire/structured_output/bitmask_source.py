@@ -41,7 +41,6 @@ def prepare_of(message: Add) -> Prepare:
     return Prepare(
         message.id,
         message.grammar,
-        message.grammar_after,
         sampling.ignore_eos,
         message.stop_ids if sampling.min_tokens else [],
         sampling.min_tokens,
@@ -148,8 +147,6 @@ class GrammarBitmasks:
         match state:
             case "masked":
                 return self._masks[place * self._mask_bytes : (place + 1) * self._mask_bytes]
-            case "free":
-                return b"\xff" * self._mask_bytes
             case "complete":
                 return None
             case "failed":

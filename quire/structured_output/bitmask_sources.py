@@ -119,13 +119,7 @@ class LocalFirstBitmasks:
         return True
 
     def _bits_of(self, place: int, state: RowState) -> Bits | None:
-        match state:
-            case "masked":
-                return memoryview(self._local.masks[place])
-            case "free":
-                return b"\xff" * self._local.masks.shape[1]
-            case _:
-                return None
+        return memoryview(self._local.masks[place]) if state == "masked" else None
 
     def _go_on_beside(self, requests: Sequence[Request], others: Mapping[int, _Answer]) -> dict[int, _Answer]:
         """Answers of the matcher process for sequences whose matchers failed here, and then those of `others`, which

@@ -48,23 +48,27 @@ class GrammarChecker:
         self._free = threading.BoundedSemaphore(MAX_HELPERS)
         self._closed = False
 
-    def known(self, params: StructuredOutputsParams) -> str | None:
-        """The grammar of a constraint that was asked for before, without waiting; None if it was not.
+    def known(self, params: StructuredOutputsParams, behind: str = "") -> str | None:
+        """The same for a constraint that was asked for before, without waiting; None if it was not.
 
         Raises:
             RequestError: It was refused then.
         """
-        verdict = self._remembered(constraint_of(params))
+        verdict = self._remembered(constraint_of(params, behind))
         return None if verdict is None else _grammar(verdict, params)
 
-    def grammar(self, params: StructuredOutputsParams) -> str:
+    def grammar(self, params: StructuredOutputsParams, behind: str = "") -> str:
         """The grammar of a constraint; takes CHECK_SECONDS at most, and milliseconds for most.
+
+        Args:
+            params: What is asked of the output.
+            behind: What may come before that, see `reasoning_in_front`.
 
         Raises:
             RequestError: It cannot be honoured in full, is malformed, or is too complex.
             UnavailableError: No helper was free for a long time, or none starts.
         """
-        constraint = constraint_of(params)
+        constraint = constraint_of(params, behind)
         verdict = self._remembered(constraint)
         if verdict is None:
             verdict = self._ask(constraint)
@@ -151,4 +155,4 @@ def _grammar(verdict: Verdict, params: StructuredOutputsParams) -> str:
 
 
 def _size(constraint: Constraint, verdict: Verdict) -> int:
-    return len(constraint.text) + len(verdict.grammar) + len(verdict.error)
+    return len(constraint.text) + len(constraint.behind) + len(verdict.grammar) + len(verdict.error)

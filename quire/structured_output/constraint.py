@@ -16,6 +16,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
         closed: `disable_additional_properties`.
         any_whitespace: Not `disable_any_whitespace`.
         whitespace: `whitespace_pattern`.
+        behind: What stands in front of it, see `reasoning_in_front`; empty for nothing.
     """
 
     kind: str
@@ -23,14 +24,16 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     closed: bool = False
     any_whitespace: bool = True
     whitespace: str | None = None
+    behind: str = ""
 
 
-def constraint_of(params: StructuredOutputsParams) -> Constraint:
-    """The same, without what names it."""
+def constraint_of(params: StructuredOutputsParams, behind: str = "") -> Constraint:
+    """The same, without what names it; behind what may come first."""
     return Constraint(
         params.kind,
         params.text,
         params.disable_additional_properties,
         not params.disable_any_whitespace,
         params.whitespace_pattern,
+        behind,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from quire.output_parsers.reasoning_grammar import FORM
 from quire.structured_output.constraint import Constraint
 from quire.structured_output.ebnf import is_ebnf, lark_from_ebnf
 from quire.structured_output.json_schema import json_schema_of
@@ -26,10 +27,19 @@ def grammar_of(constraint: Constraint, special: SpecialTokens) -> str:
         ValueError: It cannot be honoured; the message says what to do.
     """
     if constraint.kind == "structural_tag":
-        return grammar_from_structural_tag(
+        grammar = grammar_from_structural_tag(
             constraint.text, lambda schema: json_schema_of(constraint, json.dumps(schema)), _lark, special
         )
-    return _TRANSLATIONS[constraint.kind](constraint)
+    else:
+        grammar = _TRANSLATIONS[constraint.kind](constraint)
+    return _behind(constraint.behind, grammar) if constraint.behind else grammar
+
+
+def _behind(front: str, grammar: str) -> str:
+    """The grammar that refers to this one as FORM, and this one."""
+    written = json.loads(grammar) if grammar.lstrip().startswith("{") else {"grammars": [{"lark_grammar": grammar}]}
+    first, *others = written["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": front}, {**first, "name": FORM}, *others]})
 
 
 def _json(constraint: Constraint) -> str:

@@ -13,7 +13,6 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         id: The sequence.
         grammar: See `grammars.py`.
-        after: The grammar begins behind these tokens of the output; empty: at once.
         ignore_eos: The end of sequence is not sampled where the grammar may end, but can go on.
         stop_ids: Tokens that are not sampled among the first `min_tokens` of the output.
         min_tokens: See `stop_ids`.
@@ -21,7 +20,6 @@ class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     id: int
     grammar: str
-    after: list[int]
     ignore_eos: bool
     stop_ids: list[int]
     min_tokens: int
@@ -54,8 +52,8 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True, tag=True):
     light: bool = False
 
 
-RowState = Literal["masked", "free", "complete", "failed"]
-"""`free`: its grammar has not begun, any token may come. `complete`: no token may follow."""
+RowState = Literal["masked", "complete", "failed"]
+"""`complete`: no token may follow."""
 
 
 class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -36,29 +36,20 @@ class Matcher:
 
     def __init__(self, prepared: Prepare, matcher: LLMatcher, never: set[int], early: set[int]) -> None:
         self.matcher = matcher
-        self._after = prepared.after
-        self._tail: list[int] = []  # the last tokens before the grammar begins
-        self._begun = not prepared.after
         self._never = np.array(sorted(never), dtype=np.int64)
         self._early = np.array(sorted(early | never), dtype=np.int64)
         self._min_tokens = prepared.min_tokens
         self._num_tokens = 0
         self.error = ""
 
-    def advance(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The output has these tokens more. Returns those that its follower has to consume."""
-        self._num_tokens += len(tokens)
-        for place, token in enumerate(tokens):
-            if self._begun:
-                return tokens[place:]
-            self._tail = [*self._tail, token][-len(self._after) :]
-            self._begun = self._tail == self._after
-        return ()
+    def advance(self, count: int) -> None:
+        """The output has so many tokens more, which the follower consumes."""
+        self._num_tokens += count
 
     @property
     def follower(self) -> LLMatcher | None:
         """What writes which tokens may come next; None where nothing is to be written."""
-        return self.matcher if self._begun and not self.error and not self.matcher.is_stopped() else None
+        return self.matcher if not self.error and not self.matcher.is_stopped() else None
 
     @property
     def forbidden(self) -> npt.NDArray[np.int64]:
@@ -67,8 +58,6 @@ class Matcher:
 
     def state(self, any_allowed: bool) -> RowState:
         """The state of its row, once the follower has written; `any_allowed`: some token may come."""
-        if not self._begun:
-            return "free"
         if self.matcher.is_error():
             self.error = self.error or f"The grammar could not go on: {self.matcher.get_error()[:200]}"
         if self.error:
@@ -133,11 +122,11 @@ class Matchers:
         for matcher, row in zip(matchers, rows, strict=True):
             if matcher is None:
                 continue
-            tokens = matcher.advance(row.tokens)
-            if len(tokens) == 1 and self._executor is not None:
+            matcher.advance(len(row.tokens))
+            if len(row.tokens) == 1 and self._executor is not None:
                 single.append(matcher)
-                followers.append((matcher.matcher, tokens[0]))
-            elif tokens and matcher.matcher.try_consume_tokens(list(tokens)) < len(tokens):
+                followers.append((matcher.matcher, row.tokens[0]))
+            elif row.tokens and matcher.matcher.try_consume_tokens(row.tokens) < len(row.tokens):
                 matcher.error = matcher.error or _LEFT
         all_consumed = self._executor.consume_token_par(followers) if self._executor and followers else ()
         for matcher, consumed in zip(single, all_consumed, strict=True):

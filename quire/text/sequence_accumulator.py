@@ -6,7 +6,7 @@ Knows nothing about the engine's loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -27,6 +27,7 @@ class SequenceAccumulator:
     choice: ChoiceState
     whole: ChoiceDelta = field(default_factory=ChoiceDelta)
     end: End | None = None
+    _logprob_before: float = 0.0  # of tokens that `gained` has given
 
     def add_tokens(self, tokens: list[int]) -> None:
         """Add tokens of a choice without text, when nothing else came with them."""
@@ -57,6 +58,17 @@ class SequenceAccumulator:
             finish_reason=whole.finish_reason,
             stop_reason=whole.stop_reason,
         )
+
+    def gained(self, tokenizer: Tokenizer | None) -> CompletionOutput | None:
+        """What came since the last call; None if nothing did. Only `cumulative_logprob` counts from the beginning."""
+        if not self.whole.tokens and not self.whole.text and self.whole.finish_reason is None:
+            return None
+        output = self.output(tokenizer)
+        self.whole = ChoiceDelta()
+        if output.cumulative_logprob is None:
+            return output
+        self._logprob_before += output.cumulative_logprob
+        return replace(output, cumulative_logprob=self._logprob_before)
 
     def prompt_logprobs(self, tokenizer: Tokenizer | None) -> list[dict[int, Logprob] | None] | None:
         """For each token of the prompt; None when they were not asked for."""

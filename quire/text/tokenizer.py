@@ -31,7 +31,8 @@ class Tokenizer:
 
     Attributes:
         bos_token, eos_token: Beginning and end of sequence as text; empty when the model has none.
-        special_ids: Tokens that `skip_special_tokens` leaves out.
+        added_ids: Tokens beside those that text is made of.
+        special_ids: Those of them that `skip_special_tokens` leaves out.
     """
 
     def __init__(self, core: tokenizers.Tokenizer, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -43,7 +44,9 @@ class Tokenizer:
         self._texts: dict[int, str | None] = {}
         self.bos_token = bos_token
         self.eos_token = eos_token
-        self.special_ids = frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special)
+        added = core.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(i for i, t in added.items() if t.special)
         self._most_characters = 2 * max((len(piece) for piece in core.get_vocab(with_added_tokens=True)), default=1)
 
     @property

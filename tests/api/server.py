@@ -19,6 +19,7 @@ from quire.api.http_protocol import BoundedHttpProtocol
 from quire.config import Config
 from quire.engine.client import EngineClient
 from quire.engine.inprocess import InProcessClient
+from quire.engine.thinking_budgets import bitmask_source
 from quire.executor.fake import FakeExecutor
 from quire.text.model_text import ModelText, load_model_text
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
@@ -70,10 +71,12 @@ class Server:
         sample: Callable[[Sequence[int], int, int], int] = count_up,
         developer_mode: bool = True,
         slow_reader_s: float = 30.0,
+        masked: bool = False,
     ) -> None:
         executor = FakeExecutor(num_blocks=num_blocks, vocab_size=vocab_size, step_s=step_s, sample=sample)
         self.text: ModelText = load_model_text(config)
-        self._make_client = client or (lambda: InProcessClient(config, executor))
+        masker = bitmask_source(config, vocab_size) if masked else None
+        self._make_client = client or (lambda: InProcessClient(config, executor, masker=masker))
         self._config = config
         self._options: dict[str, Any] = {"developer_mode": developer_mode, "slow_reader_s": slow_reader_s}
         self._up = threading.Event()
@@ -81,7 +84,9 @@ class Server:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
-        self.session = EngineSession(self._make_client(), self._config, self.text.eos_ids)
+        self.session = EngineSession(
+            self._make_client(), self._config, self.text.eos_ids, special_tokens=self.text.special_tokens
+        )
         self.app = create_app(self._config, self.session, self.text, **self._options)
         settings = uvicorn.Config(
             self.app, "127.0.0.1", 0, log_level="critical", loop="uvloop", http=BoundedHttpProtocol
@@ -145,7 +150,7 @@ def running(directory: Path, *, client: Callable[[], EngineClient] | None = None
     """A ready server; options of Server by name, all others are settings."""
     of_server = {
         name: options.pop(name)
-        for name in ("step_s", "num_blocks", "vocab_size", "sample", "developer_mode")
+        for name in ("step_s", "num_blocks", "vocab_size", "sample", "developer_mode", "masked")
         if name in options
     }
     with Server(resolved(directory, **options), client, **of_server) as server:

@@ -55,7 +55,7 @@ def speaking(
         special_tokens: Further ones, in place of the tokenizer's last tokens.
     """
     write_tokenizer(directory)
-    _make_special(directory / "tokenizer.json", special_tokens)
+    make_special(directory / "tokenizer.json", special_tokens)
     (directory / "chat_template.jinja").write_text(template)
     speaker = Speaker()
     speaker.tokenizer = load_tokenizer(directory)
@@ -63,7 +63,8 @@ def speaking(
         yield server, speaker
 
 
-def _make_special(file: Path, tokens: Sequence[str]) -> None:
+def make_special(file: Path, tokens: Sequence[str]) -> None:
+    """Make these texts special tokens of a tokenizer.json, in place of its last tokens."""
     core = json.loads(file.read_text())
     vocabulary, merges = core["model"]["vocab"], core["model"]["merges"]
     for token in tokens:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
 import openai.types.chat as openai_chat
 import pytest
 
 from quire.api.chat_serializer import ChatSerializer
-from quire.api.choice_parsing import ChoiceParser, OutputParsing, reasoning_end
+from quire.api.choice_parsing import ChoiceParser, OutputParsing
 from quire.api.prompt_fields import PromptFields
 from quire.api.token_names import TokenNames
 from quire.output_parsers.events import ContentDelta, ToolCallDelta, ToolCallStart, merge_events
-from quire.output_parsers.formats import Turn
 from quire.output_parsers.registry import create_parser
 from quire.text.deltas import ChoiceDelta, FinishReason
-from quire.text.tokenizer import load_tokenizer
-from tests.api.speaker import speaking
-from tests.checkpoints import write_tokenizer
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m"}
@@ -119,21 +114,3 @@ def test_a_whole_message() -> None:
     assert call == {"id": call["id"], "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     assert message("<think>hm</think>a", reasoning=False) == {"role": "assistant", "content": "a"}
     assert message("a") == {"role": "assistant", "content": "a"}
-
-
-@pytest.mark.parametrize(
-    ("prompt", "begins"),
-    [("assistant\n<think>\n", "behind"), ("assistant\n<think>\n\n</think>\n\n", "at once"), ("assistant\n", "behind")],
-)
-def test_the_form_of_an_answer_begins_behind_the_reasoning(tmp_path: Path, prompt: str, begins: str) -> None:
-    with speaking(tmp_path, special_tokens=["<think>", "</think>"]) as (_, speaker):
-        tokenizer = speaker.tokenizer
-    assert tokenizer is not None
-    end = (tokenizer.token_id("</think>"),)
-    assert reasoning_end("deepseek_r1", tokenizer, Turn(prompt, "")) == (end if begins == "behind" else ())
-    assert reasoning_end(None, tokenizer, Turn(prompt, "")) == ()
-
-
-def test_reasoning_that_ends_by_several_tokens_is_told(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path)
-    assert reasoning_end("deepseek_r1", load_tokenizer(tmp_path), Turn("<think>", "")) is None

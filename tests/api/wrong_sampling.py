@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.api.wrong_request import BAD_JSON, chat, completion, raw, unsupported
+from tests.api.wrong_request import BAD_JSON, chat, completion, raw
 
 _CHARACTER = f"{BAD_JSON}: invalid character at byte …"
 
@@ -103,6 +103,11 @@ SAMPLING = [
           priority=1),
     chat("priority beyond 32 bits", "priority must be between -2147483647 and 2147483647, got 9223372036854775808.",
           "priority", priority=2**63),
+    chat("a budget where reasoning is not known",
+          "thinking_token_budget: how this model reasons is not known: leave it out, or start the server with "
+          "--reasoning-parser.", "thinking_token_budget", thinking_token_budget=5),
+    chat("a negative budget", "thinking_token_budget must be at least -1, got -2.", "thinking_token_budget",
+          thinking_token_budget=-2),
     chat("an empty salt", "cache_salt must be a text of 1 to 1024 characters.", "cache_salt", cache_salt=""),
     chat("a salt of a megabyte", "cache_salt must be a text of 1 to 1024 characters.", "cache_salt",
           cache_salt="s" * 1_000_000),
@@ -111,5 +116,4 @@ SAMPLING = [
     completion("echo with logprobs in a stream", "echo with logprobs cannot be streamed: leave one of them out.",
                 "echo", echo=True, logprobs=1, stream=True),
     chat("echo of a chat is a text", "echo must be a valid boolean.", "echo", echo="yes"),
-    unsupported("thinking_token_budget", 5),
 ]  # fmt: skip

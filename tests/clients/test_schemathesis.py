@@ -46,7 +46,8 @@ COMBINED = frozenset((
     "output_expires_after", "previous_response_id", "priority", "prompt", "prompt_logprobs", "reasoning",
     "reasoning_effort", "repetition_detection", "response_format", "spaces_between_special_tokens",
     "stream_options", "structured_outputs", "suffix", "text", "think", "tool_choice", "tools", "top_logprobs",
-    "truncate_prompt_tokens", "use_beam_search", "vllm_xargs", "add_generation_prompt", "include", "tool_calls",
+    "thinking_token_budget", "truncate_prompt_tokens", "use_beam_search", "vllm_xargs", "add_generation_prompt",
+    "include", "tool_calls",
 ))  # fmt: skip
 """Fields that fit only some others, or some models, which a schema cannot say."""
 MESSAGES = {

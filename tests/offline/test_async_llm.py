@@ -80,6 +80,88 @@ def test_final_only_comes_once_with_all_sequences(llm: AsyncLLM) -> None:
     assert [choice.finish_reason for choice in output.outputs] == ["length"] * 3
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_deltas_add_up_to_the_whole(llm: AsyncLLM, n: int) -> None:
+    fixed: dict[str, Any] = {"n": n, "seed": 5, "max_tokens": 20, "ignore_eos": True, "logprobs": 1}
+    (whole,) = asyncio.run(
+        outputs(llm, "one two", SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, prompt_logprobs=1, **fixed))
+    )
+    pieces = asyncio.run(
+        outputs(llm, "one two", SamplingParams(output_kind=RequestOutputKind.DELTA, prompt_logprobs=1, **fixed))
+    )
+    assert len(pieces) > 5
+    assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert [piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs] == [whole.prompt_logprobs]
+    for expected in whole.outputs:
+        mine = [output for piece in pieces for output in piece.outputs if output.index == expected.index]
+        assert "".join(output.text for output in mine) == expected.text
+        assert [token for output in mine for token in output.token_ids] == expected.token_ids
+        assert [entry for output in mine for entry in output.logprobs or ()] == expected.logprobs
+        assert [output.finish_reason for output in mine] == [None] * (len(mine) - 1) + ["length"]
+        assert mine[-1].cumulative_logprob == pytest.approx(expected.cumulative_logprob)
+
+
+def test_deltas_name_only_sequences_that_have_something_new(llm: AsyncLLM) -> None:
+    params = SamplingParams(n=4, seed=1, max_tokens=30, output_kind=RequestOutputKind.DELTA, stop=["a", "e", "i"])
+    pieces = asyncio.run(outputs(llm, "one two", params))
+    for piece in pieces:
+        assert all(output.token_ids or output.finish_reason for output in piece.outputs)
+    ends = [output.index for piece in pieces for output in piece.outputs if output.finish_reason]
+    assert sorted(ends) == [0, 1, 2, 3]
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}says{{ mark }}{% endif %}"
+
+
+def test_a_conversation_is_answered_as_llm_answers_it(checkpoint: Path, llm: AsyncLLM) -> None:
+    messages = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
+    options: dict[str, Any] = {"chat_template": TEMPLATE, "chat_template_kwargs": {"mark": ":"}}
+    with LLM(str(checkpoint), **SETTINGS) as offline:
+        (expected,) = offline.chat(messages, GREEDY, use_tqdm=False, **options)
+
+    async def chat() -> list[RequestOutput]:
+        return [output async for output in llm.chat(messages, GREEDY, "talk", **options)]
+
+    last = asyncio.run(chat())[-1]
+    assert (last.request_id, last.prompt) == ("talk", "one two three says:")
+    assert last.outputs == expected.outputs
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_a_pause_lets_new_requests_wait(llm: AsyncLLM, mode: Any) -> None:
+    long = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+
+    async def paused() -> tuple[str | None, int, bool]:
+        running = llm.generate("the", long)
+        await anext(running)
+        await llm.pause_generation(mode=mode)
+        assert await llm.is_paused()
+        late = asyncio.create_task(outputs(llm, "one two"))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        await llm.resume_generation()
+        assert not await llm.is_paused()
+        last = [output async for output in running][-1].outputs[0]
+        await llm.wait_for_requests_to_drain(20)
+        return last.finish_reason, len(last.token_ids), (await late)[-1].finished
+
+    reason, length, served = asyncio.run(paused())
+    assert served
+    assert (reason == "abort", length == 120) == (mode == "abort", mode != "abort")
+
+
+def test_a_drain_that_takes_too_long_is_told(llm: AsyncLLM) -> None:
+    async def drain() -> None:
+        stream = llm.generate("the", SamplingParams(max_tokens=200, ignore_eos=True))
+        await anext(stream)
+        with pytest.raises(TimeoutError):
+            await llm.wait_for_requests_to_drain(0.01)
+        await stream.aclose()
+        await llm.wait_for_requests_to_drain(5)
+
+    asyncio.run(drain())
+
+
 def test_structured_output(llm: AsyncLLM) -> None:
     params = SamplingParams(max_tokens=40, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
     assert asyncio.run(outputs(llm, "one"))[-1].finished

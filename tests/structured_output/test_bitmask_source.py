@@ -20,6 +20,8 @@ import quire.builtin
 from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor
 from quire.messages import Add
+from quire.output_parsers.formats import Turn
+from quire.output_parsers.reasoning_grammar import reasoning_in_front
 from quire.structured_output import limits
 from quire.structured_output.bitmask_source import GrammarBitmasks
 from quire.structured_output.bitmask_sources import LocalFirstBitmasks
@@ -59,14 +61,14 @@ def local_first() -> Iterator[LocalFirstBitmasks]:
     source.close()
 
 
-def constrained(number: int, prompt: list[int], max_tokens: int, *, after: list[int] = [], **asked: Any) -> Add:  # noqa: B006
+def constrained(number: int, prompt: list[int], max_tokens: int, *, behind: str = "", **asked: Any) -> Add:
     sampling = {name: asked.pop(name) for name in ("ignore_eos", "min_tokens") if name in asked}
     forks = asked.pop("forks", ())
     message = add(
         number, prompt, max_tokens, stop_ids=[] if sampling.get("ignore_eos") else [EOS or 0], forks=forks, **sampling
     )
-    grammar = grammar_of(constraint_of(StructuredOutputsParams(**asked)), TOKENIZER.special_tokens)
-    return msgspec.structs.replace(message, grammar=grammar, grammar_after=after)
+    grammar = grammar_of(constraint_of(StructuredOutputsParams(**asked), behind), TOKENIZER.special_tokens)
+    return msgspec.structs.replace(message, grammar=grammar)
 
 
 def engine_of(source: GrammarBitmasks | LocalFirstBitmasks, blocks: int = 256, max_in_flight: int = 2) -> Engine:
@@ -149,11 +151,41 @@ def test_min_tokens_holds_the_end_back_but_not_beyond_the_grammar(source: Gramma
     assert outcome.ends[2].reason == "stop"
 
 
-def test_a_grammar_may_begin_behind_the_reasoning(source: GrammarBitmasks) -> None:
-    free = alone([5], 3, vocab_size=VOCAB)  # the fake model's own tokens; the third ends its "reasoning"
-    outcome = run(engine_of(source), [constrained(1, [5], 60, choice=["left", "right"], after=free[1:3])])
-    assert outcome.tokens[1][:3] == free
-    assert text_of(outcome.tokens[1][3:]) in ("left", "right")
+FORMS: list[dict[str, Any]] = [
+    {"choice": ["left", "right"]},
+    {"regex": "left|right"},
+    {"json": {"enum": ["left", "right"]}},
+    {"grammar": 'root ::= "left" | "right"'},
+    {"structural_tag": {"format": {"type": "regex", "pattern": "left|right"}}},
+    {"structural_tag": {"format": {"type": "json_schema", "json_schema": {"enum": ["left", "right"]}}}},
+    {"grammar": "start: /left|right/\n%ignore / /"},
+]
+SCRIPTS = {
+    "opened in the prompt": ("<think>\n", "Hm, so.</think>\n\n", True),
+    "opened by the model": ("", "<think>Hm, so.</think>\n", True),
+    "not opened": ("", "", False),
+    "closed in the prompt": ("<think></think>", "<think>Hm", False),
+}
+"""How a turn begins in the prompt, what the model says, and whether that is reasoning."""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: str(*form))
+def test_a_form_may_begin_behind_reasoning(local_first: LocalFirstBitmasks, form: dict[str, Any], script: str) -> None:
+    """The tags are text here, since Quill's vocabulary has no tokens for them."""
+    prompt, says, reasons = SCRIPTS[script]
+    spoken = TOKENIZER.encode(says, add_special_tokens=False)
+
+    def sample(history: Any, drawn: int, vocab: int) -> int:
+        return spoken[drawn] if drawn < len(spoken) else 300
+
+    executor = FakeExecutor(256, 8, vocab_size=VOCAB, sample=sample)
+    engine = Engine(executor, masker=local_first, block_size=8)  # type: ignore[arg-type]
+    behind = reasoning_in_front("qwen3", Turn(prompt), TOKENIZER.special_tokens)
+    text = text_of(run(engine, [constrained(1, [5], 60, behind=behind, **form)]).tokens[1])
+    thought, _, answer = text.rpartition("</think>")
+    assert answer.strip().strip('"') in ("left", "right"), text
+    assert thought == says.partition("</think>")[0] * reasons
 
 
 def test_the_length_limit_cuts_an_output_that_is_not_complete(source: GrammarBitmasks) -> None:

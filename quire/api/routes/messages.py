@@ -59,4 +59,6 @@ async def _count(serving: Serving, body: CountTokensRequest) -> Response:
 
 async def _chat(serving: Serving, body: CountTokensRequest) -> ChatRequest:
     template = serving.text.chat_template
-    return await convert(len(body.messages), lambda: chat_request(body, template.variables if template else ()))
+    limits = serving.chat.parsers.limits_reasoning
+    variables = template.variables if template else ()
+    return await convert(len(body.messages), lambda: chat_request(body, variables, limits_reasoning=limits))

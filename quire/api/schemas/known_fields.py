@@ -27,51 +27,46 @@ IGNORED = frozenset({
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "audio": (),
-    "chat_template": (),
     "context_management": ([],),
     "conversation": (),
-    "documents": ([],),
-    "echo": (False,),
     "enable_response_messages": (False,),
     "features": ({},),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_reasoning": (True, False),
     "kv_transfer_params": ({},),
     "logits_processors": ([],),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "previous_input_messages": ([],),
     "prompt_embeds": (),
-    "reasoning_effort": (),
     "return_prompt_text": (False,),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Fields that OpenAI or vLLM know and not every endpoint serves, with the values (beside null) that ask for nothing:
-clients send those."""
+"""Fields that OpenAI or vLLM know and no endpoint serves, with the values (beside null) that ask for nothing: clients
+send those."""
 
-_CHAT = "send it to /v1/chat/completions"
-_ADVICE = {
-    "chat_template": _CHAT,
-    "documents": _CHAT,
-    "echo": "send it to /v1/completions or /v1/chat/completions",
-    "include_reasoning": _CHAT,
-    "parallel_tool_calls": _CHAT,
-    "reasoning_effort": _CHAT,
-    "suffix": "send it to /v1/completions",
-    "tool_choice": _CHAT,
-    "tools": _CHAT,
+ELSEWHERE: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "documents": ([],),
+    "echo": (False,),
+    "include_reasoning": (True, False),
+    "parallel_tool_calls": (True, False),
+    "reasoning_effort": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
 }
-"""What some endpoints serve, and where: those that do not refuse it."""
+"""The same for fields that some endpoints serve, and all others refuse."""
+
+_WHERE = {
+    "echo": "/v1/completions or /v1/chat/completions",
+    "suffix": "/v1/completions",
+}
+"""Which ones, where it is not /v1/chat/completions."""
 _LONGEST_NAME = 64
 
 
@@ -88,7 +83,7 @@ class FieldLists:
     unsupported: Mapping[str, tuple[Any, ...]]
 
 
-OPENAI_FIELDS = FieldLists(IGNORED, UNSUPPORTED)
+OPENAI_FIELDS = FieldLists(IGNORED, UNSUPPORTED | ELSEWHERE)
 NO_FIELDS = FieldLists((), {})
 
 
@@ -109,10 +104,16 @@ def served_fields(body: dict[str, Any], known: Collection[str], lists: FieldList
             served[name] = value
         elif name in lists.unsupported:
             if value is not None and not any(_equal(value, neutral) for neutral in lists.unsupported[name]):
-                raise UnsupportedField(name, _ADVICE.get(name, "leave it out"))
+                raise UnsupportedField(name, _advice(name))
         elif name not in lists.ignored:
             raise _unknown(name, known)
     return served
+
+
+def _advice(name: str) -> str:
+    if name not in ELSEWHERE:
+        return "leave it out"
+    return f"send it to {_WHERE.get(name, '/v1/chat/completions')}"
 
 
 def _equal(value: Any, neutral: Any) -> bool:

@@ -143,7 +143,9 @@ class Thinking(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = Field(default=None, description="Ignored: max_tokens bounds thinking and answer.")
+    budget_tokens: int | None = Field(
+        default=None, ge=0, description="Most tokens of thinking; ignored where the model's thinking is not told apart."
+    )
     display: Literal["summarized", "omitted"] | None = Field(
         default=None, description="omitted: thinking blocks are empty."
     )

@@ -38,6 +38,7 @@ _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "logprob_token_ids": (),
     "repetition_detection": (),
+    "thinking_token_budget": (-1,),
     "vllm_xargs": ({},),
     "structured_outputs": ({},),
     "guided_json": (),
@@ -91,6 +92,7 @@ class SamplingFields(RequestFields, OutputFormFields):
         default=None, description="Which end truncate_prompt_tokens cuts off. Default left."
     )
     repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = Field(default=None, description="Most tokens of reasoning; then it is ended.")
     vllm_xargs: dict[str, Any] | None = Field(default=None, description="For the server's logits processors.")
     min_tokens: int | None = None
     ignore_eos: bool | None = None

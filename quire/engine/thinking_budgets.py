@@ -1,0 +1,173 @@
+"""Limits on reasoning: once a sequence has spent its budget, its next tokens are those that end the reasoning.
+
+Stands in front of another source of bitmasks, a grammar's say, and narrows what that allows. What a sequence may do
+follows from its tokens alone, so it goes on after a preemption or a replay. Knows token ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.config import Config
+from quire.engine.token_bitmasks import TokenBitmaskSource
+from quire.errors import GenerationError
+from quire.messages import Add, Bits
+from quire.scheduler.request import Request
+from quire.structured_output.bitmask_sources import grammar_bitmasks
+
+PROMPT_END = 8
+"""The last tokens of a prompt, which tell whether it has opened the reasoning: a tag and white space."""
+LEAD = 8
+"""Tokens of an output among which reasoning begins if it does at all: white space, and what opens it."""
+
+_Answer = Bits | GenerationError | None
+
+
+def bitmask_source(config: Config, vocab_size: int) -> ThinkingBudgets | None:
+    """All that restricts tokens, for a model under resolved settings; None where work is on token ids only."""
+    grammars = grammar_bitmasks(config, vocab_size)
+    return None if grammars is None else ThinkingBudgets(grammars, vocab_size)
+
+
+class ThinkingBudgets:
+    """Bitmasks of sequences with a budget, and those of another source.
+
+    Args:
+        inner: Makes the bitmasks of grammars.
+        vocab_size: Of the model.
+    """
+
+    def __init__(self, inner: TokenBitmaskSource, vocab_size: int) -> None:
+        self._inner = inner
+        self._size = 4 * -(-vocab_size // 32)
+        self._any = b"\xff" * self._size
+        self._thinking: dict[int, Thinking] = {}
+        self._asked: Sequence[Request] = ()
+        self._inner_asked: Sequence[Request] = ()
+
+    def wants(self, message: Add) -> bool:
+        return message.thinking is not None or self._inner.wants(message)
+
+    def prepare(self, message: Add) -> bool:
+        if message.thinking is not None:
+            self._thinking[message.id] = Thinking(message)
+        return not self._inner.wants(message) or self._inner.prepare(message)
+
+    def prepared(self) -> list[tuple[int, str]]:
+        return self._inner.prepared()
+
+    def ask(self, requests: Sequence[Request]) -> bool:
+        self._asked = self._inner_asked = requests
+        if self._thinking:
+            self._inner_asked = [request for request in requests if self._inner.wants(request.add)]
+        return not self._inner_asked or self._inner.ask(self._inner_asked)
+
+    def bits(self) -> Sequence[_Answer]:
+        if not self._thinking:
+            return self._inner.bits()
+        inner: dict[int, _Answer] = {}
+        if self._inner_asked:
+            inner = dict(zip((request.id for request in self._inner_asked), self._inner.bits(), strict=True))
+        return [self._narrowed(request, inner.get(request.id, self._any)) for request in self._asked]
+
+    def forget(self, request_id: int) -> None:
+        self._thinking.pop(request_id, None)
+        self._inner.forget(request_id)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _narrowed(self, request: Request, allowed: _Answer) -> _Answer:
+        """What the budget leaves of the tokens that are allowed. A grammar goes first: a character that has begun is
+        brought to its end before the reasoning is."""
+        thinking = self._thinking.get(request.id)
+        if thinking is None or allowed is None or isinstance(allowed, GenerationError):
+            return allowed
+        thinking.read(request.tokens)
+        if (token := thinking.forced) is not None and _has(allowed, token):
+            return self._only(token)
+        if (token := thinking.forbidden) is not None and _has(allowed, token):
+            return _without(allowed, token)
+        return allowed
+
+    def _only(self, token: int) -> bytes:
+        bits = bytearray(self._size)
+        bits[token >> 3] = 1 << (token & 7)
+        return bytes(bits)
+
+
+class Thinking:
+    """Where one sequence's reasoning is.
+
+    Args:
+        message: Has a budget.
+    """
+
+    def __init__(self, message: Add) -> None:
+        assert message.thinking is not None
+        self._budget = budget = message.thinking
+        self._left = budget.tokens
+        self._read = self._prompt_len = message.prompt_len
+        self._longest = max(len(budget.start), *map(len, budget.ends))
+        self._tail: list[int] = []  # the last tokens, of what has begun last
+        self._over = False
+        self._open = budget.opened
+        if self._open is None:
+            self._open = _is_open(message.tokens[: message.prompt_len][-PROMPT_END:], budget.start, budget.ends)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """The sequence, prompt and output, is now this long."""
+        for place in range(self._read, len(tokens)):
+            self._tail = [*self._tail, tokens[place]][-self._longest :]
+            if self._open:
+                self._left -= 1
+                if any(map(self._ends_with, self._budget.ends)):
+                    self._open, self._over, self._tail = False, not self._budget.again, []
+            elif not self._over:
+                if self._ends_with(self._budget.start):
+                    self._open, self._tail = True, []
+                elif not self._budget.again:
+                    self._over = place + 1 - self._prompt_len >= LEAD + len(self._budget.start)
+        self._read = len(tokens)
+
+    @property
+    def forced(self) -> int | None:
+        """The token that has to come: the next one of what ends the reasoning."""
+        if not self._open or self._left > 0:
+            return None
+        end = self._budget.ends[0]
+        return end[next(n for n in range(len(end) - 1, -1, -1) if self._ends_with(end[:n]))]
+
+    @property
+    def forbidden(self) -> int | None:
+        """A token that would open the reasoning again, on a budget that is spent."""
+        if self._open or self._over or self._left > 0 or not self._budget.again:
+            return None
+        first, *others = self._budget.start
+        if not others:
+            return first
+        return others[0] if self._tail[-1:] == [first] else None
+
+    def _ends_with(self, tokens: list[int]) -> bool:
+        return not tokens or self._tail[-len(tokens) :] == tokens
+
+
+def _is_open(tokens: list[int], start: list[int], ends: list[list[int]]) -> bool:
+    """Whether the last tag in these tokens opens."""
+    for place in range(len(tokens), 0, -1):
+        if tokens[:place][-len(start) :] == start:
+            return True
+        if any(tokens[:place][-len(end) :] == end for end in ends):
+            return False
+    return False
+
+
+def _has(bits: Any, token: int) -> bool:
+    return bool(bits[token >> 3] >> (token & 7) & 1)
+
+
+def _without(bits: Bits, token: int) -> bytes:
+    left = bytearray(bits)
+    left[token >> 3] &= ~(1 << (token & 7))
+    return bytes(left) if any(left) else bytes(bits)

@@ -1,0 +1,108 @@
+"""An engine and the thread that loads it and runs its loop; what it says hops to an event loop.
+
+Owns the thread and how it ends. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from quire.errors import ConfigError, EngineDeadError
+from quire.messages import Control, FromEngine
+from quire.offline.local_engine import LocalEngine
+
+CLOSED = "The engine was shut down. Create a new AsyncLLM."
+
+
+class EngineThread:
+    """A running engine.
+
+    Args:
+        model, settings: See LLM.
+        take: Gets each message, in the event loop.
+        fail: Is told there that the engine is gone, and why.
+
+    Attributes:
+        local: The engine. Only its client's `send` may be called while it runs.
+        failure: Why there is none any more; None while there is.
+
+    Raises:
+        ConfigError: An unknown or unsupported setting; the message names it.
+        SetupError: The model cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        settings: Mapping[str, Any],
+        take: Callable[[FromEngine], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self.failure: Exception | None = None
+        self._take = take
+        self._fail = fail
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+        started: Future[LocalEngine] = Future()
+        self._thread = threading.Thread(target=self._run, args=(model, settings, started), name="engine", daemon=True)
+        self._thread.start()
+        self.local = started.result()
+
+    def attach(self, *, idle: bool) -> None:
+        """Use the running event loop from now on.
+
+        Args:
+            idle: Whether nothing waits in the one before.
+
+        Raises:
+            ConfigError: Something does.
+            EngineDeadError: There is no engine any more.
+        """
+        if self.failure is not None:
+            raise self.failure
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if not idle and self._loop is not None and not self._loop.is_closed():
+                raise ConfigError("An AsyncLLM serves one event loop at a time.")
+            self._loop = loop
+
+    def close(self) -> None:
+        """Free the engine. More calls do nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self.local.client.send(Control(0, "counts"))  # wakes the thread
+        self._thread.join()
+        self._stop(EngineDeadError(CLOSED))
+
+    def _run(self, model: str, settings: Mapping[str, Any], started: Future[LocalEngine]) -> None:
+        try:
+            local = LocalEngine(model, settings)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result(local)
+        try:
+            while not self._closing:
+                message = local.client.receive(None)
+                if message is not None:
+                    self._call(self._take, message)
+        except Exception as error:
+            self._stop(EngineDeadError(f"The engine stopped: {type(error).__name__}: {error}"))
+        finally:
+            local.close()
+
+    def _stop(self, failure: Exception) -> None:
+        """There is no engine any more; from any thread."""
+        self.failure = self.failure or failure
+        self._call(self._fail, self.failure)
+
+    def _call(self, function: Callable[[Any], None], value: object) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(function, value)

@@ -1,0 +1,109 @@
+"""`LLMEngine`: an engine in this process that its caller steps; requests come and go between steps. Names are vLLM's.
+
+Knows nothing about threads and event loops; `LLM` and `AsyncLLM` are the more comfortable ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from quire.config import BUILTIN_MODEL
+from quire.errors import ConfigError
+from quire.messages import Deltas
+from quire.offline.async_llm import EngineArgs
+from quire.offline.local_engine import LocalEngine
+from quire.offline.open_streams import OpenStreams
+from quire.offline.prompts import Prompt, parse_prompt
+from quire.outputs import RequestOutput
+from quire.sampling import SamplingParams
+from quire.text.tokenizer import Tokenizer
+
+
+class LLMEngine:
+    """A model, ready to generate step by step.
+
+    Args:
+        model: See LLM.
+        **settings: See LLM.
+
+    Raises:
+        ConfigError: An unknown or unsupported setting; the message names it.
+        SetupError: The model cannot be served.
+    """
+
+    def __init__(self, model: str = BUILTIN_MODEL, **settings: Any) -> None:
+        self._local = LocalEngine(model, settings)
+        self._streams = OpenStreams(self._local.client.send)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLMEngine:
+        """Of these arguments."""
+        return cls(engine_args.model, **engine_args.settings)
+
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, *, priority: int = 0) -> str:
+        """Take a request; the next steps work on it. Returns its id.
+
+        Args:
+            request_id: In the outputs, and for `abort_request`; no two open requests have the same.
+            prompt: See `LLM.generate`.
+            params: Its parameters; `output_kind` says what each output holds.
+            priority: Lower goes first; with scheduling_policy="priority" only.
+
+        Raises:
+            RequestError: It cannot be served.
+        """
+        parsed = parse_prompt(prompt, self.get_tokenizer)
+        return self._streams.submit(request_id, parsed.text, self._local.sequences(parsed, params, priority)).name
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End requests; they have no further output. Unknown ids are ignored."""
+        names = {request_id} if isinstance(request_id, str) else set(request_id)
+        for stream in self._streams:
+            if stream.name in names:
+                self._streams.leave(stream, engine_lives=True)
+
+    def step(self) -> list[RequestOutput]:
+        """Go on until a step of the model has brought something. Returns the requests that have grown or ended; one
+        that failed ends with finish_reason `error`.
+
+        Raises:
+            EngineDeadError: An earlier step failed.
+        """
+        if not self._streams:
+            return []
+        while not isinstance(message := self._local.client.receive(None), Deltas):
+            pass
+        self._streams.take(message)
+        outputs = []
+        for stream in self._streams:
+            if stream.changed.is_set():
+                stream.changed.clear()
+                output = stream.output(self._local)
+                if stream.finished:
+                    self._streams.leave(stream, engine_lives=True)
+                if output is not None:
+                    outputs.append(output)
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step has something to do."""
+        return bool(self._streams)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ConfigError: It was left out by skip_tokenizer_init.
+        """
+        if self._local.text.tokenizer is None:
+            raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
+        return self._local.text.tokenizer
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._local.close()
