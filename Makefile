@@ -57,6 +57,13 @@ lint-rooms: $(VENV)/.installed-dev
 	@# Without the cache, which goes stale when a module appears that another file already imported.
 	@$(BIN)/lint-imports --no-logo --no-cache
 
+.PHONY: audit
+audit: $(BIN)/python ## Ask an advisory database about the pinned versions, where one can be reached
+	@test -x $(VENV)/audit/bin/pip-audit || $(BIN)/python -m venv $(VENV)/audit
+	@test -x $(VENV)/audit/bin/pip-audit || $(VENV)/audit/bin/python -m pip install $(PIP_FLAGS) 'pip-audit>=2.10,<3' \
+	    || echo 'pip-audit cannot be installed here.'
+	@$(BIN)/python .ci/audit $(VENV)/audit/bin/pip-audit
+
 .PHONY: format
 format: $(VENV)/.installed-dev ## Sort imports, repair what ruff can, and lay out the code
 	@$(BIN)/ruff check --fix .
