@@ -1,10 +1,11 @@
 """A server that is offered more than it can do: how much it still does, whom it turns away, and how long others wait.
 
-    quire serve --max-queue-time 2 --api-key flood --api-key light &
-    python benchmarks/overload.py http://127.0.0.1:8000 --seconds 120
+    quire serve --max-queue-time 2 --max-num-seqs 32 --api-key flood light &
+    python -m benchmarks.overload http://127.0.0.1:8000 --seconds 120
 
 First its maximum: so many clients in a closed loop that it is never idle. Then a multiple of that as Poisson arrivals
-by the key `flood`, and then the same beside a tenth of the maximum by the key `light`, compared with that tenth alone.
+by the key `flood`, and the maximum once more: the two are averaged, so that a machine which becomes slower meanwhile
+does not tip the scales. Then the flood beside a tenth of the maximum by the key `light`, and that tenth alone.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import httpx
+import msgspec
+
+from quire.bench.connection import Address, Connections
 
 LIGHT_SHARE = 0.1
+WARM_UP_S = 3.0
+"""What ends in this time of a run does not count: a server that was idle has nothing to finish yet."""
+CONNECT_S = 10.0
 
 
 @dataclass
@@ -27,7 +33,7 @@ class Outcomes:
     """What became of the requests of a run.
 
     Attributes:
-        seconds: How long requests were sent.
+        seconds: How long completed requests were counted.
         completed: Those that ended within that time.
         ttfts: Seconds to the first token of each that was let in.
         statuses: Of all answers; 0 for a connection that broke.
@@ -50,7 +56,7 @@ class Outcomes:
 
 
 class Traffic:
-    """Requests of one key.
+    """Requests of one key. A context.
 
     Args:
         url: The server's.
@@ -62,50 +68,67 @@ class Traffic:
     def __init__(self, url: str, key: str, output: int, seed: int = 0) -> None:
         self._output = output
         self._rng = random.Random(seed)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        headers = {"Authorization": f"Bearer {key}"}
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=120)
+        self._connections = Connections(Address.of(url, {"Authorization": f"Bearer {key}"}), CONNECT_S)
 
-    async def close(self) -> None:
-        """Close its connections."""
-        await self._http.aclose()
+    async def __aenter__(self) -> Traffic:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._connections.__aexit__(*error)
 
     async def closed_loop(self, clients: int, seconds: float) -> Outcomes:
         """Each client sends its next request when the last is answered."""
-        outcomes, end = Outcomes(seconds), time.perf_counter() + seconds
+        run = _Run(seconds)
 
         async def client() -> None:
-            while time.perf_counter() < end:
-                await self._ask(outcomes, end)
+            while time.perf_counter() < run.end:
+                await self._ask(run)
 
         await asyncio.gather(*(client() for _ in range(clients)))
-        return outcomes
+        return run.outcomes
 
     async def arrivals(self, rate: float, seconds: float) -> Outcomes:
         """Requests at random times, whatever becomes of earlier ones."""
-        outcomes, begin = Outcomes(seconds), time.perf_counter()
-        at, asking = 0.0, []
+        run, at = _Run(seconds), 0.0
+        asking: set[asyncio.Task[None]] = set()
         while (at := at + self._rng.expovariate(rate)) < seconds:
-            await asyncio.sleep(begin + at - time.perf_counter())
-            asking.append(asyncio.create_task(self._ask(outcomes, begin + seconds)))
+            await asyncio.sleep(run.begin + at - time.perf_counter())
+            asking.add(task := asyncio.create_task(self._ask(run)))
+            task.add_done_callback(asking.discard)
         await asyncio.gather(*asking)
-        return outcomes
+        return run.outcomes
 
-    async def _ask(self, outcomes: Outcomes, end: float) -> None:
+    async def _ask(self, run: _Run) -> None:
         prompt = [self._rng.randrange(10, 90) for _ in range(32)]
         body = {"prompt": prompt, "max_tokens": self._output, "ignore_eos": True, "stream": True}
-        begin, first = time.perf_counter(), None
+        begin, first = time.perf_counter(), 0.0
+
+        def on_body(data: bytes) -> None:
+            nonlocal first
+            first = first or time.perf_counter()
+
         try:
-            async with self._http.stream("POST", "/v1/completions", json=body) as answer:
-                async for _ in answer.aiter_bytes():
-                    first = first or time.perf_counter()
-        except httpx.HTTPError:
-            outcomes.statuses[0] += 1
-            return
-        outcomes.statuses[answer.status_code] += 1
-        if answer.status_code == 200 and first is not None:
-            outcomes.ttfts.append(first - begin)
-            outcomes.completed += time.perf_counter() < end
+            status = await self._connections.post("/v1/completions", msgspec.json.encode(body), on_body)
+        except OSError:
+            status = 0
+        run.ended(status, first - begin)
+
+
+class _Run:
+    """The time of a run, and what became of its requests."""
+
+    def __init__(self, seconds: float) -> None:
+        self.begin = time.perf_counter()
+        self.end = self.begin + seconds
+        self.outcomes = Outcomes(seconds - WARM_UP_S)
+
+    def ended(self, status: int, ttft: float) -> None:
+        """A request was answered."""
+        outcomes = self.outcomes
+        outcomes.statuses[status] += 1
+        if status == 200:
+            outcomes.ttfts.append(ttft)
+            outcomes.completed += self.begin + WARM_UP_S < time.perf_counter() < self.end
 
 
 @dataclass(frozen=True)
@@ -113,65 +136,89 @@ class Figures:
     """All that is measured, see this module.
 
     Attributes:
-        maximum: Requests a second in a closed loop.
+        closed_loop: The first run, with as many requests as are answered.
+        maximum: Requests a second in a closed loop, before and after the flood.
         flood: Beyond it.
         light_alone, light_beside: A light traffic without and beside the flood.
+        client_cpu: Share of one core that this process took during the flood.
     """
 
+    closed_loop: Outcomes
     maximum: float
     flood: Outcomes
     light_alone: Outcomes
     light_beside: Outcomes
+    client_cpu: float
 
 
-async def measure(
-    url: str, *, clients: int, seconds: float, factor: float = 3.0, output: int = 32,
-    show: Callable[[str], None] = print,
-) -> Figures:  # fmt: skip
-    """Measure a server whose API keys are `flood` and `light`.
+@dataclass(frozen=True)
+class Overload:
+    """What is done to a server whose API keys are `flood` and `light`.
 
-    Args:
+    Attributes:
+        url: The server's.
         clients: Of the closed loop: more than run at once, and fewer than the queue holds besides.
-        seconds: Of the flood; the other runs take a third of it each.
+        seconds: Of the flood.
+        other_seconds: Of each other run.
         factor: Of the maximum, what the flood is.
         output: Tokens of each answer.
     """
-    flood, light = Traffic(url, "flood", output), Traffic(url, "light", output, seed=1)
-    try:
-        maximum = (await flood.closed_loop(clients, seconds / 3)).rate
-        show(f"closed loop of {clients}: {maximum:.1f} requests/s")
-        flooded = await flood.arrivals(factor * maximum, seconds)
-        show(_row(f"{factor:g} x as much", flooded, maximum))
-        alone = await light.arrivals(LIGHT_SHARE * maximum, seconds / 3)
-        show(_row("light alone", alone, LIGHT_SHARE * maximum))
-        flooding = asyncio.create_task(flood.arrivals(factor * maximum, seconds / 3 + 2))
-        await asyncio.sleep(2)
-        beside = await light.arrivals(LIGHT_SHARE * maximum, seconds / 3)
-        show(_row("light beside the flood", beside, LIGHT_SHARE * maximum))
-        await flooding
-    finally:
-        await flood.close()
-        await light.close()
-    return Figures(maximum, flooded, alone, beside)
+
+    url: str
+    clients: int = 48
+    seconds: float = 120.0
+    other_seconds: float = 30.0
+    factor: float = 3.0
+    output: int = 32
+
+    async def measure(self, show: Callable[[str], None] = print) -> Figures:
+        """All runs, one after the other; each is shown in a line."""
+        async with Traffic(self.url, "flood", self.output) as flood:
+            before = await flood.closed_loop(self.clients, self.other_seconds)
+            cpu = time.process_time()
+            flooded = await flood.arrivals(self.factor * before.rate, self.seconds)
+            cpu = (time.process_time() - cpu) / self.seconds
+            after = await flood.closed_loop(self.clients, self.other_seconds)
+            maximum = (before.rate + after.rate) / 2
+            loop = f"closed loop of {self.clients}: {before.rate:.1f} and {after.rate:.1f} requests/s"
+            show(f"{loop}, answers {_counts(before.statuses + after.statuses)}")
+            show(_row(f"{self.factor:g} x as much", flooded, maximum) + f", client {cpu:.2f} cores")
+            rate = LIGHT_SHARE * maximum
+            flooding = asyncio.create_task(flood.arrivals(self.factor * maximum, self.other_seconds + WARM_UP_S))
+            await asyncio.sleep(WARM_UP_S)
+            beside = await self._light(rate)
+            show(_row("light beside the flood", beside, rate))
+            await flooding
+        alone = await self._light(rate)
+        show(_row("light alone", alone, rate))
+        return Figures(before, maximum, flooded, alone, beside, cpu)
+
+    async def _light(self, rate: float) -> Outcomes:
+        """The same requests at the same times in each run."""
+        async with Traffic(self.url, "light", self.output, seed=1) as light:
+            return await light.arrivals(rate, self.other_seconds)
 
 
 def _row(name: str, outcomes: Outcomes, of: float) -> str:
-    counts = " ".join(f"{status}:{count}" for status, count in sorted(outcomes.statuses.items()))
     share = outcomes.rate / of if of else 0.0
     middle = sorted(outcomes.ttfts)[len(outcomes.ttfts) // 2] if outcomes.ttfts else 0.0
     ttft = f"TTFT p50 {middle:.2f}, p99 {outcomes.p99_ttft:.2f} s"
-    return f"{name}: {outcomes.rate:.1f} requests/s ({share:.0%}), {ttft}, answers {counts}"
+    return f"{name}: {outcomes.rate:.1f} requests/s ({share:.0%}), {ttft}, answers {_counts(outcomes.statuses)}"
+
+
+def _counts(statuses: Counter[int]) -> str:
+    return " ".join(f"{status}:{count}" for status, count in sorted(statuses.items()))
 
 
 def main() -> None:
     """Measure the server at an address."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--clients", type=int, default=64, help="of the closed loop")
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--output", type=int, default=32, help="tokens of each answer")
-    arguments = parser.parse_args()
-    asyncio.run(measure(arguments.url, clients=arguments.clients, seconds=arguments.seconds, output=arguments.output))
+    parser.add_argument("--clients", type=int, default=Overload.clients, help="of the closed loop")
+    parser.add_argument("--seconds", type=float, default=Overload.seconds, help="of the flood")
+    parser.add_argument("--other-seconds", type=float, default=Overload.other_seconds, help="of each other run")
+    parser.add_argument("--output", type=int, default=Overload.output, help="tokens of each answer")
+    asyncio.run(Overload(**vars(parser.parse_args())).measure())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,10 @@ from quire.messages import Add, Load
 from quire.metrics.stats import Limit
 
 OVERFLOW = 2
+FULL_SHARE = 1 / 16
+"""A queue counts as full at the latest when less than this share of its limit is left."""
 MAX_RETRY_S = 3_600
+_LEARNING_RATE = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class AdmissionLimit:
         self._load = Load()
         self._unseen: deque[tuple[int, int, int]] = deque()  # Adds after `load`: last id, sequences, tokens
         self._unseen_sequences = self._unseen_tokens = 0
+        self._usual_tokens = 0.0  # of a request that was let in, on average
         self._own: dict[int, _Queued] = {}  # by sequence
         self._own_tokens, self._own_sequences = Counter[str](), Counter[str]()  # by tenant
 
@@ -130,6 +134,18 @@ class AdmissionLimit:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
+    def refuse_if_full(self, tenant: str) -> None:
+        """Look whether the queue is full before a tenant's request is read: to turn it away has to cost as little as
+        possible, or a flood takes the time that those need which were let in.
+
+        A queue is full when it has no room for as much as those that were let in brought lately on average, or for
+        FULL_SHARE of its limit if that is less.
+
+        Raises:
+            OverloadedError: It is.
+        """
+        self.check(tenant, 1, min(self._usual_tokens, FULL_SHARE * self.max_tokens))
+
     def enter(self, adds: Sequence[Add], *, continuing: bool = False) -> None:
         """Let a request of one tenant into the queue, as a whole or not at all.
 
@@ -143,15 +159,17 @@ class AdmissionLimit:
         expected = self._load.expected_output
         prompts = [(add, add.queued_tokens(expected)) for add in adds if add.fork_of is None]
         if not continuing:
-            self.check(adds[0].tenant, len(adds), sum(tokens for _, tokens in prompts))
-        for add, tokens in prompts:
+            tokens = sum(tokens for _, tokens in prompts)
+            self.check(adds[0].tenant, len(adds), tokens)
+            self._usual_tokens += _LEARNING_RATE * (tokens - self._usual_tokens)
+        for add, of_prompt in prompts:
             for sequence in (add.id, *(fork.id for fork in add.forks)):
-                self._own[sequence] = _Queued(add.tenant, tokens // (1 + len(add.forks)))
+                self._own[sequence] = _Queued(add.tenant, of_prompt // (1 + len(add.forks)))
                 self._own_tokens[add.tenant] += self._own[sequence].tokens
                 self._own_sequences[add.tenant] += 1
-            self._await(add, tokens)
+            self._await(add, of_prompt)
 
-    def check(self, tenant: str, sequences: int, tokens: int) -> None:
+    def check(self, tenant: str, sequences: int, tokens: float) -> None:
         """Refuse what `enter` would refuse, as far as is known of it: before there are Adds, that is less than all.
 
         Raises:
@@ -179,7 +197,7 @@ class AdmissionLimit:
         )
 
 
-def _has_room(queued: int, more: int, most: float, tenant: str, own: Counter[str]) -> bool:
+def _has_room(queued: int, more: float, most: float, tenant: str, own: Counter[str]) -> bool:
     """Whether a tenant's request for `more` may join a queue that has `queued`, of which `own` is known by tenant."""
     if not queued or queued + more <= most:
         return True

@@ -134,6 +134,12 @@ class EngineConnection:
             self._pause = action.removeprefix("resume")
         return await self._controls.send(action)
 
+    def end_pause(self) -> None:
+        """Go on if the engine is paused; the one that takes its place is not."""
+        self._pause = ""
+        if self.state == "ready":
+            self._controls.tell("resume")
+
     @property
     def num_controls(self) -> int:
         """Commands without an answer."""

@@ -98,7 +98,7 @@ class EngineSession:
         self._requests = OpenRequests()
         self._recovery = EngineRecovery(self._requests, self._engine, self.stats, self.admission_limit, report)
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
-        self._draining = self._closing = False
+        self._leaving = self._draining = self._closing = False
         self._adding = asyncio.Lock()
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -119,9 +119,14 @@ class EngineSession:
         """Until the engine is dead and is not replaced."""
         await self._engine.wait_dead()
 
+    def announce_shutdown(self) -> None:
+        """`/ready` says no from now on; work that comes nevertheless is taken."""
+        self._leaving = True
+
     def begin_drain(self) -> None:
-        """Take no new work; open requests go on."""
+        """Take no new work; open requests go on, also those that a pause has stopped."""
         self._draining = True
+        self._engine.end_pause()
 
     async def drain(self, timeout: float) -> bool:
         """Wait until open requests have ended; after `timeout` seconds fail those that have not. Returns whether all
@@ -164,7 +169,7 @@ class EngineSession:
     @property
     def readiness_complaint(self) -> str:
         """Why a request would not be accepted and finished now; empty if it would."""
-        if self._draining:
+        if self._draining or self._leaving:
             return "the server is shutting down"
         return self._engine.complaint
 
@@ -186,8 +191,10 @@ class EngineSession:
         """Send the engine a command and wait for its answer.
 
         Raises:
-            UnavailableError: There is no engine that could answer.
+            UnavailableError: There is no engine that could answer, or open requests are waited for.
         """
+        if self._draining and action.startswith("pause:"):
+            raise UnavailableError(_REFUSALS["draining"])
         return await self._engine.control(action)
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -207,6 +214,15 @@ class EngineSession:
         if self._submission is None or not (self.state == "ready" or waits):
             raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
         return self._submission
+
+    def refuse_if_full(self, tenant: str) -> None:
+        """Look whether a request can be turned away before it is read, see AdmissionLimit.
+
+        Raises:
+            OverloadedError: Too many requests wait.
+        """
+        if self.state == "ready":
+            self.admission_limit.refuse_if_full(tenant)
 
     async def grammar_options(self, params: SamplingParams, behind: str = "") -> dict[str, Any]:
         """What `add_request` needs for `params.structured_outputs`, see GrammarChecks.options."""

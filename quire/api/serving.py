@@ -84,6 +84,14 @@ class Serving:
             )
         return asked
 
+    def refuse_if_full(self, request: Request) -> None:
+        """Turn a request away before its body is read, if too many wait; see AdmissionLimit.
+
+        Raises:
+            OverloadedError: Too many do.
+        """
+        self.session.refuse_if_full(request.state.caller.tenant)
+
     async def respond(
         self,
         request: Request,

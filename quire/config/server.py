@@ -8,6 +8,7 @@ from typing import Any, Literal
 from quire.errors import ConfigError
 
 ContentFormat = Literal["auto", "string", "openai"]
+_LONGEST_SHUTDOWN_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,11 @@ class ServerConfig:
     """Log each request's parameters when it arrives: stop strings and bad words, never prompts or answers."""
     disable_log_stats: bool = False
     """No periodic line with throughput and cache use."""
+    shutdown_delay: float = 0.0
+    """Seconds after SIGTERM in which new requests are still taken, while `/ready` says no already: what a load balancer
+    needs to notice."""
     shutdown_timeout: float = 30.0
-    """Seconds that open requests get to finish after SIGTERM; then they are ended."""
+    """Seconds that open requests get to finish after SIGTERM and --shutdown-delay; then they are ended."""
     max_request_timeout: float | None = None
     """Most seconds that a request may take; it may ask for less ('timeout', X-Request-Timeout). Then a request without
     output gets 504, and any other what there is. Default: no limit."""
@@ -106,6 +110,10 @@ class ServerConfig:
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
         if self.max_request_timeout is not None and self.max_request_timeout <= 0:
             raise ConfigError("--max-request-timeout must be above 0.", param="max_request_timeout")
+        for name in ("shutdown_delay", "shutdown_timeout"):
+            if not 0 <= getattr(self, name) <= _LONGEST_SHUTDOWN_S:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{flag} must be 0 to {_LONGEST_SHUTDOWN_S:.0f} seconds.", param=name)
         if self.max_restarts < 0:
             raise ConfigError("--max-restarts must be 0 or more.", param="max_restarts")
         for name in ("responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes"):

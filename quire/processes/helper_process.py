@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -180,6 +181,7 @@ class HelperProcess(Generic[Sent, Received]):
 def run_helper(main: Callable[[socket.socket], None]) -> None:
     """Body of a helper's `__main__`: run `main` with its end of the channel, on a large stack. The process exits when
     the other end is closed, in the middle of whatever it does."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager may send it to all; it ends with its parent
     parser = argparse.ArgumentParser()
     parser.add_argument("--channel-fd", type=int, required=True)
     connection = socket.socket(fileno=parser.parse_known_args()[0].channel_fd)

@@ -108,11 +108,12 @@ class Admission:
         can_fork = parent is None or 0 < parent.prompt_step < step.number
         return not request.in_flight_tokens and can_fork
 
-    def try_admit(self, request: Request, reserved: int, step: Step) -> bool:
+    def try_admit(self, request: Request, reserved: int, step: Step, *, passing: bool = False) -> bool:
         """Swap a waiting request in or let it share computed blocks, if there are blocks and time for its other tokens.
 
         Args:
             reserved: Blocks that others need for the tokens they have.
+            passing: It is small and passes one that found no room, of which is remembered why.
         """
         if not self._budget.has_time(self._min_uncomputed(request)):
             return False
@@ -123,8 +124,8 @@ class Admission:
             return False
         self._rope_lengths.assign(request)
         if request.parent is not None and request.parent.table.covers(request.add.prompt_len - 1):
-            return self._try_fork(request, request.parent, reserved)
-        return self._try_share_prefix(request, reserved)
+            return self._try_fork(request, request.parent, reserved, remember=not passing)
+        return self._try_share_prefix(request, reserved, remember=not passing)
 
     def _min_uncomputed(self, request: Request) -> int:
         """Tokens that it has to compute at least: the prefix cache holds whole blocks only."""
@@ -132,13 +133,14 @@ class Admission:
             return request.num_uncomputed
         return 1 if request.parent is not None else (len(request.tokens) - 1) % self._pool.block_size + 1
 
-    def _try_fork(self, request: Request, parent: Request, reserved: int) -> bool:
+    def _try_fork(self, request: Request, parent: Request, reserved: int, *, remember: bool = True) -> bool:
         """Share the parent's prompt: all but its last token, which is computed again to sample from."""
         prompt_len = request.add.prompt_len
         shared = parent.table.num_blocks_within(prompt_len)
         to_copy = self._num_groups  # the last block of each group, before the request writes to it
         blocks = max(0, self.num_blocks_to_allocate(request) - shared) + to_copy
-        if not self._fits(request, blocks, len(request.tokens) - prompt_len + 1, reserved):
+        uncomputed = len(request.tokens) - prompt_len + 1
+        if not self._fits(request, blocks, uncomputed, reserved, remember=remember):
             return False
         request.table.fork(parent.table, prompt_len)
         request.block_hashes = parent.block_hashes.branch(prompt_len)
@@ -146,7 +148,7 @@ class Admission:
         request.set_computed(prompt_len - 1)
         return True
 
-    def _try_share_prefix(self, request: Request, reserved: int) -> bool:
+    def _try_share_prefix(self, request: Request, reserved: int, *, remember: bool = True) -> bool:
         """Share what the prefix cache holds: at most all but the last token, which is computed to sample from."""
         most = len(request.tokens) - 1 if self._prefix_cacher.enabled and request.reads_cache else 0
         self._prefix_cacher.cache_pending()
@@ -154,21 +156,30 @@ class Admission:
         shared = match.held_blocks
         # Shared blocks that are free now are not allocated, but not free any more either.
         blocks = max(0, self.num_blocks_to_allocate(request) - len(shared)) + self._pool.num_free_of(shared)
-        if not self._fits(request, blocks, len(request.tokens) - match.num_tokens, reserved, match.missing):
+        uncomputed = len(request.tokens) - match.num_tokens
+        if not self._fits(request, blocks, uncomputed, reserved, match.missing, remember=remember):
             return False
         request.table.share_prefix(match)
         request.set_computed(match.num_tokens)
         return True
 
     def _fits(
-        self, request: Request, blocks: int, uncomputed: int, reserved: int, missing: Sequence[BlockKey] = ()
+        self,
+        request: Request,
+        blocks: int,
+        uncomputed: int,
+        reserved: int,
+        missing: Sequence[BlockKey] = (),
+        *,
+        remember: bool = True,
     ) -> bool:
-        """Whether there are blocks and time for a request. If not, remember what it lacks."""
+        """Whether there are blocks and time for a request. If not, what it lacks can be remembered."""
         if blocks + reserved <= self._pool.num_free and self._budget.has_time(uncomputed):
             self._last_failed = None
             return True
-        self._last_failed = _FailedAdmission(request, request.parent, blocks, uncomputed)
-        self._pool.watch(missing)
+        if remember:
+            self._last_failed = _FailedAdmission(request, request.parent, blocks, uncomputed)
+            self._pool.watch(missing)
         return False
 
     def _would_fail_again(self, request: Request, reserved: int) -> bool:

@@ -341,7 +341,7 @@ class Scheduler:
         if not waiting or not self._request_table.num_free_slots:
             return
         reserved = admission.num_reserved_blocks()
-        known = 0
+        known, passing = 0, False
         while self._request_table.num_free_slots and self._budget.has_room(step.tokens) and known < ADMITTED_TOKENS:
             request = waiting.first
             if request is None:
@@ -349,8 +349,11 @@ class Scheduler:
             if not admission.is_ready(request, step):
                 waiting.skip_first()
                 continue
-            if not admission.try_admit(request, reserved, step):
-                break
+            if not admission.try_admit(request, reserved, step, passing=passing):
+                if not waiting.pass_over_large():
+                    break
+                passing = True
+                continue
             self._start(request, step)
             reserved += admission.num_blocks_to_allocate(request)
             known += len(request.tokens)

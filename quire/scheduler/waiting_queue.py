@@ -11,7 +11,8 @@ from typing import NamedTuple
 from quire.config.scheduler import Policy
 from quire.messages import queued_tokens
 from quire.scheduler.expected_output import ExpectedOutput
-from quire.scheduler.queue_order import FairOrder, KeyOrder, QueueOrder
+from quire.scheduler.fair_order import FairOrder
+from quire.scheduler.queue_order import KeyOrder, QueueOrder
 from quire.scheduler.request import Request
 
 
@@ -69,8 +70,12 @@ class WaitingQueue:
         """Set the first aside until `restore_skipped`."""
         self._order.skip_first()
 
+    def pass_over_large(self) -> bool:
+        """Let small requests pass the first, which finds no room; see QueueOrder."""
+        return self._order.pass_over_large()
+
     def restore_skipped(self) -> None:
-        """Those that were skipped are back at their places."""
+        """Those that were skipped or passed are back at their places."""
         self._order.restore_skipped()
 
     def add(self, request: Request) -> None:

@@ -94,10 +94,9 @@ class Children:
         """Whether both are."""
         return {self.engine, self.api} <= self._ready
 
-    @property
-    def engine_is_ready(self) -> bool:
-        """Whether the present engine is."""
-        return self.engine in self._ready
+    def is_ready(self, child: ChildProcess) -> bool:
+        """Whether one of the present ones is."""
+        return child in self._ready
 
     def heard(self, child: ChildProcess, pulse: Pulse) -> None:
         """It is alive."""

@@ -29,7 +29,7 @@ from quire.supervisor.watchdog import TICK_S
 STOP_TIMEOUT_S = 5.0
 """What a process gets to end after it was told to, in seconds, beyond the drain."""
 SIGNAL_WAIT_S = 0.5
-"""An API process that ends in order may have been told so together with this one: how long that signal may take."""
+"""A process that ends in order may have been told so together with this one: how long that signal may take."""
 
 
 class State(Enum):
@@ -153,6 +153,8 @@ class Supervisor:
     def _engine_died(self) -> None:
         cause = self._children.engine.cause_of_death()
         if not self._children.was_ready("engine"):
+            if self._children.engine.exit_code() == -signal.SIGTERM:
+                self._told_to_stop()
             self._start_failed(self._children.engine)
             return
         in_flight = self._children.in_flight()
@@ -172,10 +174,12 @@ class Supervisor:
             self._drained()
             return
         cause = api.cause_of_death()
+        if api.exit_code() in (0, -signal.SIGTERM) and self._told_to_stop():
+            if self._exit_code is None:
+                self._drained()
+            return
         if not self._children.was_ready("api"):
             self._start_failed(api)
-            return
-        if api.exit_code() == 0 and self._told_to_stop():
             return
         if self._limit.allow():
             self._say_replaced("api", cause)
@@ -198,6 +202,8 @@ class Supervisor:
     def _start_failed(self, child: ChildProcess) -> None:
         """It never was ready: what it says is the whole story."""
         failure = child.failure
+        if self._exit_code is not None:
+            return
         if self._state is State.DRAINING:
             self._end(0, "")
         elif failure is None:
@@ -212,31 +218,36 @@ class Supervisor:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _told_to_stop(self) -> bool:
-        """Whether a signal to all processes at once comes in after the API process's end; the drain begins then."""
-        for event in self._events.wait(SIGNAL_WAIT_S):
-            self._handle(event)
-        if self._state is State.DRAINING and self._exit_code is None:
-            self._drained()
+        """Whether a signal to all processes at once, of which a child has died already, comes in here; the drain begins
+        then."""
+        deadline = self._clock.now() + SIGNAL_WAIT_S
+        while self._state is not State.DRAINING and (left := deadline - self._clock.now()) > 0:
+            for event in self._events.wait(left):
+                if self._exit_code is None:
+                    self._handle(event)
+            if self._exit_code is not None:
+                break
         return self._state is State.DRAINING
 
     def _drain(self, number: int) -> None:
         """New requests are refused, open ones finish within the time they get; a second signal ends all at once."""
         self._state = State.DRAINING
-        timeout = self._config.server.shutdown_timeout
+        delay, timeout = self._config.server.shutdown_delay, self._config.server.shutdown_timeout
+        taken = f"new requests are taken for {delay:g} s, then " if delay else ""
         print_log(
-            f"{signal.Signals(number).name}: open requests get {timeout:g} s to finish; a second signal ends them now"
+            f"{signal.Signals(number).name}: {taken}open requests get {timeout:g} s to finish; a second signal ends all"
         )
-        self._drain_ends = self._clock.now() + timeout + STOP_TIMEOUT_S
+        self._drain_ends = self._clock.now() + delay + timeout + STOP_TIMEOUT_S
         self._children.api.signal(signal.SIGTERM)
 
     def _drained(self) -> None:
         """The API process has ended: now the engine may."""
         api, engine = self._children.api, self._children.engine
-        stopped_early = not self._children.was_ready("api") and api.exit_code() == -signal.SIGTERM
+        stopped_early = not self._children.is_ready(api) and api.exit_code() == -signal.SIGTERM
         if api.exit_code() != 0 and not stopped_early:
             self._end(EXIT_CRASHED, f"api process did not end cleanly: {api.cause_of_death()}")
             return
-        if self._children.engine_is_ready:
+        if self._children.is_ready(engine):
             engine.signal(STOP_ENGINE)
             again = self._wait_for(engine, STOP_TIMEOUT_S)
             if again is not None:

@@ -31,6 +31,7 @@ class ScriptedClient:
 
     Attributes:
         adds, prompts, aborted, heartbeats: What the server sent: sequences, Adds, ids, and how many.
+        controls: Commands, each with the number of Adds before it.
     """
 
     number = 3
@@ -40,6 +41,7 @@ class ScriptedClient:
         self.adds: list[Add] = []  # one for each sequence
         self.prompts = 0
         self.aborted: list[int] = []
+        self.controls: list[tuple[str, int]] = []
         self.heartbeats = 0
         self.closed = False
         self._said: queue.SimpleQueue[FromEngine | Lost | Exception] = queue.SimpleQueue()
@@ -54,12 +56,13 @@ class ScriptedClient:
             case ClientHeartbeat(client):
                 assert client == self.number
                 self.heartbeats += 1
-            case Control():
-                pass
+            case Control(_, action):
+                self.controls.append((action, self.prompts))
 
     def connect(self, engine: EngineId) -> None:
         self.engine = engine
         self.adds.clear()
+        self.controls.clear()
         self.prompts = 0
 
     def receive(self, timeout: float | None) -> FromEngine | Lost | None:

@@ -189,3 +189,37 @@ def test_all_accounts_are_empty_when_all_is_over() -> None:
 def test_the_last_id_of_an_add_is_its_last_forks() -> None:
     message: Add = add(7, [1], 5, forks=[8, 9])
     assert (message.last_id, add(7, [1], 5).last_id) == (9, 7)
+
+
+def test_a_full_queue_is_known_before_a_request_is() -> None:
+    stage = Stage(tokens=16_000)
+    stage.load(waiting=1, queued_tokens=100)
+    stage.limit.refuse_if_full("")
+    stage.fill()
+    with pytest.raises(OverloadedError):
+        stage.limit.refuse_if_full("")
+    stage.limit.refuse_if_full("another tenant's")
+
+
+def test_a_queue_with_room_for_a_usual_request_is_not_full() -> None:
+    stage = Stage(tokens=160_000)
+    stage.load(waiting=1, queued_tokens=100)
+    stage.fill(most=60)
+    usual = stage.limit._usual_tokens
+    assert 400 < usual < 500
+    stage.load(waiting=60, queued_tokens=int(160_000 - 1.1 * usual))
+    stage.limit.refuse_if_full("")
+    stage.load(waiting=60, queued_tokens=int(160_000 - 0.9 * usual))
+    with pytest.raises(OverloadedError):
+        stage.limit.refuse_if_full("")
+
+
+def test_large_requests_do_not_make_a_half_empty_queue_full() -> None:
+    stage = Stage(tokens=1_600)
+    stage.load()
+    stage.send(prompt=9_000)
+    stage.load(waiting=1, queued_tokens=1_400)
+    stage.limit.refuse_if_full("")
+    stage.load(waiting=1, queued_tokens=1_550)
+    with pytest.raises(OverloadedError):
+        stage.limit.refuse_if_full("")

@@ -76,6 +76,21 @@ def test_a_client_that_leaves_frees_everything(tmp_path: Path) -> None:
         assert tasks < 12
 
 
+def test_what_a_client_held_is_free_within_a_step(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.3) as server:
+        body = json.dumps(LONG | {"stream": True, "n": 3}).encode()
+        connection = connect(server)
+        connection.sendall(head(body) + body)
+        assert connection.recv(10)
+        assert server.get("/debug/counts").json()["engine"]["requests"] == 3
+        connection.close()
+        eventually(lambda: server.session.num_sequences == 0)
+        server.get("/debug/counts")  # answered in the turn that learns of it, or in the next one
+        engine = server.get("/debug/counts").json()["engine"]
+        assert engine["requests"] == 0
+        assert (engine["free_blocks"], engine["free_slots"]) == (engine["blocks"], engine["slots"])
+
+
 def test_a_client_that_leaves_while_waiting_is_aborted(scripted: tuple[Server, ScriptedClient]) -> None:
     server, client = scripted
     client.say(READY)
@@ -298,6 +313,33 @@ def test_draining_finishes_what_runs_and_takes_nothing_new(tmp_path: Path) -> No
         assert server.in_loop(server.session.drain(20)) is True
         thread.join()
         assert result[0].json()["usage"]["completion_tokens"] == 500
+
+
+def test_draining_ends_a_pause_so_that_open_requests_finish(tmp_path: Path) -> None:
+    with running(tmp_path, step_s=0.002) as server:
+        thread, result = in_background(lambda: httpx.post(server.url + "/v1/completions", json=LONG, timeout=20))
+        eventually(lambda: server.session.num_sequences == 1)
+        assert server.post("/pause?mode=keep", {}).status_code == 200
+        new, new_result = in_background(lambda: httpx.post(server.url + "/v1/completions", json=LONG, timeout=20))
+        eventually(lambda: server.session.num_sequences == 2)
+        server.loop.call_soon_threadsafe(server.session.begin_drain)
+        eventually(lambda: server.session.state == "draining")
+        again = server.post("/pause?mode=keep", {})
+        assert (again.status_code, "shutting down" in again.text) == (503, True), "it would stop the drain"
+        assert server.in_loop(server.session.drain(20)) is True
+        thread.join()
+        new.join()
+        tokens = [answer[0].json()["usage"]["completion_tokens"] for answer in (result, new_result)]
+        assert tokens == [500, 500]
+
+
+def test_before_a_drain_a_load_balancer_is_told_while_requests_are_still_taken(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.loop.call_soon_threadsafe(server.session.announce_shutdown)
+        eventually(lambda: server.get("/ready").status_code == 503)
+        assert server.get("/ready").json()["reason"] == "the server is shutting down"
+        assert server.get("/health").status_code == 200
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}).status_code == 200
 
 
 def test_draining_ends_what_takes_too_long(scripted: tuple[Server, ScriptedClient]) -> None:

@@ -132,6 +132,27 @@ def test_a_new_request_waits_for_the_next_engine_but_not_for_ever(
     assert server.session.stats.replayed == 0, "no other engine has known it"
 
 
+def test_a_pause_outlives_its_engine_but_not_a_drain(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, client = scripted
+    pausing, paused = in_background(lambda: server.post("/pause?mode=keep", {}))
+    eventually(lambda: client.controls == [("pause:keep", 0)])
+    thread, result = post(server, LONG)
+    (add,) = client.wait_for_adds(1)
+    replace_engine(client, SECOND)
+    pausing.join()
+    assert paused[0].status_code == 503, "the engine that was to answer is gone"
+    client.wait_for_adds(1)
+    assert client.controls == [("pause:keep", 0)], "the next engine is paused before it gets any request"
+    server.loop.call_soon_threadsafe(server.session.begin_drain)
+    eventually(lambda: client.controls == [("pause:keep", 0), ("resume", 1)])
+    replace_engine(client, EngineId(0, 2))
+    client.wait_for_adds(1)
+    assert client.controls == [], "a third one is not paused"
+    client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "stop")], source=client.engine))
+    thread.join()
+    assert result[0].status_code == 200
+
+
 def test_when_no_engine_follows_everything_ends(scripted: tuple[Server, ScriptedClient]) -> None:
     server, client = scripted
     client.say(Dead("planted", SECOND))

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 
 TOKENS = 48
+ROUNDING = 1e-3
+"""By how much log probabilities may differ in float32: a replayed prompt is computed in other chunks."""
 _KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.9, "top_p": 0.95},
@@ -49,7 +51,8 @@ class Streamed:
 
     Attributes:
         texts, reasons: By choice.
-        logprobs: Of all choices, in the order of their events.
+        logprobs: By choice.
+        prompt_logprobs: Of the prompt, all that were reported, in their order.
         chunks: Events with text so far.
         pause: The longest time between two events, in seconds.
         error: What went wrong.
@@ -58,7 +61,7 @@ class Streamed:
     texts: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
-    prompt_logprobs: int = 0
+    prompt_logprobs: list[float] = field(default_factory=list)
     chunks: int = 0
     pause: float = 0.0
     error: str = ""
@@ -72,17 +75,24 @@ class Streamed:
             index = choice["index"]
             self.texts[index] = self.texts.get(index, "") + choice["text"]
             self.chunks += bool(choice["text"])
-            self.prompt_logprobs += len(choice.get("prompt_logprobs") or ())
+            for position in choice.get("prompt_logprobs") or ():
+                self.prompt_logprobs += [entry["logprob"] for entry in (position or {}).values()]
             if choice.get("logprobs"):
-                entries = [round(value, 3) for value in choice["logprobs"]["token_logprobs"]]
-                self.logprobs.setdefault(index, []).extend(entries)
+                self.logprobs.setdefault(index, []).extend(choice["logprobs"]["token_logprobs"])
             if choice["finish_reason"]:
                 self.reasons[index] = choice["finish_reason"]
 
     @property
     def outcome(self) -> tuple[Any, ...]:
-        """What must not depend on what happens to the server."""
-        return self.texts, self.reasons, self.prompt_logprobs, self.error, [len(v) for v in self.logprobs.values()]
+        """What must not depend on what happens to the server; log probabilities besides, see `rounding_error`."""
+        lengths = {index: len(values) for index, values in self.logprobs.items()}
+        return self.texts, self.reasons, self.error, lengths, len(self.prompt_logprobs)
+
+    def rounding_error(self, other: Streamed) -> float:
+        """How far the log probabilities of two equal outcomes are apart at most."""
+        pairs = [(self.prompt_logprobs, other.prompt_logprobs)]
+        pairs += [(values, other.logprobs[index]) for index, values in self.logprobs.items()]
+        return max((abs(a - b) for own, others in pairs for a, b in zip(own, others, strict=True)), default=0.0)
 
 
 def run(url: str, requests: list[dict[str, Any]], disturb: Callable[[], None] | None = None) -> list[Streamed]:

@@ -12,14 +12,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.faults.engine import FAULT_FILE, POISON
-from tests.e2e.mixed_streams import Streamed, bodies, run
+from tests.e2e.faults.engine import FAULT_FILE, POISON, SLOW_STEP_S
+from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
 from tests.e2e.serve import QuireServe
 
 pytestmark = pytest.mark.long("reliability")
 
 CLIENTS = 64
 RECOVERY_S = 10.0
+"""Most that a stream may pause, the time until the failure is noticed included."""
+RESTART_S = 4.0
+"""Most from an engine's death until its requests go on."""
 
 
 class Victim(QuireServe):
@@ -59,6 +62,7 @@ class Victim(QuireServe):
         pause = max(result.pause for result in results)
         print(f"restarted in {took} s, the longest pause was {pause:.1f} s; the first start took {self.start_s:.1f} s")
         assert pause <= max(RECOVERY_S, 3 * self.start_s), "on a busy machine a start takes longer than that"
+        assert max(map(float, took)) <= max(RESTART_S, 1.5 * self.start_s)
 
     def assert_baseline(self, seconds: float = 5.0) -> None:
         """The engine holds nothing."""
@@ -81,14 +85,16 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
 
 
 def differences(results: list[Streamed], wanted: list[Streamed], but: int = -1) -> list[str]:
-    return [
-        f"{i}: {got.outcome}\n   {want.outcome}"
-        for i, (got, want) in enumerate(zip(results, wanted, strict=True))
-        if got.outcome != want.outcome and i != but
-    ]
+    pairs = [(i, *pair) for i, pair in enumerate(zip(results, wanted, strict=True)) if i != but]
+    other = [f"{i}: {got.outcome}\n   {want.outcome}" for i, got, want in pairs if got.outcome != want.outcome]
+    if not other:
+        errors = {i: got.rounding_error(want) for i, got, want in pairs}
+        print(f"log probabilities are at most {max(errors.values()):.1e} apart")
+        other += [f"{i}: log probabilities are {error} apart" for i, error in errors.items() if error > ROUNDING]
+    return other
 
 
-@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", "abort", "exception", "memory", "hang"])
+@pytest.mark.parametrize("fault", ["SIGKILL", "SIGSTOP", "abort", "exception", "memory", "allocation", "hang"])
 def test_an_engine_that_fails_costs_no_request_and_changes_no_output(victim: Victim, fault: str) -> None:
     began = len(victim.log.splitlines())
 
@@ -103,6 +109,17 @@ def test_an_engine_that_fails_costs_no_request_and_changes_no_output(victim: Vic
     victim.assert_recovers(results, began)
     assert differences(results, victim.undisturbed) == []
     assert victim.counts()["api"]["sequences"] == 0
+    victim.assert_baseline()
+
+
+def test_a_slow_step_is_waited_for(victim: Victim) -> None:
+    engine = victim.children()["engine"]
+    results = run(victim.url, bodies(CLIENTS), lambda: victim.plant("slow"))
+    pause = max(result.pause for result in results)
+    print(f"slow: the longest pause was {pause:.1f} s")
+    assert pause >= SLOW_STEP_S
+    assert victim.children()["engine"] == engine, "none was replaced"
+    assert differences(results, victim.undisturbed) == []
     victim.assert_baseline()
 
 

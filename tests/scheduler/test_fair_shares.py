@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from quire.messages import EXPECTED_OUTPUT
-from quire.scheduler.queue_order import QUANTUM
+from quire.scheduler.fair_order import QUANTUM
 from tests.engine.harness import add
 from tests.scheduler.test_order import Stage
 
@@ -66,11 +66,11 @@ def test_tenants_are_admitted_equally_many_tokens(sizes: tuple[int, int]) -> Non
     assert abs(totals[0] - totals[1]) <= 2 * QUANTUM + max(sizes) * 3 // 2
 
 
-def test_one_tenant_is_served_by_arrival() -> None:
+def test_requests_of_one_tenant_and_one_size_are_served_by_arrival() -> None:
     stage = Stage(seqs=1, **LARGE)
     arrivals = random.Random(1).sample(range(100), 30)
     for number, arrival in enumerate(arrivals):
-        stage.scheduler.add(add(number, [number] * (40 * number + 1), 2, arrival=float(arrival), tenant="a"))
+        stage.scheduler.add(add(number, [number] * (30 * number + 1), 2, arrival=float(arrival), tenant="a"))
     run(stage, 30)
     assert stage.ended == sorted(range(30), key=lambda number: arrivals[number])
 

@@ -24,10 +24,12 @@ from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.group_windows import GroupWindow, capacity
 from quire.kvcache.host_pool import HostPool
 from quire.messages import Add
+from quire.scheduler import size_order
 from quire.scheduler.admission import Admission
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.size_order import SMALL
 from quire.scheduler.token_budget import TokenBudget
 from tests.engine.harness import HashMasker, add, drafts_of
 from tests.scheduler.test_order import LinearCost
@@ -77,6 +79,7 @@ class Lives(RuleBasedStateMachine):
         seed: int,
     ) -> None:
         groups, luck = [GroupWindow(window) for window in windows], random.Random(seed)
+        size_order.SMALL = luck.choice([12, SMALL])  # prompts are short here, and some are to be large
         self.reach = None if None in windows else max(filter(None, windows))
         self.pool = BlockPool(num_blocks, block_size)
         self.host = HostPool()
@@ -274,6 +277,7 @@ class Lives(RuleBasedStateMachine):
                 )
 
     def teardown(self) -> None:
+        size_order.SMALL = SMALL
         if not hasattr(self, "pool"):
             return
         for _ in range(20_000):

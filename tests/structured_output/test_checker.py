@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -101,3 +103,11 @@ def test_an_explosive_constraint_is_given_up_in_time_and_others_pass_meanwhile(
 def test_grammars_may_nest_deeply_without_ending_the_helper(checker: GrammarChecker) -> None:
     rules = {f"r{i}": {"$ref": f"#/$defs/r{i + 1}"} for i in range(3000)} | {"r3000": {"type": "string"}}
     assert checker.grammar(StructuredOutputsParams(json={"$ref": "#/$defs/r0", "$defs": rules}))
+
+
+def test_a_signal_to_all_processes_does_not_end_a_helper(checker: GrammarChecker) -> None:
+    assert checker.grammar(StructuredOutputsParams(regex="[a-f]{3}"))
+    (helper,) = checker._idle
+    os.kill(helper.pid, signal.SIGTERM)
+    assert checker.grammar(StructuredOutputsParams(regex="[a-f]{4}"))
+    assert checker._idle == [helper], "the same one"

@@ -33,6 +33,7 @@ def add_completions(app: FastAPI, serving: Serving) -> None:
     @app.post("/v1/completions", openapi_extra=openapi_body(CompletionRequest), tags=["generate"])
     async def complete(request: Request) -> Response:
         """Go on with one or several prompts."""
+        serving.refuse_if_full(request)
         fields = await read_body(request, CompletionRequest)
         return await cancel_on_disconnect(request, answer_completion(serving, request, fields))
 

@@ -24,6 +24,7 @@ def add_generate(app: FastAPI, serving: Serving) -> None:
     @app.post("/inference/v1/generate", openapi_extra=openapi_body(GenerateRequest), tags=["generate"])
     async def generate(request: Request) -> Response:
         """Go on with token ids; the answer has token ids, no text."""
+        serving.refuse_if_full(request)
         fields = await read_body(request, GenerateRequest)
         return await cancel_on_disconnect(request, answer_generate(serving, request, fields))
 

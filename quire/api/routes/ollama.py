@@ -30,6 +30,7 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
         fields = await check_object(request, body, OllamaChatRequest, OLLAMA_FIELDS)
         if not fields.messages:
             return _loaded(serving, "chat", fields.model, unload=body.get("keep_alive") in (0, "0"))
+        serving.refuse_if_full(request)
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
 
     @app.post("/api/generate", openapi_extra=openapi_body(OllamaGenerateRequest), tags=["ollama"])
@@ -39,6 +40,7 @@ def add_ollama(app: FastAPI, serving: Serving) -> None:
         fields = await check_object(request, body, OllamaGenerateRequest, OLLAMA_FIELDS)
         if not fields.prompt and not fields.suffix:
             return _loaded(serving, "generate", fields.model, unload=body.get("keep_alive") in (0, "0"))
+        serving.refuse_if_full(request)
         return await cancel_on_disconnect(request, _answer(serving, request, fields))
 
 

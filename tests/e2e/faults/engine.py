@@ -18,6 +18,8 @@ from quire.processes.launch import LaunchConfig, SendReport
 FAULT_FILE = "QUIRE_TEST_FAULT_FILE"
 POISON = 1_717
 """A prompt with this token ends the engine by SIGABRT, wherever `always poison` stands in the file."""
+SLOW_STEP_S = 2.5
+"""Less than any step is given before the engine counts as stuck."""
 
 
 class FaultyExecutor:
@@ -27,6 +29,7 @@ class FaultyExecutor:
         self._inner = inner
         self._file = Path(os.environ[FAULT_FILE])
         self._hung = False
+        self._slow_until = 0.0
 
     @property
     def max_in_flight(self) -> int:
@@ -43,6 +46,10 @@ class FaultyExecutor:
                 raise RuntimeError("planted: an exception in the step")
             case "memory":
                 raise MemoryError("planted: an allocation failed")
+            case "allocation":
+                _allocate_too_much()
+            case "slow":
+                self._slow_until = time.monotonic() + SLOW_STEP_S
             case "cuda":
                 _break_cuda()
             case "hang":
@@ -58,6 +65,9 @@ class FaultyExecutor:
         if self._hung:  # a step that never ends, while the engine's loop goes on
             time.sleep(timeout or 0.1)
             return None
+        if time.monotonic() < self._slow_until:
+            time.sleep(min(timeout or 0.1, 0.1))
+            return None
         return self._inner.collect(timeout)
 
     def close(self) -> None:
@@ -71,6 +81,13 @@ class FaultyExecutor:
         if not fault.startswith("always"):
             self._file.unlink()
         return fault
+
+
+def _allocate_too_much() -> None:
+    """Ask torch for more memory than there is, as a step would."""
+    import torch  # in the engine, where it is loaded
+
+    torch.empty(2**50, dtype=torch.uint8)
 
 
 def _break_cuda() -> None:

@@ -1,0 +1,173 @@
+"""Clients that ask a server for all kinds of things, of which some end badly: the traffic of `benchmarks.soak`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+
+from tests.api.wrong_requests import WRONG_REQUESTS
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LONG_PROMPT = 1_900
+"""Tokens; Quill's context has 2,048."""
+MOST_COMPLAINTS = 20
+_WRONG = [wrong for wrong in WRONG_REQUESTS if len(wrong.body) < 2**16]
+_QUESTIONS = ("What is a river?", "Tell me about the sea.", "Count to ten.", "What is the weather like in Oslo?")
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+_STARTS = ("Once upon a time", "The quick brown fox", "In the middle of the night", "A list of numbers:")
+
+
+class SoakTraffic:
+    """Requests of all kinds.
+
+    Args:
+        url: The server's.
+        clients: How many ask at a time.
+        seed: Of everything they ask.
+
+    Attributes:
+        answers: How many, by kind and status; 0 for one whose client has left.
+        complaints: Answers that there should not have been, the first few.
+    """
+
+    def __init__(self, url: str, clients: int, seed: int = 0) -> None:
+        self._url = url
+        self._clients = clients
+        self._rng = random.Random(seed)
+        self.answers: Counter[tuple[str, int]] = Counter()
+        self.complaints: list[str] = []
+        self._kinds: dict[str, Callable[[httpx.AsyncClient], Awaitable[int]]] = {
+            "stream": self._stream,
+            "chat": self._chat,
+            "aborted": self._aborted,
+            "left early": self._left_early,
+            "choices": self._choices,
+            "long prompt": self._long_prompt,
+            "tools": self._tools,
+            "structured": self._structured,
+            "responses": self._responses,
+            "wrong": self._wrong,
+            "probe": self._probe,
+        }
+
+    async def run(self, over: Callable[[], bool]) -> None:
+        """Ask until `over` says so; then wait for what is open."""
+        await asyncio.gather(*(self._client(over) for _ in range(self._clients)))
+
+    async def _client(self, over: Callable[[], bool]) -> None:
+        while not over():
+            limits = httpx.Limits(max_connections=4)
+            async with httpx.AsyncClient(base_url=self._url, timeout=120, limits=limits) as client:
+                for _ in range(50):  # now and then connections are new
+                    if over():
+                        return
+                    await self._ask(client)
+
+    async def _ask(self, client: httpx.AsyncClient) -> None:
+        kind = self._rng.choice(list(self._kinds))
+        try:
+            status = await self._kinds[kind](client)
+        except httpx.HTTPError as error:
+            self._complain(f"{kind}: {type(error).__name__} {error}")
+            return
+        self.answers[kind, status] += 1
+        wanted = range(400, 500) if kind == "wrong" else (0, 200)
+        if status not in wanted:
+            self._complain(f"{kind}: status {status}")
+
+    def _complain(self, text: str) -> None:
+        if len(self.complaints) < MOST_COMPLAINTS:
+            self.complaints.append(text)
+
+    # --- kinds ------------------------------------------------------------------------------------------------------
+
+    async def _stream(self, client: httpx.AsyncClient) -> int:
+        return await self._read(client, COMPLETIONS, self._completion() | {"max_tokens": self._rng.randint(1, 120)})
+
+    async def _chat(self, client: httpx.AsyncClient) -> int:
+        body = self._conversation() | {"max_tokens": 40, "stop": ["\n\n"], "frequency_penalty": 0.3}
+        return (await client.post(CHAT, json=body)).status_code
+
+    async def _aborted(self, client: httpx.AsyncClient) -> int:
+        """The client leaves in the middle."""
+        body = self._completion() | {"max_tokens": 400, "n": self._rng.randint(1, 3)}
+        return await self._read(client, COMPLETIONS, body, most=self._rng.randint(1, 30))
+
+    async def _left_early(self, client: httpx.AsyncClient) -> int:
+        """The client leaves at any time, perhaps before its request is read."""
+        body = self._completion() | {"max_tokens": 400, "stream": False}
+        try:
+            async with asyncio.timeout(self._rng.random() * 0.3):
+                return (await client.post(COMPLETIONS, json=body)).status_code
+        except TimeoutError:
+            return 0
+
+    async def _choices(self, client: httpx.AsyncClient) -> int:
+        body = self._completion() | {"max_tokens": 30, "n": 4, "logprobs": 3, "stream": False, "echo": False}
+        return (await client.post(COMPLETIONS, json=body)).status_code
+
+    async def _long_prompt(self, client: httpx.AsyncClient) -> int:
+        prompt = [self._rng.randrange(300, 4_000) for _ in range(self._rng.randint(LONG_PROMPT // 2, LONG_PROMPT))]
+        body = {"prompt": prompt, "max_tokens": 20, "prompt_logprobs": self._rng.choice([None, 1])}
+        return (await client.post(COMPLETIONS, json=body)).status_code
+
+    async def _tools(self, client: httpx.AsyncClient) -> int:
+        choice = self._rng.choice(["auto", "required", "none"])
+        body = self._conversation() | {"max_tokens": 60, "tools": [_TOOL], "tool_choice": choice, "stream": True}
+        return await self._read(client, CHAT, body)
+
+    async def _structured(self, client: httpx.AsyncClient) -> int:
+        """One of 40 schemas: caches of grammars are full soon."""
+        number = self._rng.randrange(40)
+        schema = {"type": "array", "items": {"enum": [f"word {number}", number]}, "maxItems": 8}
+        body = self._conversation() | {"max_tokens": 60, "structured_outputs": {"json": schema}}
+        return await self._read(client, CHAT, body | {"stream": True})
+
+    async def _responses(self, client: httpx.AsyncClient) -> int:
+        body = {"input": self._rng.choice(_QUESTIONS), "max_output_tokens": 20, "store": self._rng.random() < 0.5}
+        return (await client.post("/v1/responses", json=body)).status_code
+
+    async def _wrong(self, client: httpx.AsyncClient) -> int:
+        wrong = self._rng.choice(_WRONG)
+        return (
+            await client.request(wrong.method, wrong.path, content=wrong.body, headers=dict(wrong.headers))
+        ).status_code
+
+    async def _probe(self, client: httpx.AsyncClient) -> int:
+        return (await client.get(self._rng.choice(["/metrics", "/health", "/ready", "/v1/models"]))).status_code
+
+    # --- their parts ------------------------------------------------------------------------------------------------
+
+    def _completion(self) -> dict[str, Any]:
+        prompt = f"{self._rng.choice(_STARTS)} {self._rng.randrange(10_000)}"
+        temperature = self._rng.choice([0, 1])
+        return {"prompt": prompt, "ignore_eos": True, "stream": True, "temperature": temperature}
+
+    def _conversation(self) -> dict[str, Any]:
+        question = f"{self._rng.choice(_QUESTIONS)} {self._rng.randrange(10_000)}"
+        return {"messages": [{"role": "user", "content": question}], "temperature": self._rng.choice([0, 0.8])}
+
+    async def _read(self, client: httpx.AsyncClient, path: str, body: dict[str, Any], most: int = 10**9) -> int:
+        """Read a stream's events, at most so many; an error in it counts as 500."""
+        events = 0
+        async with client.stream("POST", path, json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {") and "error" in json.loads(line[6:]):
+                    return 500
+                events += 1
+                if events >= most:
+                    return 0
+        return answer.status_code

@@ -1,0 +1,155 @@
+"""Three times as much as an engine can do, on a clock that its steps move: nothing here depends on the machine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from quire.api.admission_limit import AdmissionLimit, QueueLimits
+from quire.engine.build import ModelRuntimeInfo
+from quire.engine.core import EngineCore
+from quire.errors import OverloadedError
+from quire.executor.fake import FakeExecutor
+from quire.messages import Deltas, Heartbeat, Result
+from tests.engine.harness import add, config
+from tests.engine.test_client_liveness import ListPort, ManualClock
+
+SLOTS, PROMPT, OUTPUT = 8, 32, 24
+STEP_S, TOKEN_S = 0.02, 0.000_5
+QUEUE_S = 2.0
+
+
+class TimedExecutor(FakeExecutor):
+    """A step takes its time on the clock alone."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(num_blocks=512)
+        self._clock = clock
+
+    def collect(self, timeout: float | None) -> Result | None:
+        self._clock.time += STEP_S + TOKEN_S * sum(self._plans[0].counts)
+        return super().collect(timeout)
+
+
+class Server:
+    """An engine behind an admission limit.
+
+    Attributes:
+        completed, refused: How many, by tenant.
+        ttfts: Seconds until a request had a token.
+    """
+
+    def __init__(self) -> None:
+        self.clock, self._port = ManualClock(), ListPort()
+        executor = TimedExecutor(self.clock)
+        settings = config(max_num_seqs=SLOTS, max_num_batched_tokens=256, max_queue_time=QUEUE_S)
+        self._core = EngineCore(
+            settings, executor.start(), ModelRuntimeInfo(), executor, self._port, self.clock
+        )  # fmt: skip
+        self._limit = AdmissionLimit(QueueLimits(None, None, QUEUE_S, SLOTS), {"requests": 0, "tokens": 0})
+        self._rng = random.Random(3)
+        self._last = 0
+        self._open: dict[int, tuple[str, float]] = {}
+        self._waiting: dict[int, float] = {}
+        self.completed = {"flood": 0, "light": 0}
+        self.refused = {"flood": 0, "light": 0}
+        self.ttfts: list[float] = []
+
+    def send(self, tenant: str) -> bool:
+        """A request arrives; whether it is let in."""
+        prompt = [self._rng.randrange(1, 500) for _ in range(PROMPT)]
+        message = add(self._last + 1, prompt, OUTPUT, arrival=self.clock.time, tenant=tenant, ignore_eos=True)
+        try:
+            self._limit.refuse_if_full(tenant)
+            self._limit.enter([message])
+        except OverloadedError:
+            self.refused[tenant] += 1
+            return False
+        self._last = message.id
+        self._open[message.id] = tenant, self.clock.time
+        self._waiting[message.id] = self.clock.time
+        self._port.inbox.append(message)
+        return True
+
+    def turn(self) -> list[str]:
+        """A turn of the loop; the tenants whose requests have ended."""
+        before = self.clock.time
+        self._core.turn(0)
+        if self.clock.time == before:
+            self.clock.time += 0.001  # nothing to do
+        ended = []
+        for _, message in self._port.sent:
+            if isinstance(message, Deltas | Heartbeat):
+                self._limit.observe(message.load, message.last_add)
+            if isinstance(message, Deltas):
+                self._limit.leave_queue([*message.ids, *(end.id for end in message.ends)])
+                self._begun(message.ids)
+                ended += [self._open.pop(end.id)[0] for end in message.ends]
+        self._port.sent.clear()
+        for tenant in ended:
+            self.completed[tenant] += 1
+        return ended
+
+    def _begun(self, sequences: Iterable[int]) -> None:
+        for sequence in sequences:
+            if (arrival := self._waiting.pop(sequence, None)) is not None:
+                self.ttfts.append(self.clock.time - arrival)
+
+    def run(self, seconds: float, before_turn: Callable[[], None]) -> dict[str, float]:
+        """Completed requests a second, by tenant."""
+        end, before = self.clock.time + seconds, dict(self.completed)
+        while self.clock.time < end:
+            before_turn()
+            self.turn()
+        return {tenant: (count - before[tenant]) / seconds for tenant, count in self.completed.items()}
+
+    def closed_loop(self, clients: int, seconds: float) -> float:
+        """What it does for clients that wait for their answers."""
+
+        def refill() -> None:
+            while len(self._open) < clients and self.send("flood"):
+                pass
+
+        return self.run(seconds, refill)["flood"]
+
+    def arrivals(self, rates: dict[str, float], seconds: float) -> dict[str, float]:
+        """What it does for clients that do not."""
+        rngs = {tenant: random.Random(tenant) for tenant in rates}
+        due = {tenant: self.clock.time + rngs[tenant].expovariate(rate) for tenant, rate in rates.items()}
+
+        def arrive() -> None:
+            for tenant, rate in rates.items():
+                while due[tenant] <= self.clock.time:
+                    self.send(tenant)
+                    due[tenant] += rngs[tenant].expovariate(rate)
+
+        return self.run(seconds, arrive)
+
+
+def test_what_is_offered_beyond_the_maximum_is_turned_away_and_the_rest_served_as_ever() -> None:
+    server = Server()
+    server.closed_loop(2 * SLOTS, 4)
+    refused = server.refused["flood"]  # at most a few, while the server does not know its speed
+    maximum = server.closed_loop(2 * SLOTS, 20)
+    assert maximum > 0.5 * SLOTS / (OUTPUT * STEP_S)
+    assert server.refused["flood"] == refused
+    server.arrivals({"flood": 3 * maximum}, 4)
+    server.ttfts.clear()
+    rate = server.arrivals({"flood": 3 * maximum}, 40)["flood"]
+    assert rate >= 0.97 * maximum
+    assert server.refused["flood"] > 1.8 * maximum * 40
+    p99 = sorted(server.ttfts)[int(0.99 * len(server.ttfts))]
+    assert 0.5 * QUEUE_S < p99 <= 2 * QUEUE_S, "the queue is used, and no longer than asked for"
+
+
+def test_a_light_traffic_keeps_its_goodput_beside_a_flood() -> None:
+    server = Server()
+    server.closed_loop(2 * SLOTS, 4)
+    maximum = server.closed_loop(2 * SLOTS, 10)
+    server.arrivals({"flood": 3 * maximum}, 6)
+    rates = server.arrivals({"flood": 3 * maximum, "light": 0.1 * maximum}, 60)
+    alone = Server().arrivals({"light": 0.1 * maximum}, 60)["light"]
+    assert alone > 0.05 * maximum
+    assert rates["light"] >= 0.9 * alone
+    assert server.refused["light"] == 0
+    assert rates["flood"] >= 0.8 * maximum

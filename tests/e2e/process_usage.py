@@ -1,0 +1,72 @@
+"""What a server's processes take of the machine: memory, file descriptors, threads, as proc(5) tells."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_NAMES = {
+    "quire.cli.main": "supervisor",
+    "quire.api.api_server": "api",
+    "quire.engine.start": "engine",
+}
+"""By the module that a process runs; others keep the last part of theirs."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of the processes of one name together.
+
+    Attributes:
+        rss: Resident memory in bytes.
+        fds: Open file descriptors.
+    """
+
+    processes: int = 0
+    rss: int = 0
+    fds: int = 0
+    threads: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.processes + other.processes, self.rss + other.rss, self.fds + other.fds, self.threads + other.threads
+        )
+
+
+def usage(root: int) -> dict[str, Usage]:
+    """Of a process and all its descendants, by name. Those that end meanwhile are left out."""
+    found: defaultdict[str, Usage] = defaultdict(Usage)
+    for pid in descendants(root):
+        entry = Path(f"/proc/{pid}")
+        try:
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            one = Usage(1, int(fields[21]) * _PAGE, len(os.listdir(entry / "fd")), int(fields[17]))
+            found[_name(entry)] += one
+        except (OSError, IndexError):
+            continue
+    return dict(found)
+
+
+def descendants(root: int) -> list[int]:
+    """The ids of a process, its children, theirs and so on; parents come first."""
+    children = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except (OSError, IndexError):
+                continue
+            children[parent].append(int(entry.name))
+    found = [root]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def _name(entry: Path) -> str:
+    arguments = (entry / "cmdline").read_text().split("\0")
+    module = arguments[arguments.index("-m") + 1] if "-m" in arguments else arguments[0]
+    return _NAMES.get(module, module.rsplit(".", 1)[-1])
