@@ -66,6 +66,7 @@ class VocabularyEmbedding:
         self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
         self._embed = kernel("embed", options.device.type)
         self._local_tokens = kernel("local_tokens", options.device.type)
+        self._linear = kernel("linear", options.device.type)
         self._pack: Callable[[Tensor], Any] | None = None
         self.weight: Any
 
@@ -89,6 +90,11 @@ class VocabularyEmbedding:
         self._embed(rows, self.weight, self._scale, x)
         self._collectives.all_reduce(x)
         return x
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Embedding."""
+        y: Tensor = self._linear(x, self.weight, None)
+        return y
 
     def _read(self, checkpoint: Checkpoint) -> Any:
         count, width = self._part.count, self._spec.shape[1]

@@ -23,8 +23,8 @@ from quire.layers.moe import Experts, MixtureOfExperts, Routing
 from quire.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.mesh import Mesh, Span
 from quire.quantization.description import Quantization
-from quire.quantization.registry import scheme_of
-from quire.quantization.scheme import ExpertNames, ExpertsShape, LinearShape, WeightScheme
+from quire.quantization.registry import embedding_scheme_of, scheme_of
+from quire.quantization.scheme import EmbeddingShape, ExpertNames, ExpertsShape, LinearShape, WeightScheme
 from quire.weights.shards import Cut
 from quire.weights.tensor_options import TensorOptions
 
@@ -114,13 +114,13 @@ class LayerFactory:
     ) -> Embedding | VocabularyEmbedding:
         """Embeddings of tokens, divided over ranks."""
         if self._mesh.tp == 1:
-            return self._remember(Embedding(name, count, width, self.options, scale))
+            return self._embedding(EmbeddingShape(name, count, width), scale)
         part = self._mesh.padded_part(count)
         return self._remember(VocabularyEmbedding(name, count, width, part, self.options, self._collectives, scale))
 
     def positions(self, name: str, count: int, width: int) -> Embedding:
         """Embeddings of positions: small, so every rank has all of them."""
-        return self._remember(Embedding(name, count, width, self.options))
+        return self._embedding(EmbeddingShape(name, count, width))
 
     def head(
         self, name: str, embedding: Embedding | VocabularyEmbedding | None, vocab_size: int, width: int
@@ -199,7 +199,11 @@ class LayerFactory:
     def _head(
         self, embedding: Embedding | VocabularyEmbedding | None, shape: LinearShape, part: LinearPart | None = None
     ) -> Callable[[Tensor], Tensor]:
-        return self._linear(shape, False, part) if embedding is None else TiedHead(embedding, self.options)
+        return self._linear(shape, False, part) if embedding is None else TiedHead(embedding)
+
+    def _embedding(self, shape: EmbeddingShape, scale: float | None = None) -> Embedding:
+        scheme = embedding_scheme_of(self._quantization.format_of(shape.name) if self._quantization else None)
+        return self._remember(Embedding(shape, scheme, self.options, scale))
 
     def _linear(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Linear:
         return self._remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))

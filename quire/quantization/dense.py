@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.quantization.scheme import ExpertsShape, LinearShape
+from quire.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -19,6 +19,9 @@ class Dense:
 
     def linear(self, shape: LinearShape, options: TensorOptions) -> DenseWeight:
         return DenseWeight(shape, options)
+
+    def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> DenseEmbedding:
+        return DenseEmbedding(shape, options)
 
     def experts(self, shape: ExpertsShape, options: TensorOptions) -> DenseExperts:
         return DenseExperts(shape, options)
@@ -74,6 +77,45 @@ def read_dense(shape: LinearShape, checkpoint: Checkpoint, options: TensorOption
         else:
             checkpoint.read(f"{name}.weight", part)
     return whole
+
+
+class DenseEmbedding:
+    """See EmbeddingWeight.
+
+    Attributes:
+        data: As the kernel `embed` takes it, once it is loaded.
+    """
+
+    def __init__(self, shape: EmbeddingShape, options: TensorOptions) -> None:
+        self._spec = WeightSpec(f"{shape.name}.weight", (shape.count, shape.width))
+        self._options = options
+        self._embed = kernel("embed", options.device.type)
+        self._linear = kernel("linear", options.device.type)
+        self._pack: Callable[[Tensor], Any] | None = None
+        self.data: Any
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield self._spec
+
+    def tie(self) -> None:
+        self._pack = kernel("pack_tied", self._options.device.type)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        kind = "embedding" if self._pack is None else "tied embedding"
+        name = f"{kind} {self._spec.name} {self._spec.shape}"
+        self.data = self._options.packed_weights.get(name, lambda: self._read(checkpoint))
+
+    def take(self, tokens: Tensor, scale: float | None, out: Tensor) -> None:
+        self._embed(tokens, self.data, scale, out)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        logits: Tensor = self._linear(x, self.data, None)
+        return logits
+
+    def _read(self, checkpoint: Checkpoint) -> Any:
+        weight = torch.empty(self._spec.shape, dtype=self._options.dtype, device=self._options.device)
+        checkpoint.read(self._spec.name, weight)
+        return weight if self._pack is None else self._pack(weight)
 
 
 class DenseExperts:

@@ -41,6 +41,21 @@ class LinearShape:
 
 
 @dataclass(frozen=True)
+class EmbeddingShape:
+    """A row for each token or position.
+
+    Attributes:
+        name: Of the checkpoint's module.
+        count: Rows.
+        width: Of a row.
+    """
+
+    name: str
+    count: int
+    width: int
+
+
+@dataclass(frozen=True)
 class ExpertNames:
     """What a checkpoint calls an expert's projections: `{layer}.experts.{number}.{gate}.weight`."""
 
@@ -115,6 +130,38 @@ class ExpertWeights(Protocol):
 
         x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden].
         """
+        ...
+
+
+class EmbeddingWeight(Protocol):
+    """The weight of an embedding, which a head may multiply with too."""
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        """The tensors it reads; asked before anything is allocated."""
+        ...
+
+    def tie(self) -> None:
+        """`multiply` will be asked for. Comes before the weight is loaded."""
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Allocate, read and pack. Called once, in any thread."""
+        ...
+
+    def take(self, tokens: Tensor, scale: float | None, out: Tensor) -> None:
+        """Rows of the weight, times `scale` in out's dtype: tokens [n] int64 → out [n, width]."""
+        ...
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x Wᵀ: [tokens, width] → [tokens, count]."""
+        ...
+
+
+class EmbeddingScheme(Protocol):
+    """A form of embeddings."""
+
+    def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> EmbeddingWeight:
+        """The weight of an embedding, not loaded yet."""
         ...
 
 
