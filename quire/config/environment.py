@@ -157,6 +157,11 @@ def packed_weight_cache() -> PackedWeightCache:
     return PackedWeightCache(_user_cache() / "quire" / "weights", limit)
 
 
+def gguf_cache() -> Path:
+    """Where the settings and tokenizers of GGUF files are kept."""
+    return _user_cache() / "quire" / "gguf"
+
+
 def _user_cache() -> Path:
     """The directory of the user's caches."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")

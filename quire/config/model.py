@@ -14,7 +14,10 @@ class ModelConfig:
     """The model, its tokenizer and its limits."""
 
     model: str = BUILTIN_MODEL
-    """A directory with a Hugging Face checkpoint, a hub id, or the built-in model `quill`."""
+    """A directory with a Hugging Face checkpoint, a GGUF file, a hub id, or the built-in model `quill`. Of several GGUF
+    models in one place, DIR:Q4_K_M or org/name:Q4_K_M is the one with that in its name."""
+    gguf_file: str | None = None
+    """The name of a GGUF file in --model's directory or hub repository; of a split model its first."""
     tokenizer: str | None = None
     """Directory or hub id of the tokenizer, if not the model's own."""
     skip_tokenizer_init: bool = False
@@ -23,7 +26,7 @@ class ModelConfig:
     """Of weights, activations and KV cache. auto: the checkpoint's, or float32 where this processor is slow at it."""
     quantization: str | None = None
     """How weights are quantized. fp8 quantizes a bf16 checkpoint at the start, each output with its own scale. Else it
-    is the checkpoint's own method, which need not be given: awq, compressed-tensors, fp8, gptq or modelopt."""
+    is the checkpoint's own method, which need not be given: awq, compressed-tensors, fp8, gguf, gptq or modelopt."""
     max_model_len: int | Literal["auto"] | None = None
     """Longest sequence, prompt and output together, in tokens. auto (or -1): the longest that fits into the KV cache.
     Default: the model's own limit."""

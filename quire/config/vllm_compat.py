@@ -100,7 +100,6 @@ _MODEL: dict[str, VllmSetting] = {
     **_group("a KV cache in fewer bits comes in a later version; leave it out",
         kv_cache_dtype="auto", kv_cache_dtype_skip_layers=None, calculate_kv_scales=False,
     ),
-    **_group("GGUF files come in a later version; give a directory with safetensors", gguf_file=None),
     **_group("this version generates text only; leave it out",
         runner=("auto", "generate"), convert=("auto", "none"), task=("auto", "generate"), pooler_config=None,
         override_pooler_config=None, limit_mm_per_prompt=None, language_model_only=False, media_io_kwargs=None,

@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.layers.rotary import Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
+    FactorScaling,
     LinearScaling,
     Llama3Scaling,
     LongScaling,
@@ -42,6 +43,8 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor
             return _llama3(frequencies, rope.scaling)
         case YarnScaling():
             return _yarn(frequencies, rope.scaling, theta, width)
+        case FactorScaling(factors):
+            return frequencies / torch.tensor(factors)
         case LongScaling():
             long = length > rope.scaling.original_max_len
             return frequencies / torch.tensor(rope.scaling.long_factors if long else rope.scaling.short_factors)

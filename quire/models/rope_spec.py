@@ -13,7 +13,7 @@ from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import Family
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "factors")
 _ABSENT = object()
 _BY_LAYER = ("full_attention", "sliding_attention")
 
@@ -65,7 +65,14 @@ class LongScaling:
     attention_factor: float
 
 
-Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling
+@dataclass(frozen=True)
+class FactorScaling:
+    """A factor for each frequency: what another scaling came to, as GGUF files have it (`factors`)."""
+
+    factors: tuple[float, ...]
+
+
+Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongScaling | FactorScaling
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,7 @@ class _Scalings:
             "yarn": self._yarn,
             "llama3": self._llama3,
             "longrope": self._long,
+            "factors": lambda: FactorScaling(self._factors("factors")),
         }
         scaling: Scaling = reader[kind]()
         return scaling

@@ -16,7 +16,8 @@ from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, r
 from quire.models.registry import ARCHITECTURES
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.quantization.description import Quantization, read_quantization
-from quire.quantization.held_bytes import HeldWeights, expected_weights, held_weights
+from quire.quantization.formats import GgufFormat
+from quire.quantization.held_bytes import HeldWeights, expected_weights, held_in
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes an element, by the dtype names of config.json."""
@@ -209,13 +210,19 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         experts=_experts(fields, family, layers),
         quantization=read_quantization(fields.get("quantization_config"), quantization),
     )
-    if spec.quantization and (files := sorted(Path(directory).glob("*.safetensors"))):
-        spec = replace(spec, held=held_weights(files, spec.quantization, spec.tie_embeddings))
+    if spec.quantization:
+        spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings))
     if spec.heads % spec.kv_heads:
         raise fields.wrong("num_key_value_heads", f"must divide num_attention_heads ({spec.heads})")
     if rope and rope.width(head_dim) % 2:
         raise fields.wrong("head_dim", "must be even")
     return spec
+
+
+def on_a_gpu(spec: ModelSpec) -> ModelSpec:
+    """The same where a GPU serves it: types of a GGUF file are dequantized."""
+    form = spec.quantization.rules[0].format if spec.quantization else None
+    return replace(spec, held=HeldWeights(form.weights, 0)) if isinstance(form, GgufFormat) else spec
 
 
 def _architecture(fields: ConfigFile) -> str:

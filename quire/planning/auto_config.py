@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.errors import ConfigError
 from quire.kvcache.group_windows import max_cached_tokens
-from quire.models.spec import ModelSpec, read_spec
+from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import check_length, length_reason
 from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
-from quire.quantization.formats import Fp8Format
+from quire.quantization.formats import Fp8Format, GgufFormat
+from quire.quantization.held_bytes import HeldWeights
 from quire.weights import hub
+from quire.weights.gguf_models import GgufChoice
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -60,12 +63,11 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
     machine = machine or this_machine()
     model = config.model
     name = model.model
-    directory = hub.resolve(model.model, model.revision, model.hf_token, config.load.download_dir)
-    tokenizer = directory
-    if model.tokenizer is not None:
-        tokenizer = hub.resolve(model.tokenizer, None, model.hf_token, config.load.download_dir)
+    directory, tokenizer = _resolve_directories(config)
     spec = read_spec(directory, model.quantization)
     device, device_line = _resolve_device(config, machine)
+    if device.device == "cuda":
+        spec = on_a_gpu(spec)
     gpu = machine.gpu if device.device == "cuda" else None
     dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)
     check_length(config, spec)
@@ -93,6 +95,17 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
         _memory_line(config, plan, gpu.free_bytes if gpu else machine.memory_bytes),
     )
     return ResolvedConfig(_with_plan(config, plan), spec, plan, reasons)
+
+
+def _resolve_directories(config: Config) -> tuple[Path, Path]:
+    """Of the model and of its tokenizer."""
+    model, download_dir = config.model, config.load.download_dir
+    wants_tokenizer = model.tokenizer is None and not model.skip_tokenizer_init
+    gguf = GgufChoice(model.gguf_file, wants_tokenizer)
+    directory = hub.resolve(model.model, model.revision, model.hf_token, download_dir, gguf=gguf)
+    if model.tokenizer is None:
+        return directory, directory
+    return directory, hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False)
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
@@ -139,6 +152,8 @@ def _quantization_lines(spec: ModelSpec) -> list[str]:
     if spec.quantization is None:
         return []
     form = spec.quantization.rules[0].format
+    if isinstance(form, GgufFormat) and spec.held == HeldWeights(form.weights, 0):
+        return [f"weights     dequantized at the start, GPUs have no products with GGUF's types: {form.name}"]
     at_load = " at the start" if isinstance(form, Fp8Format) and form.at_load else ""
     return [f"weights     quantized{at_load}: {spec.quantization.method}, {form.name}"]
 

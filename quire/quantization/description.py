@@ -19,6 +19,7 @@ PARSERS: dict[str, str] = {
     "compressed-tensors": "quire.quantization.parsers:compressed_tensors",
     "gptq": "quire.quantization.parsers:gptq",
     "awq": "quire.quantization.parsers:awq",
+    "gguf": "quire.quantization.parsers:gguf",
     "modelopt": "quire.quantization.parsers:modelopt",
 }
 """By `quant_method`: what reads the rest of a `quantization_config`."""

@@ -76,4 +76,26 @@ class Int8Format:
         return f"int8 with scales by {self.scales}"
 
 
-Format = Fp8Format | GroupFormat | Int8Format
+@dataclass(frozen=True)
+class GgufFormat:
+    """Those of a GGUF file: each tensor says its own.
+
+    Attributes:
+        types: How many tensors have each type.
+        dense: Weights that are kept in the model's dtype.
+        packed: Bytes that all others take, packed for a processor.
+        weights: All of them.
+    """
+
+    types: tuple[tuple[str, int], ...] = ()
+    dense: int = 0
+    packed: int = 0
+    weights: int = 0
+
+    @property
+    def name(self) -> str:
+        """In the log's words."""
+        return ", ".join(f"{name} ({count})" for name, count in self.types)
+
+
+Format = Fp8Format | GroupFormat | Int8Format | GgufFormat

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.quantization.description import Quantization
-from quire.quantization.formats import Format, Fp8Format, GroupFormat
+from quire.quantization.formats import Format, Fp8Format, GgufFormat, GroupFormat
 
 _LENGTH_BYTES = 8
 _SCALE_BYTES = 4
@@ -34,6 +34,18 @@ class HeldWeights:
 
     dense: int
     fixed: int
+
+
+def held_in(directory: Path, quantization: Quantization, tied: bool) -> HeldWeights | None:
+    """Of the checkpoint in this directory; None where it has no files, or `held_weights` has none.
+
+    A GGUF model's description has it; it is of a processor, which keeps types as they are.
+    """
+    form = quantization.rules[0].format
+    if isinstance(form, GgufFormat):
+        return HeldWeights(form.dense, form.packed)
+    files = sorted(directory.glob("*.safetensors"))
+    return held_weights(files, quantization, tied) if files else None
 
 
 def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) -> HeldWeights | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quire.quantization.description import Quantization, Rule, refused
-from quire.quantization.formats import Format, Fp8Format, GroupFormat, Int8Format
+from quire.quantization.formats import Format, Fp8Format, GgufFormat, GroupFormat, Int8Format
 
 _ALL = ("Linear",)
 _GROUPED_BITS = (4, 8)
@@ -65,6 +65,14 @@ def awq(config: Mapping[str, Any]) -> Quantization:
     group = _group(config.get("group_size", config.get("q_group_size", 128)))
     form = GroupFormat("awq", bits, group, symmetric=not config.get("zero_point", True))
     return Quantization("awq", (Rule(_ALL, form),), (*_names(config, "modules_to_not_convert"), "gate"))
+
+
+def gguf(config: Mapping[str, Any]) -> Quantization:
+    """As gguf/model_config.py writes it."""
+    types = sorted(config["types"].items(), key=lambda item: -item[1])
+    sizes = {name: int(config[name]) for name in ("dense", "packed", "weights")}
+    form = GgufFormat(tuple((str(name), int(count)) for name, count in types), **sizes)
+    return Quantization("gguf", (Rule(_ALL, form),), head=True)
 
 
 def compressed_tensors(config: Mapping[str, Any]) -> Quantization:

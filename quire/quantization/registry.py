@@ -12,12 +12,13 @@ from quire.quantization.scheme import EmbeddingScheme, WeightScheme
 SCHEMES: dict[str, str] = {
     "Fp8Format": "quire.quantization.scaled:Scaled",
     "Int8Format": "quire.quantization.scaled:Scaled",
+    "GgufFormat": "quire.quantization.gguf:Gguf",
     "GroupFormat": "quire.quantization.grouped:Grouped",
 }
 """By the name of the format's class."""
 
 
-EMBEDDING_SCHEMES: dict[str, str] = {}
+EMBEDDING_SCHEMES = {"GgufFormat": SCHEMES["GgufFormat"]}
 """The same of embeddings, where they are not dense."""
 
 

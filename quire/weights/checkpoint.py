@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from quire.errors import CheckpointError
+from quire.gguf.tensor_types import QUANTIZED
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
-"""Stored dtypes that are converted on load, into each other. All others are read as they are, or not at all."""
+READABLE_DTYPES = ("F64", "F32", "F16", "BF16", *QUANTIZED)
+"""Stored dtypes that are converted on load; GGUF's are dequantized. All others are read as they are, or not at all."""
 _SHOWN = 8
 _BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
 """By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
@@ -45,7 +46,7 @@ class WeightSpec:
     """One tensor that a model reads.
 
     Attributes:
-        dtypes: What it may be stored as, in safetensors' words.
+        dtypes: What it may be stored as, in safetensors' or GGUF's words.
         optional: It may be missing.
         any_rank: Dimensions of one may be left out or added.
         dummy: What stands for it without a checkpoint.
@@ -63,7 +64,7 @@ class WeightSpec:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor as the files declare it; `dtype` in safetensors' words (F32, BF16, …)."""
+    """One tensor as the files declare it; `dtype` in safetensors' words (F32, BF16, …), or in GGUF's (Q4_K)."""
 
     shape: tuple[int, ...]
     dtype: str

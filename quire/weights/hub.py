@@ -1,4 +1,5 @@
-"""From what --model says to a directory: a path, the built-in model's name, or a hub id that is downloaded.
+"""From what --model says to a directory: a path, the built-in model's name, or a hub id that is downloaded; of a GGUF
+model the one with its settings and links to its files.
 
 Imports no torch. Only files that serving needs are fetched: never code, never pickled weights.
 """
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from quire.config import BUILTIN_MODEL
 from quire.errors import ModelNotFoundError
+from quire.weights.gguf_models import GgufChoice, find_gguf_model
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
@@ -21,21 +23,33 @@ def resolve(
     download_dir: str | None = None,
     *,
     weights: bool = True,
+    gguf: GgufChoice | None = None,
 ) -> Path:
     """The directory that holds `model`.
 
     Args:
-        model: A directory, `quill`, or a hub id such as `org/name`.
+        model: A directory, a GGUF file, `quill`, or a hub id such as `org/name`.
         revision: Branch, tag or commit; hub ids only.
         token: For gated models.
         download_dir: Where downloads are kept; default: huggingface_hub's own cache.
         weights: Whether weight files are wanted too (a tokenizer alone needs none).
+        gguf: Which GGUF model, if it is one of several.
 
     Raises:
         ModelNotFoundError: Neither here nor on the hub, or the hub does not let us; the message says which and what
             to do.
+        CheckpointError: A GGUF file is broken or not served.
     """
     path = Path(model).expanduser()
+
+    def download(name: str, patterns: tuple[str, ...]) -> Path:
+        return _download(name, revision, token, download_dir, patterns)
+
+    if not weights and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
+        return path
+    gguf = gguf or GgufChoice()
+    if (model != BUILTIN_MODEL or gguf.file) and (found := find_gguf_model(model, gguf, download)):
+        return found
     if path.is_dir():
         return path
     if model == BUILTIN_MODEL:
@@ -43,8 +57,8 @@ def resolve(
 
         return builtin.path(model)
     if path.exists():
-        raise ModelNotFoundError(f"{model} is a file: give --model the directory of the checkpoint.")
-    return _download(model, revision, token, download_dir, WITHOUT_WEIGHTS if not weights else PATTERNS)
+        raise ModelNotFoundError(f"{model} is a file: give --model the directory of the checkpoint, or a GGUF file.")
+    return download(model, PATTERNS if weights else WITHOUT_WEIGHTS)
 
 
 def _download(

@@ -9,12 +9,13 @@ import torch
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.errors import MemoryBudgetError
+from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import load_all_weights, weight_specs_of
 from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights, with_standard_names
 from quire.weights.dummy import DummyCheckpoint
+from quire.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 
@@ -52,6 +53,12 @@ def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: 
 
 
 def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:
-    if config.load.load_format == "dummy":
+    directory = Path(config.model.model)
+    is_gguf, is_dummy = bool(find_gguf_files(directory)), config.load.load_format == "dummy"
+    if is_gguf and is_dummy:
+        raise ConfigError("--load-format dummy has no blocks of GGUF's types: leave it out.", param="load_format")
+    if is_dummy:
         return DummyCheckpoint(specs, config.model.seed)
-    return with_standard_names(SafetensorsCheckpoint(Path(config.model.model)))
+    if is_gguf:
+        return GgufCheckpoint(directory)
+    return with_standard_names(SafetensorsCheckpoint(directory))

@@ -19,7 +19,8 @@ from quire.mesh import Mesh
 from quire.models.model import build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
-from quire.weights.checkpoint import check_weights
+from quire.weights.checkpoint import Checkpoint, check_weights
+from quire.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.weights.tensor_options import TensorOptions
@@ -59,7 +60,8 @@ def _logits(
     factory = LayerFactory(TensorOptions(CPU, dtype), whole.quantization, mesh, collectives)
     model = build_model(whole, factory)
     spec = rank_share(whole, mesh.tp if mesh else 1)
-    checkpoint = SafetensorsCheckpoint(directory)
+    is_gguf = bool(find_gguf_files(directory))
+    checkpoint: Checkpoint = GgufCheckpoint(directory) if is_gguf else SafetensorsCheckpoint(directory)
     check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)
     load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
     blocks, groups = -(-length // 16), len(spec.kv_groups())

@@ -72,9 +72,9 @@ def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch, visible: str, reason
     [
         ({"avx512_bf16"}, "none", "sh", True),
         ({"asimd", "bf16"}, "", "sh", True),  # Arm
-        ({"avx2", "fma"}, "", "sh", True),
-        ({"avx2", "fma"}, "", "no-such-compiler", False),
-        ({"avx2", "fma"}, "none", "sh", False),
+        ({"avx2", "fma", "f16c"}, "", "sh", True),
+        ({"avx2", "fma", "f16c"}, "", "no-such-compiler", False),
+        ({"avx2", "fma", "f16c"}, "none", "sh", False),
         ({"avx"}, "", "sh", False),
     ],
 )

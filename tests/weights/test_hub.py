@@ -15,6 +15,7 @@ import pytest
 
 from quire.errors import ModelNotFoundError
 from quire.weights import hub
+from tests.gguf.bytes import smallest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -28,6 +29,8 @@ FILES = {
     "original/consolidated.pt": b"pickled",
     "modeling_tiny.py": b"import os",
     "README.md": b"# tiny",
+    "tiny-Q8_0.gguf": smallest(),
+    "tiny-Q4_K_M.gguf": smallest(),
 }
 WANTED = {
     "config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "chat_template.jinja", "merges.txt",
@@ -127,6 +130,19 @@ def test_only_what_serving_needs_is_fetched(endpoint: ThreadingHTTPServer, tmp_p
     assert (again, error) == (path, "")
 
 
+def test_one_gguf_file_of_a_repository(endpoint: ThreadingHTTPServer, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    before = len(endpoint.requested)  # type: ignore[attr-defined]
+    path, error = resolve(url_of(endpoint), tmp_path, "org/tiny:q8_0", **cache)
+    assert error == ""
+    assert {p.name for p in Path(path).glob("*.gguf")} == {"tiny-Q8_0.gguf"}
+    assert not [p for p in endpoint.requested[before:] if "Q4_K_M" in p or "safetensors" in p]  # type: ignore[attr-defined]
+    again, error = resolve("http://127.0.0.1:9", tmp_path, "org/tiny:Q8_0", **cache)
+    assert (again, error) == (path, "")
+    _, error = resolve(url_of(endpoint), tmp_path, "org/tiny:Q2_K", **cache)
+    assert "none of them with 'Q2_K'" in error
+
+
 def test_gated_repository(endpoint: ThreadingHTTPServer, tmp_path: Path) -> None:
     _, error = resolve(url_of(endpoint), tmp_path, "org/gated")
     assert "'org/gated' is gated" in error
@@ -160,6 +176,6 @@ def test_offline(environment: dict[str, str], tmp_path: Path) -> None:
 
 def test_directories_are_taken_as_they_are(tmp_path: Path) -> None:
     assert hub.resolve(str(tmp_path)) == tmp_path
-    (tmp_path / "file.gguf").write_text("")
+    (tmp_path / "file.bin").write_text("")
     with pytest.raises(ModelNotFoundError, match="is a file"):
-        hub.resolve(str(tmp_path / "file.gguf"))
+        hub.resolve(str(tmp_path / "file.bin"))

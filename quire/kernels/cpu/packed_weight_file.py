@@ -30,7 +30,8 @@ from quire.kernels.cpu.linear import PackedWeight
 P = TypeVar("P")
 SUFFIX = ".packed"
 PAGE = 4096
-_DTYPES = {suffix: dtype for dtype, suffix in SUFFIXES.items()}
+_NAMES = SUFFIXES | {torch.uint8: "bytes"}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _LENGTH_SIZE = 8
 _log = logging.getLogger(__name__)
@@ -183,9 +184,9 @@ def _layout(packed: Any) -> tuple[dict[str, Any], list[Tensor]]:
     for item in items:
         packed_weight = isinstance(item, PackedWeight)
         tensor = item.data if packed_weight else item
-        if tensor.dtype not in SUFFIXES or tensor.layout != torch.strided or not tensor.is_contiguous():
+        if tensor.dtype not in _NAMES or tensor.layout != torch.strided or not tensor.is_contiguous():
             return {}, []
-        part = {"offset": offset, "dtype": SUFFIXES[tensor.dtype], "shape": list(tensor.shape)}
+        part = {"offset": offset, "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
         parts.append(part | ({"rows": item.rows, "columns": item.columns} if packed_weight else {}))
         tensors.append(tensor)
         offset += _padded(tensor.nbytes)

@@ -15,6 +15,7 @@ from quire.kernels.cpu.library import library
 from quire.kernels.cpu.packed_weight_file import SUFFIX, PackedWeightFile
 from quire.mesh import Mesh
 from quire.models.spec import ModelSpec
+from quire.weights.gguf import find_gguf_files
 from quire.weights.packed import PackedAtStart, PackedWeights
 from quire.weights.safetensors import find_files
 
@@ -43,7 +44,7 @@ def packed_weights_for(config: Config, spec: ModelSpec, device: torch.device, me
 def _identity(config: ModelConfig, kernels: str, mesh: Mesh) -> str:
     """A name that changes with the checkpoint's files, what weights are made of which part, and the code that packs."""
     model = Path(config.model)
-    files = [path.resolve() for path in (model / "config.json", *find_files(model))]
+    files = [path.resolve() for path in (model / "config.json", *(find_gguf_files(model) or find_files(model)))]
     facts = [(str(path), (s := path.stat()).st_size, s.st_mtime_ns, s.st_ctime_ns) for path in files]
     place = (mesh.tp_rank, mesh.tp)
     packing = [path.read_bytes() for path in sorted(Path(quire.kernels.cpu.__file__).parent.glob("*.py"))]

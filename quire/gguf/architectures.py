@@ -1,0 +1,122 @@
+"""What `general.architecture` of a GGUF file stands for: an architecture of config.json, and its weights' names.
+
+Source: llama.cpp's docs and the `gguf` package's constants.py and tensor_mapping.py. Plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import CheckpointError
+
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_USUAL = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
+_GEMMA = {
+    **_ATTENTION,
+    **_MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One value of `general.architecture`.
+
+    Attributes:
+        name: The entry of `architectures` in config.json.
+        modules: Parts of a layer by the file's names.
+        rotates_pairs: Queries and keys are stored for rotations of neighbours.
+        norms_less: What is to be taken off norms' weights.
+        experts: What a checkpoint calls a layer's experts; empty: it has none.
+        expert_names: An expert's projections by the file's names.
+    """
+
+    name: str
+    modules: Mapping[str, str]
+    rotates_pairs: bool = False
+    norms_less: float = 0.0
+    experts: str = ""
+    expert_names: Mapping[str, str] = field(default_factory=dict)
+
+
+_MIXTRAL = Architecture(
+    "MixtralForCausalLM",
+    {**_USUAL, "ffn_gate_inp": "block_sparse_moe.gate"},
+    rotates_pairs=True,
+    experts="block_sparse_moe",
+    expert_names={"gate": "w1", "up": "w3", "down": "w2"},
+)
+"""It calls itself llama."""
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", _USUAL, rotates_pairs=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", _USUAL),
+    "qwen3": Architecture("Qwen3ForCausalLM", _USUAL),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM",
+        {**_USUAL, "ffn_gate_inp": "mlp.gate"},
+        experts="mlp",
+        expert_names={"gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+    ),
+    "gemma2": Architecture("Gemma2ForCausalLM", _GEMMA, norms_less=1.0),
+    "gemma3": Architecture("Gemma3ForCausalLM", _GEMMA, norms_less=1.0),
+    "phi3": Architecture("Phi3ForCausalLM", {**_USUAL, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+}
+
+
+def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+    """What a file's metadata say.
+
+    Raises:
+        CheckpointError: It is not served.
+    """
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"The GGUF file has the architecture {name!r}, which is not supported: served are "
+            f"{', '.join(ARCHITECTURES)}. Use the model's safetensors, if its architecture is served there."
+        )
+    if name == "llama" and metadata.get("llama.expert_count"):
+        return _MIXTRAL
+    return ARCHITECTURES[name]
+
+
+def heads_of(metadata: Mapping[str, Any], part: str) -> int:
+    """How many heads queries (`q`) or keys (`k`) have.
+
+    Raises:
+        CheckpointError: The file does not say so, or by layer.
+    """
+    key = f"{metadata.get('general.architecture')}.attention.head_count"
+    value = metadata.get(key)
+    if part == "k":
+        value = metadata.get(f"{key}_kv", value)
+    count = one_for_all(key, value)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise CheckpointError(f"The GGUF file's '{key}' is {value!r}, it must be a number of heads.")
+    return count
+
+
+def one_for_all(key: str, value: Any) -> Any:
+    """A value that may stand there layer by layer.
+
+    Raises:
+        CheckpointError: Layers differ.
+    """
+    if not isinstance(value, list):
+        return value
+    if not value or any(each != value[0] for each in value):
+        raise CheckpointError(f"The GGUF file's '{key}' differs by layer, which is not supported.")
+    return value[0]

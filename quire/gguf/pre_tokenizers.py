@@ -1,0 +1,82 @@
+"""How a byte-pair tokenizer of a GGUF file cuts texts: `tokenizer.ggml.pre` → what tokenizer.json has for it.
+
+Source: the tokenizer.json files of the models that each name stands for in llama.cpp's convert_hf_to_gguf_update.py.
+An unknown name is refused: a guess would give other tokens than the model was trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import CheckpointError
+
+_ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"
+_QWEN2 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}"
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """How texts are cut.
+
+    Attributes:
+        steps: `pre_tokenizer` of tokenizer.json.
+        normalizer: `normalizer` of it.
+        whole_words: A word that is a token is not merged from parts (`ignore_merges`).
+        adds_bos: Whether texts begin with the beginning-of-sequence token, where the file does not say so.
+    """
+
+    steps: dict[str, Any]
+    normalizer: dict[str, Any] | None = None
+    whole_words: bool = False
+    adds_bos: bool = False
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _in_turn(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": list(steps)}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    words = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return _in_turn(words, _byte_level(use_regex=False))
+
+
+_LLAMA3 = PreTokenizer(_split(_GPT4), whole_words=True, adds_bos=True)
+_GPT2 = PreTokenizer(_byte_level(use_regex=True))
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "smaug-bpe": PreTokenizer(_split(_GPT4), whole_words=True),
+    "dbrx": PreTokenizer(_split(_GPT4)),
+    "qwen2": PreTokenizer(_split(_QWEN2), normalizer={"type": "NFC"}),
+    "deepseek-r1-qwen": PreTokenizer(_split(_QWEN2), normalizer={"type": "NFC"}),
+    "tekken": PreTokenizer(_split(_TEKKEN), whole_words=True, adds_bos=True),
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "smollm": PreTokenizer(_in_turn({"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True))),
+}
+
+
+def pre_tokenizer_of(name: object) -> PreTokenizer:
+    """What this value of `tokenizer.ggml.pre` stands for.
+
+    Raises:
+        CheckpointError: It is not known.
+    """
+    if isinstance(name, str) and name in PRE_TOKENIZERS:
+        return PRE_TOKENIZERS[name]
+    raise CheckpointError(
+        f"The GGUF file's 'tokenizer.ggml.pre' is {name!r}, which is not supported: served are "
+        f"{', '.join(PRE_TOKENIZERS)}. Give --tokenizer the directory or hub id of the model's own tokenizer.",
+        param="tokenizer",
+    )

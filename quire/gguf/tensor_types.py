@@ -1,0 +1,91 @@
+"""The types of a GGUF file's tensors: how many bytes a block of each has, and what it means. Plain data.
+
+Source: ggml's block layouts (ggml-common.h, ggml-quants.c), as the `gguf` package's `GGML_QUANT_SIZES` and quants.py
+describe them. A quantized row is a row of blocks. All served types mean the same with other parts:
+
+    weight = d · s · (value(code) - zero) - dmin · m
+
+with d and dmin, fp16, of a block; s and m, integers, of a group of columns in it (1, where a type has none).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NONLINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the 4-bit codes of IQ4_NL and IQ4_XS stand for."""
+PANEL = 16
+"""Outputs that lie side by side where a processor keeps quantized weights."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """One type.
+
+    Attributes:
+        name: As GGUF's own tools write it; also the `dtype` of StoredTensor.
+        block: Weights in a block.
+        block_bytes: What a block takes in the file.
+    """
+
+    name: str
+    block: int
+    block_bytes: int
+
+
+@dataclass(frozen=True)
+class QuantizedType(TensorType):
+    """A type of integers with scales.
+
+    Attributes:
+        bits: 4 or 8: what codes are kept in where they are multiplied; they may have fewer.
+        group: Columns that share s and m: 16 or 32.
+        has_groups: There is s (and m, where there is dmin); otherwise a block is one group.
+        has_minimum: There is dmin.
+        zero: See above; also of codes that are not kept signed.
+        nonlinear: value(code) is NONLINEAR[code] instead of the code.
+    """
+
+    bits: int = 4
+    group: int = 32
+    has_groups: bool = False
+    has_minimum: bool = False
+    zero: int = 0
+    nonlinear: bool = False
+
+    def packed_block_bytes(self) -> int:
+        """Of a block of PANEL outputs, where a processor keeps them: d, dmin, s, m and codes one behind the other."""
+        halves = 2 * PANEL * (1 + self.has_minimum)
+        groups = self.block // self.group * PANEL * (1 + self.has_minimum) if self.has_groups else 0
+        return halves + groups + self.block * PANEL * self.bits // 8
+
+    def packed_bytes(self, rows: int, columns: int) -> int:
+        """Of a weight, where a processor keeps it."""
+        return -(-rows // PANEL) * (columns // self.block) * self.packed_block_bytes()
+
+
+TYPES: dict[int, TensorType] = {
+    0: TensorType("F32", 1, 4),
+    1: TensorType("F16", 1, 2),
+    2: QuantizedType("Q4_0", 32, 18, zero=8),
+    3: QuantizedType("Q4_1", 32, 20, has_minimum=True),
+    6: QuantizedType("Q5_0", 32, 22, bits=8),
+    7: QuantizedType("Q5_1", 32, 24, bits=8, has_minimum=True),
+    8: QuantizedType("Q8_0", 32, 34, bits=8),
+    10: QuantizedType("Q2_K", 256, 84, group=16, has_groups=True, has_minimum=True),
+    11: QuantizedType("Q3_K", 256, 110, group=16, has_groups=True, zero=4),
+    12: QuantizedType("Q4_K", 256, 144, has_groups=True, has_minimum=True),
+    13: QuantizedType("Q5_K", 256, 176, bits=8, has_groups=True, has_minimum=True),
+    14: QuantizedType("Q6_K", 256, 210, bits=8, group=16, has_groups=True),
+    20: QuantizedType("IQ4_NL", 32, 18, nonlinear=True),
+    23: QuantizedType("IQ4_XS", 256, 136, has_groups=True, nonlinear=True),
+    30: TensorType("BF16", 1, 2),
+}
+"""By the number that a file's header has for it."""
+QUANTIZED = {form.name: form for form in TYPES.values() if isinstance(form, QuantizedType)}
+NOT_SERVED = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 31: "Q4_0_4_4",
+    32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+}  # fmt: skip
+"""Names for errors."""

@@ -1,0 +1,120 @@
+"""Products with weights in the blocks of a GGUF file, computed in integers; without our kernels by the reference.
+
+A weight is packed in panels of PANEL outputs, and in a panel block by block: d and dmin of all its outputs, fp16; s and
+m, int8, group by group; then codes. Codes of 8 bits lie in pairs of columns, output beside output. Those of 4 bits lie
+in words of 8 columns, of which columns 0, 2, 4 and 6 take the low half, from its lowest bits on, the others the high
+half: so that a shift gives 16-bit pairs of neighbours. See native/blocks.cpp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.gguf.tensor_types import PANEL, QUANTIZED, TYPES, QuantizedType
+from quire.kernels.cpu.activation import silu_and_mul
+from quire.kernels.cpu.library import address, library
+from quire.kernels.reference import gguf_blocks as reference
+from quire.kernels.reference.gguf_blocks import BlockWeight, unpack
+
+_NUMBERS = {form.name: number for number, form in TYPES.items()}
+_CODES_AT_ONCE = 1 << 21
+"""That are packed before the next ones, so that they stay in the cache."""
+_LOW, _HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
+"""Of 8 columns, those in the low and in the high halves of a word's bytes."""
+
+
+def pack_blocks(blocks: Tensor, name: str) -> Tensor:
+    """[rows, bytes of a row] → [panels, blocks, bytes], zeros behind the last row; as they are without our kernels."""
+    form = QUANTIZED[name]
+    if library() is None:
+        return blocks
+    rows, count = len(blocks), blocks.shape[1] // form.block_bytes
+    packed = torch.empty((-(-rows // PANEL), count, form.packed_block_bytes()), dtype=torch.uint8)
+    each = max(1, _CODES_AT_ONCE // (PANEL * count * form.block))
+    for first in range(0, len(packed), each):
+        part = blocks[first * PANEL : (first + each) * PANEL]
+        missing = -len(part) % PANEL
+        if missing:
+            part = torch.cat((part, part.new_zeros((missing, part.shape[1]))))
+        _pack(part, form, packed[first : first + each])
+    return packed
+
+
+def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor) -> None:
+    """Arguments as in reference/gguf_blocks.py; rows of x are rounded, see native/blocks.cpp."""
+    if weight.is_packed:
+        _multiply("block_linear", x, weight, bias, y)
+    else:
+        reference.block_linear(x, weight, bias, y)
+
+
+def block_linear_silu_and_mul(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
+    """As block_linear."""
+    if weight.is_packed and weight.rows % (2 * PANEL) == 0:
+        _multiply("block_linear_silu_and_mul", x, weight, bias, out)
+        return
+    if not weight.is_packed:
+        reference.block_linear_silu_and_mul(x, weight, bias, out)
+        return
+    y = torch.empty((x.shape[0], weight.rows), dtype=x.dtype)
+    _multiply("block_linear", x, weight, bias, y)
+    silu_and_mul(y, out)
+
+
+def block_embed(tokens: Tensor, weight: BlockWeight, scale: float | None, out: Tensor) -> None:
+    """Arguments as in reference/gguf_blocks.py."""
+    if not weight.is_packed:
+        reference.block_embed(tokens, weight, scale, out)
+        return
+    kernels = library()
+    assert kernels is not None and tokens.is_contiguous() and out.is_contiguous()
+    factor, number = 1.0 if scale is None else scale, _NUMBERS[weight.name]
+    data = weight.data.data_ptr()
+    kernels(
+        "block_embed", out.dtype, tokens.data_ptr(), len(tokens), data, weight.columns, number, factor, out.data_ptr()
+    )
+
+
+def _multiply(name: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor) -> None:
+    kernels = library()
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    assert kernels is not None and kernels.serves(x, bias, y)
+    assert x.shape[1] == weight.columns and y.stride(1) == 1
+    kernels(
+        name,
+        x.dtype,
+        x.data_ptr(),
+        x.stride(0),
+        x.shape[0],
+        weight.data.data_ptr(),
+        weight.rows,
+        weight.columns,
+        _NUMBERS[weight.name],
+        address(bias),
+        y.data_ptr(),
+        y.stride(0),
+    )
+
+
+def _pack(blocks: Tensor, form: QuantizedType, to: Tensor) -> None:
+    """Whole panels of a weight → to [panels, blocks, bytes]."""
+    parts = unpack(blocks, form.name)
+    panels, count, _ = to.shape
+    groups = form.block // form.group
+    pieces = []
+    for half in (parts.d, parts.dmin):
+        if half is not None:
+            pieces.append(half.view(panels, PANEL, count).transpose(1, 2).contiguous().view(torch.uint8))
+    for whole in (parts.s, parts.m):
+        if whole is not None:
+            by_group = whole.view(panels, PANEL, count, groups).permute(0, 2, 3, 1)  # [panels, blocks, groups, PANEL]
+            pieces.append(by_group.reshape(panels, count, -1).view(torch.uint8))
+    if form.bits == 4:
+        words = parts.codes.view(panels, PANEL, count, -1, 8)
+        codes = words[..., _LOW] | words[..., _HIGH] << 4  # [panels, PANEL, blocks, words, 4]
+    else:
+        codes = parts.codes.view(torch.uint8).view(panels, PANEL, count, -1, 2)
+    pieces.append(codes.permute(0, 2, 3, 1, 4).reshape(panels, count, -1))
+    torch.cat(pieces, 2, out=to)

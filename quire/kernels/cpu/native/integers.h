@@ -1,0 +1,79 @@
+// Vectors of integers, for products of quantized weights: W outputs side by side, and of each two 16-bit numbers.
+#pragma once
+
+#include <cstdint>
+
+#include "vec.h"
+
+namespace quire {
+
+#if defined(__AVX512F__)
+
+inline vi integers(int32_t x) { return _mm512_set1_epi32(x); }
+inline vi load_integers(const void* p) { return _mm512_loadu_si512(p); }
+// W pairs of 8-bit numbers, widened.
+inline vi load_bytes(const void* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+inline vi low_nibbles(vi x) { return _mm512_and_si512(x, _mm512_set1_epi16(15)); }
+template <int N>
+inline vi shift_right(vi x) {
+    return _mm512_srli_epi16(x, N);
+}
+// The table's entries for 16-bit numbers below 16.
+inline vi look_up(const uint8_t* table, vi x) {
+    vi entries = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return _mm512_shuffle_epi8(entries, _mm512_or_si512(x, _mm512_set1_epi16(int16_t(0x8000))));
+}
+// sums + the products of both numbers of each pair
+inline vi multiply_pairs(vi sums, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+    return _mm512_dpwssd_epi32(sums, a, b);
+#else
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
+#endif
+}
+inline vf to_float(vi x) { return _mm512_cvtepi32_ps(x); }
+inline vf load_halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline vf load_bytes_as_float(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline void store_rounded(int16_t* p, vf x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+inline vf absolute(vf x) { return _mm512_abs_ps(x); }
+
+#else
+
+inline vi integers(int32_t x) { return _mm256_set1_epi32(x); }
+inline vi load_integers(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline vi load_bytes(const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+inline vi low_nibbles(vi x) { return _mm256_and_si256(x, _mm256_set1_epi16(15)); }
+template <int N>
+inline vi shift_right(vi x) {
+    return _mm256_srli_epi16(x, N);
+}
+inline vi look_up(const uint8_t* table, vi x) {
+    vi entries = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return _mm256_shuffle_epi8(entries, _mm256_or_si256(x, _mm256_set1_epi16(int16_t(0x8000))));
+}
+inline vi multiply_pairs(vi sums, vi a, vi b) { return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b)); }
+inline vf to_float(vi x) { return _mm256_cvtepi32_ps(x); }
+inline vf load_halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline vf load_bytes_as_float(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline void store_rounded(int16_t* p, vf x) {
+    vi whole = _mm256_cvtps_epi32(x);
+    __m128i packed = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+}
+inline vf absolute(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+
+#endif
+
+inline vi all_pairs(const int16_t* p) {
+    int32_t pair;
+    std::memcpy(&pair, p, 4);
+    return integers(pair);
+}
+
+}  // namespace quire

@@ -1,0 +1,219 @@
+"""Weights of a GGUF file: on a processor multiplied as the file has them, each module in a type of its own.
+
+On a GPU they are dequantized once, into the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.gguf.tensor_types import QUANTIZED
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference.gguf_blocks import BlockWeight
+from quire.quantization.dense import DenseEmbedding, DenseExperts, DenseWeight, dense_specs
+from quire.quantization.expert_loop import ExpertLoop
+from quire.quantization.formats import GgufFormat
+from quire.quantization.scheme import (
+    EmbeddingShape,
+    EmbeddingWeight,
+    ExpertsShape,
+    ExpertWeights,
+    LinearShape,
+    LinearWeight,
+)
+from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
+
+_DENSE = ""
+"""In place of a type's name."""
+
+
+class Gguf:
+    """The scheme of GgufFormat."""
+
+    def __init__(self, form: GgufFormat) -> None:
+        self._form = form
+
+    def linear(self, shape: LinearShape, options: TensorOptions) -> LinearWeight:
+        return GgufLinearWeight(shape, options) if options.device.type == "cpu" else DenseWeight(shape, options)
+
+    def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> EmbeddingWeight:
+        return GgufEmbedding(shape, options) if options.device.type == "cpu" else DenseEmbedding(shape, options)
+
+    def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
+        return ExpertLoop(self, shape, options) if options.device.type == "cpu" else DenseExperts(shape, options)
+
+
+class GgufLinearWeight:
+    """See LinearWeight: parts of one type each, below each other."""
+
+    library_product: str | None = None
+
+    def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
+        self._shape = shape
+        self._options = options
+        self._silu_and_mul = kernel("silu_and_mul", options.device.type)
+        self._parts: list[_Part]
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        for spec in dense_specs(self._shape):
+            yield replace(spec, divisible=False)  # who reads blocks counts bytes, not columns
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        contents = checkpoint.contents()
+        modules = list(zip(self._shape.names, self._shape.rows, strict=True))
+        self._parts = []
+        for name, run in groupby(modules, lambda module: _type_of(contents[f"{module[0]}.weight"].dtype)):
+            names, rows = zip(*run, strict=True)
+            part: _Part
+            if name == _DENSE:
+                part = _DensePart(LinearShape(names, rows, self._shape.columns), self._options)
+            else:
+                part = _BlockPart(LinearShape(names, rows, self._shape.columns), name, self._options)
+            part.load(checkpoint)
+            self._parts.append(part)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = x.new_empty((x.shape[0], self._shape.outputs))
+        begin = 0
+        for part in self._parts:
+            rows = slice(begin, begin + part.outputs)
+            part.multiply(x, None if bias is None else bias[rows], y[:, rows])
+            begin += part.outputs
+        return y
+
+    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        out = x.new_empty((x.shape[0], self._shape.outputs // 2))
+        if len(self._parts) == 1:
+            self._parts[0].multiply_silu_and_mul(x, bias, out)
+        else:
+            self._silu_and_mul(self.multiply(x, bias), out)
+        return out
+
+
+class _Part(Protocol):
+    """Some of a shape's modules, in one form.
+
+    Attributes:
+        outputs: Theirs.
+    """
+
+    outputs: int
+
+    def load(self, checkpoint: Checkpoint) -> None: ...
+
+    def multiply(self, x: Tensor, bias: Tensor | None, y: Tensor) -> None:
+        """x Wᵀ + bias → y."""
+        ...
+
+    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """The same, then silu of the first half of the outputs times the second → out."""
+        ...
+
+
+class _DensePart:
+    """See _Part."""
+
+    def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
+        self.outputs = shape.outputs
+        self._weight = DenseWeight(shape, options)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self._weight.load(checkpoint)
+
+    def multiply(self, x: Tensor, bias: Tensor | None, y: Tensor) -> None:
+        y.copy_(self._weight.multiply(x, bias))
+
+    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        out.copy_(self._weight.multiply_silu_and_mul(x, bias))
+
+
+class _BlockPart:
+    """See _Part."""
+
+    def __init__(self, shape: LinearShape, name: str, options: TensorOptions) -> None:
+        self.outputs = shape.outputs
+        self._shape = shape
+        self._name = name
+        self._options = options
+        device = options.device.type
+        self._linear = kernel("block_linear", device)
+        self._linear_silu_and_mul = kernel("block_linear_silu_and_mul", device)
+        self._weight: BlockWeight
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self._weight = read_blocks(self._shape, self._name, checkpoint, self._options)
+
+    def multiply(self, x: Tensor, bias: Tensor | None, y: Tensor) -> None:
+        self._linear(x, self._weight, bias, y)
+
+    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        self._linear_silu_and_mul(x, self._weight, bias, out)
+
+
+class GgufEmbedding:
+    """See EmbeddingWeight: one that a head multiplies with is kept as the file has it, any other is dense."""
+
+    def __init__(self, shape: EmbeddingShape, options: TensorOptions) -> None:
+        self._shape = LinearShape((shape.name,), (shape.count,), shape.width)
+        self._options = options
+        self._dense = DenseEmbedding(shape, options)
+        self._embed = kernel("block_embed", options.device.type)
+        self._linear = kernel("block_linear", options.device.type)
+        self._tied = False
+        self._blocks: BlockWeight | None = None
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from self._dense.weight_specs()
+
+    def tie(self) -> None:
+        self._tied = True
+        self._dense.tie()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        name = _type_of(checkpoint.contents()[f"{self._shape.names[0]}.weight"].dtype)
+        if self._tied and name != _DENSE:
+            self._blocks = read_blocks(self._shape, name, checkpoint, self._options)
+        else:
+            self._dense.load(checkpoint)
+
+    def take(self, tokens: Tensor, scale: float | None, out: Tensor) -> None:
+        if self._blocks is None:
+            self._dense.take(tokens, scale, out)
+        else:
+            self._embed(tokens, self._blocks, scale, out)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        if self._blocks is None:
+            return self._dense.multiply(x)
+        y = x.new_empty((x.shape[0], self._shape.outputs))
+        self._linear(x, self._blocks, None, y)
+        return y
+
+
+def read_blocks(shape: LinearShape, name: str, checkpoint: Checkpoint, options: TensorOptions) -> BlockWeight:
+    """The modules' weights, all of this type, below each other and packed."""
+    form = QUANTIZED[name]
+    pack = kernel("pack_blocks", options.device.type)
+
+    def read() -> Tensor:
+        row_bytes = shape.columns // form.block * form.block_bytes
+        blocks = torch.empty((shape.outputs, row_bytes), dtype=torch.uint8, device=options.device)
+        for module, part in zip(shape.names, torch.split(blocks, list(shape.rows)), strict=True):
+            checkpoint.read(f"{module}.weight", part)
+        packed: Tensor = pack(blocks, name)
+        return packed
+
+    what = f"blocks {name} {shape.names} {shape.rows} × {shape.columns}"
+    return BlockWeight(options.packed_weights.get(what, read), name, shape.outputs, shape.columns)
+
+
+def _type_of(dtype: str) -> str:
+    """The type's name where products with it are computed, else _DENSE."""
+    return dtype if dtype in QUANTIZED else _DENSE

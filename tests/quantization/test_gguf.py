@@ -1,0 +1,170 @@
+"""GGUF models: every type and every family has the logits of the weights that the `gguf` package reads in the file, in
+transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire.errors import CheckpointError, ConfigError
+from quire.gguf.directory import directory_of
+from quire.models.spec import read_spec
+from tests.checkpoints import make_llama, make_tiny
+from tests.gguf import made
+from tests.models.forward import logits_of, logits_of_ranks
+
+TOKENS = torch.randint(3, 320, (60,), generator=torch.Generator().manual_seed(4))
+WIDE: dict[str, Any] = {"hidden": 256, "intermediate": 512, "layers": 2, "heads": 4, "tokenizer": False}
+MIXED = {"": "Q4_K", "v_proj": "Q6_K", "k_proj": "Q8_0", "up_proj": "Q5_0", "lm_head": "Q6_K", "o_proj": "F16"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels_before_the_cache_moves() -> None:
+    from quire.kernels.cpu.library import library
+
+    library()
+
+
+def error(file: Path, dense: Path) -> float:
+    """Of our logits in fp32 beside transformers' with the same weights dense."""
+    from transformers import AutoModelForCausalLM
+
+    ours = logits_of(directory_of([file], tokenizer=False), TOKENS, torch.float32)
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
+        theirs = model(TOKENS.unsqueeze(0)).logits[0]
+    return float(torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs))
+
+
+@pytest.mark.parametrize("name", [*made.QUANTIZED, "F32", "F16", "BF16"])
+@torch.inference_mode()
+def test_every_type_is_its_weights(name: str, tmp_path: Path) -> None:
+    dense = make_llama(tmp_path / "model", **WIDE, std=0.05)
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", name)
+    assert error(file, dense) < 1e-3
+
+
+@torch.inference_mode()
+def test_types_differ_within_a_layer(tmp_path: Path) -> None:
+    dense = make_llama(tmp_path / "model", **WIDE, attention_bias=True, mlp_bias=True, tie=True, std=0.05)
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", MIXED)
+    assert error(file, dense) < 1e-3
+
+
+MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama, rope factors": {
+        "architecture": "LlamaForCausalLM",
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1e4,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "llama, biases, head_dim": {"architecture": "LlamaForCausalLM", "head_dim": 48, "attention_bias": True},
+    "llama, linear rope": {
+        "architecture": "LlamaForCausalLM",
+        "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 1e4},
+    },
+    "mistral": {"architecture": "MistralForCausalLM", "sliding_window": None, "head_dim": 32},
+    "mixtral": {"architecture": "MixtralForCausalLM", **MIXTRAL},
+    "qwen2, tied": {"architecture": "Qwen2ForCausalLM", "tie_word_embeddings": True},
+    "qwen2, yarn": {"architecture": "Qwen2ForCausalLM", "rope_parameters": YARN},
+    "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 64},
+    "qwen3 moe": {
+        "architecture": "Qwen3MoeForCausalLM",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "head_dim": 32,
+    },
+    "phi3": {
+        "architecture": "Phi3ForCausalLM",
+        "sliding_window": 40,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    },
+    "phi3, longrope": {
+        "architecture": "Phi3ForCausalLM",
+        "hidden_size": 128,
+        "original_max_position_embeddings": 80,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + 0.1 * i for i in range(12)],
+            "long_factor": [1.0 + 0.9 * i for i in range(12)],
+        },
+    },
+    "gemma2": {
+        "architecture": "Gemma2ForCausalLM",
+        "head_dim": 64,
+        "sliding_window": 13,
+        "query_pre_attn_scalar": 64,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+        "num_hidden_layers": 4,
+    },
+    "gemma3": {
+        "architecture": "Gemma3ForCausalLM",
+        "head_dim": 32,
+        "sliding_window": 19,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 32,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+@torch.inference_mode()
+def test_every_family_is_its_weights(case: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 96} | FAMILIES[case]
+    dense = make_tiny(tmp_path / "model", **shape)
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", {"": "Q8_0", "embed": "Q4_0", "down": "Q5_1"})
+    assert error(file, dense) < 1e-3
+
+
+def test_a_description_says_what_a_processor_keeps(tmp_path: Path) -> None:
+    dense = make_llama(tmp_path / "model", **WIDE)
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", MIXED)
+    spec = read_spec(directory_of([file], tokenizer=False))
+    assert spec.quantization is not None
+    assert spec.quantization.method == "gguf"
+    assert "Q4_K" in spec.quantization.rules[0].format.name
+    assert spec.weight_bytes("bfloat16") < 0.75 * 2 * spec.num_parameters
+    with pytest.raises(ConfigError, match="quantized by gguf"):
+        read_spec(directory_of([file], tokenizer=False), "fp8")
+    read_spec(directory_of([file], tokenizer=False), "gguf")
+
+
+def test_several_ranks_are_refused(tmp_path: Path) -> None:
+    dense = make_llama(tmp_path / "model", **WIDE)
+    file = made.make_gguf(dense, tmp_path / "made" / "model.gguf", "Q4_K")
+    with pytest.raises(CheckpointError, match="tensor-parallel-size"):
+        logits_of_ranks(directory_of([file], tokenizer=False), TOKENS, torch.float32, 2)
+
+
+def test_an_architecture_that_is_not_served_is_named(tmp_path: Path) -> None:
+    dense = make_llama(tmp_path / "model", **WIDE)
+    file = made.make_gguf(dense, tmp_path / "model.gguf")
+    content = file.read_bytes().replace(b"llama", b"mamba")
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"'mamba'.*llama, qwen2"):
+        directory_of([file], tokenizer=False)
