@@ -7,6 +7,7 @@ HTTP or text.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -119,10 +120,6 @@ class EngineSession:
         """Until the engine is dead and is not replaced."""
         await self._engine.wait_dead()
 
-    def announce_shutdown(self) -> None:
-        """`/ready` says no from now on; work that comes nevertheless is taken."""
-        self._leaving = True
-
     def begin_drain(self) -> None:
         """Take no new work; open requests go on, also those that a pause has stopped."""
         self._draining = True
@@ -130,7 +127,10 @@ class EngineSession:
 
     async def drain(self, timeout: float) -> bool:
         """Wait until open requests have ended; after `timeout` seconds fail those that have not. Returns whether all
-        ended by themselves."""
+        ended by themselves. First, for --shutdown-delay, `/ready` says no and work that comes nevertheless is taken."""
+        self._leaving = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._engine.wait_dead(), self._config.server.shutdown_delay)
         self.begin_drain()
         try:
             async with asyncio.timeout(timeout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -334,12 +335,21 @@ def test_draining_ends_a_pause_so_that_open_requests_finish(tmp_path: Path) -> N
 
 
 def test_before_a_drain_a_load_balancer_is_told_while_requests_are_still_taken(tmp_path: Path) -> None:
-    with running(tmp_path) as server:
-        server.loop.call_soon_threadsafe(server.session.announce_shutdown)
+    with running(tmp_path, shutdown_delay=3_600.0) as server:
+        draining = asyncio.run_coroutine_threadsafe(server.session.drain(20), server.loop)
         eventually(lambda: server.get("/ready").status_code == 503)
         assert server.get("/ready").json()["reason"] == "the server is shutting down"
         assert server.get("/health").status_code == 200
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 3}).status_code == 200
+        draining.cancel()
+
+
+def test_after_the_shutdown_delay_no_request_is_taken(tmp_path: Path) -> None:
+    with running(tmp_path, shutdown_delay=0.05) as server:
+        began = time.monotonic()
+        assert server.in_loop(server.session.drain(20)) is True
+        assert time.monotonic() - began >= 0.05
+        assert server.post("/v1/completions", LONG).status_code == 503
 
 
 def test_draining_ends_what_takes_too_long(scripted: tuple[Server, ScriptedClient]) -> None:
