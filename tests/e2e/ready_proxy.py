@@ -28,6 +28,7 @@ class ReadyProxy:
         self.ready: set[str] = set()
         self.served: dict[str, int] = {}
         self._turns = itertools.count()
+        self._open: set[asyncio.Task[None]] = set()
         self.url = ""
 
     def add(self, name: str, url: str) -> None:
@@ -44,7 +45,7 @@ class ReadyProxy:
             await asyncio.sleep(POLL_S)
 
     async def __aenter__(self) -> ReadyProxy:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.url = f"http://{host}:{port}"
         self._polling = asyncio.create_task(self._poll())
@@ -53,6 +54,8 @@ class ReadyProxy:
     async def __aexit__(self, *_: object) -> None:
         self._polling.cancel()
         self._server.close()
+        if self._open:
+            await asyncio.wait(self._open, timeout=10)
 
     async def _poll(self) -> None:
         while True:
@@ -62,6 +65,10 @@ class ReadyProxy:
                 else:
                     self.ready.discard(name)
             await asyncio.sleep(POLL_S)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(task := asyncio.create_task(self._on_connection(reader, writer)))
+        task.add_done_callback(self._open.discard)
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ready = sorted(self.ready)
