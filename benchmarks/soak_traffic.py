@@ -7,6 +7,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -30,6 +31,27 @@ _TOOL = {
 _STARTS = ("Once upon a time", "The quick brown fox", "In the middle of the night", "A list of numbers:")
 
 
+@dataclass(frozen=True)
+class Answer:
+    """How a request ended.
+
+    Attributes:
+        status: Of the answer; 0 if its client has left, 500 for an error inside of a stream.
+        text: What it says, if it is an error.
+    """
+
+    status: int
+    text: str = ""
+
+    @classmethod
+    def of(cls, response: httpx.Response) -> Answer:
+        """One that was read."""
+        return cls(response.status_code, "" if response.is_success else response.text)
+
+
+LEFT = Answer(0)
+
+
 class SoakTraffic:
     """Requests of all kinds.
 
@@ -40,7 +62,7 @@ class SoakTraffic:
 
     Attributes:
         answers: How many, by kind and status; 0 for one whose client has left.
-        complaints: Answers that there should not have been, the first few.
+        complaints: Answers that there should not have been, each text once, the first few.
     """
 
     def __init__(self, url: str, clients: int, seed: int = 0) -> None:
@@ -49,7 +71,7 @@ class SoakTraffic:
         self._rng = random.Random(seed)
         self.answers: Counter[tuple[str, int]] = Counter()
         self.complaints: list[str] = []
-        self._kinds: dict[str, Callable[[httpx.AsyncClient], Awaitable[int]]] = {
+        self._kinds: dict[str, Callable[[httpx.AsyncClient], Awaitable[Answer]]] = {
             "stream": self._stream,
             "chat": self._chat,
             "aborted": self._aborted,
@@ -79,75 +101,75 @@ class SoakTraffic:
     async def _ask(self, client: httpx.AsyncClient) -> None:
         kind = self._rng.choice(list(self._kinds))
         try:
-            status = await self._kinds[kind](client)
+            answer = await self._kinds[kind](client)
         except httpx.HTTPError as error:
             self._complain(f"{kind}: {type(error).__name__} {error}")
             return
-        self.answers[kind, status] += 1
+        self.answers[kind, answer.status] += 1
         wanted = range(400, 500) if kind == "wrong" else (0, 200)
-        if status not in wanted:
-            self._complain(f"{kind}: status {status}")
+        if answer.status not in wanted:
+            self._complain(f"{kind}: status {answer.status} {answer.text[:300]}")
 
     def _complain(self, text: str) -> None:
-        if len(self.complaints) < MOST_COMPLAINTS:
+        if text not in self.complaints and len(self.complaints) < MOST_COMPLAINTS:
             self.complaints.append(text)
 
     # --- kinds ------------------------------------------------------------------------------------------------------
 
-    async def _stream(self, client: httpx.AsyncClient) -> int:
+    async def _stream(self, client: httpx.AsyncClient) -> Answer:
         return await self._read(client, COMPLETIONS, self._completion() | {"max_tokens": self._rng.randint(1, 120)})
 
-    async def _chat(self, client: httpx.AsyncClient) -> int:
+    async def _chat(self, client: httpx.AsyncClient) -> Answer:
         body = self._conversation() | {"max_tokens": 40, "stop": ["\n\n"], "frequency_penalty": 0.3}
-        return (await client.post(CHAT, json=body)).status_code
+        return Answer.of(await client.post(CHAT, json=body))
 
-    async def _aborted(self, client: httpx.AsyncClient) -> int:
+    async def _aborted(self, client: httpx.AsyncClient) -> Answer:
         """The client leaves in the middle."""
-        body = self._completion() | {"max_tokens": 400, "n": self._rng.randint(1, 3)}
+        body = self._completion() | {"max_tokens": 400, "n": self._rng.randint(1, 3), "temperature": 1}
         return await self._read(client, COMPLETIONS, body, most=self._rng.randint(1, 30))
 
-    async def _left_early(self, client: httpx.AsyncClient) -> int:
+    async def _left_early(self, client: httpx.AsyncClient) -> Answer:
         """The client leaves at any time, perhaps before its request is read."""
         body = self._completion() | {"max_tokens": 400, "stream": False}
         try:
             async with asyncio.timeout(self._rng.random() * 0.3):
-                return (await client.post(COMPLETIONS, json=body)).status_code
+                return Answer.of(await client.post(COMPLETIONS, json=body))
         except TimeoutError:
-            return 0
+            return LEFT
 
-    async def _choices(self, client: httpx.AsyncClient) -> int:
-        body = self._completion() | {"max_tokens": 30, "n": 4, "logprobs": 3, "stream": False, "echo": False}
-        return (await client.post(COMPLETIONS, json=body)).status_code
+    async def _choices(self, client: httpx.AsyncClient) -> Answer:
+        """Several at once, which greedy sampling is refused."""
+        body = self._completion() | {"max_tokens": 30, "n": 4, "logprobs": 3, "stream": False, "temperature": 1}
+        return Answer.of(await client.post(COMPLETIONS, json=body))
 
-    async def _long_prompt(self, client: httpx.AsyncClient) -> int:
+    async def _long_prompt(self, client: httpx.AsyncClient) -> Answer:
         prompt = [self._rng.randrange(300, 4_000) for _ in range(self._rng.randint(LONG_PROMPT // 2, LONG_PROMPT))]
         body = {"prompt": prompt, "max_tokens": 20, "prompt_logprobs": self._rng.choice([None, 1])}
-        return (await client.post(COMPLETIONS, json=body)).status_code
+        return Answer.of(await client.post(COMPLETIONS, json=body))
 
-    async def _tools(self, client: httpx.AsyncClient) -> int:
+    async def _tools(self, client: httpx.AsyncClient) -> Answer:
         choice = self._rng.choice(["auto", "required", "none"])
         body = self._conversation() | {"max_tokens": 60, "tools": [_TOOL], "tool_choice": choice, "stream": True}
         return await self._read(client, CHAT, body)
 
-    async def _structured(self, client: httpx.AsyncClient) -> int:
+    async def _structured(self, client: httpx.AsyncClient) -> Answer:
         """One of 40 schemas: caches of grammars are full soon."""
         number = self._rng.randrange(40)
         schema = {"type": "array", "items": {"enum": [f"word {number}", number]}, "maxItems": 8}
         body = self._conversation() | {"max_tokens": 60, "structured_outputs": {"json": schema}}
         return await self._read(client, CHAT, body | {"stream": True})
 
-    async def _responses(self, client: httpx.AsyncClient) -> int:
+    async def _responses(self, client: httpx.AsyncClient) -> Answer:
         body = {"input": self._rng.choice(_QUESTIONS), "max_output_tokens": 20, "store": self._rng.random() < 0.5}
-        return (await client.post("/v1/responses", json=body)).status_code
+        return Answer.of(await client.post("/v1/responses", json=body))
 
-    async def _wrong(self, client: httpx.AsyncClient) -> int:
+    async def _wrong(self, client: httpx.AsyncClient) -> Answer:
         wrong = self._rng.choice(_WRONG)
-        return (
-            await client.request(wrong.method, wrong.path, content=wrong.body, headers=dict(wrong.headers))
-        ).status_code
+        headers = dict(wrong.headers)
+        return Answer.of(await client.request(wrong.method, wrong.path, content=wrong.body, headers=headers))
 
-    async def _probe(self, client: httpx.AsyncClient) -> int:
-        return (await client.get(self._rng.choice(["/metrics", "/health", "/ready", "/v1/models"]))).status_code
+    async def _probe(self, client: httpx.AsyncClient) -> Answer:
+        return Answer.of(await client.get(self._rng.choice(["/metrics", "/health", "/ready", "/v1/models"])))
 
     # --- their parts ------------------------------------------------------------------------------------------------
 
@@ -160,14 +182,17 @@ class SoakTraffic:
         question = f"{self._rng.choice(_QUESTIONS)} {self._rng.randrange(10_000)}"
         return {"messages": [{"role": "user", "content": question}], "temperature": self._rng.choice([0, 0.8])}
 
-    async def _read(self, client: httpx.AsyncClient, path: str, body: dict[str, Any], most: int = 10**9) -> int:
-        """Read a stream's events, at most so many; an error in it counts as 500."""
+    async def _read(self, client: httpx.AsyncClient, path: str, body: dict[str, Any], most: int = 10**9) -> Answer:
+        """Read a stream's events, at most so many."""
         events = 0
-        async with client.stream("POST", path, json=body) as answer:
-            async for line in answer.aiter_lines():
+        async with client.stream("POST", path, json=body) as response:
+            if not response.is_success:
+                await response.aread()
+                return Answer.of(response)
+            async for line in response.aiter_lines():
                 if line.startswith("data: {") and "error" in json.loads(line[6:]):
-                    return 500
+                    return Answer(500, line)
                 events += 1
                 if events >= most:
-                    return 0
-        return answer.status_code
+                    return LEFT
+        return Answer(response.status_code)
