@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference import rope_by_length as reference
 from quire.layers.rotary import Rotary
 from quire.models.rope_spec import (
     DynamicScaling,
@@ -38,7 +40,7 @@ def rotary_frequencies(rope: RopeSpec, head_dim: int, length: int = 0) -> Tensor
         case LinearScaling(factor):
             return frequencies / factor
         case DynamicScaling():
-            return _grown(rope, rope.scaling, width, torch.tensor([length]))[0]
+            return _grown(rope, rope.scaling, width, torch.tensor([length]), reference.grow_frequencies)[0]
         case Llama3Scaling():
             return _llama3(frequencies, rope.scaling)
         case YarnScaling():
@@ -56,9 +58,17 @@ def frequencies_by_length(rope: RopeSpec, head_dim: int, device: torch.device) -
     if isinstance(scaling, LongScaling):
         original = scaling.original_max_len
         both = torch.stack([rotary_frequencies(rope, head_dim, n) for n in (original, original + 1)]).to(device)
-        return lambda lengths: both[(lengths > original).long()]
+        choose = kernel("choose_frequencies", device.type)
+
+        def chosen(lengths: Tensor) -> Tensor:
+            out = both.new_empty((len(lengths), both.shape[1]))
+            choose(lengths, both, original, out)
+            return out
+
+        return chosen
     if isinstance(scaling, DynamicScaling):
-        return lambda lengths: _grown(rope, scaling, rope.width(head_dim), lengths)
+        grow = kernel("grow_frequencies", device.type)
+        return lambda lengths: _grown(rope, scaling, rope.width(head_dim), lengths, grow)
     return None
 
 
@@ -67,15 +77,11 @@ def angle_scale(rope: RopeSpec) -> float:
     return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling | LongScaling) else 1.0
 
 
-def _grown(rope: RopeSpec, scaling: DynamicScaling, width: int, lengths: Tensor) -> Tensor:
-    """[n] lengths → [n, width / 2]: beyond the original length the base grows ("NTK-aware scaled RoPE", bloc97 2023, in
-    its dynamic form).
-    """
-    factor, original = scaling.factor, scaling.original_max_len
-    growth = factor * lengths.clamp(min=original).float() / original - (factor - 1)
-    theta = rope.theta * growth ** (width / (width - 2))
-    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=lengths.device) / width
-    return 1.0 / theta.unsqueeze(1) ** exponents
+def _grown(rope: RopeSpec, scaling: DynamicScaling, width: int, lengths: Tensor, grow: Callable[..., None]) -> Tensor:
+    """[n] lengths → [n, width / 2]; `grow` is the op grow_frequencies."""
+    out = torch.empty((len(lengths), width // 2), dtype=torch.float32, device=lengths.device)
+    grow(lengths, rope.theta, scaling.factor, scaling.original_max_len, out)
+    return out
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

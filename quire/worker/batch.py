@@ -46,6 +46,7 @@ class BatchBuffers:
         self._table = slots
         self._by_length = by_length
         self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
+        self._sequence_lengths = kernel("sequence_lengths", slots.device.type)
         tokens = max(max_rows, max_tokens)
         self._tokens, self._positions, self._slot_of_token = torch.zeros(
             (3, tokens), dtype=torch.int64, device=slots.device
@@ -77,8 +78,9 @@ class BatchBuffers:
             tokens,
         )
         lengths = None
-        if self._by_length:  # at least the sequence's own length up to the token
-            lengths = torch.maximum(table.rope_length.index_select(0, slot_of_token), positions + 1)
+        if self._by_length:
+            lengths = torch.empty_like(positions)
+            self._sequence_lengths(table.rope_length, slot_of_token, positions, lengths)
         rows_on_device = Rows(
             counts=host.counts,
             row_of_token=host.row_of_token,

@@ -40,6 +40,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "apply_token_bitmask": (_P, _I, _I, _P, _I, _P),
     "all_reduce": (_P, _P, _I),
     "gather_columns": (_P, _P, _I, _I, _P, _I),
+    "route": (_P, _I, _I, _I, _N, _P, _P),
+    "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _P, _P, _I, _P, _P),
 }
 """Of each kernel, its arguments; there is one for each of SUFFIXES."""
 SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -48,6 +50,9 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "compute_slot_mapping": (_P, _I, _P, _P, _I, _I, _P),
     "take_rows": (_P, _P, _I, _I, _P),
     "local_tokens": (_P, _I, _I, _I, _P),
+    "sequence_lengths": (_P, _P, _P, _I, _P),
+    "choose_frequencies": (_P, _I, _P, _I, _I, _P),
+    "grow_frequencies": (_P, _I, _F, _F, _I, _I, _P),
 }
 """The same of kernels that work on indices and whole rows: there is one of each."""
 Arguments = tuple[float | None, ...]
@@ -108,6 +113,10 @@ class Library:
             record(kernel, arguments)
         else:
             kernel.function(*arguments)
+
+    def entries(self, name: str) -> set[int]:
+        """Of a kernel, for all dtypes; see Kernel."""
+        return {kernel.entry for (own, _), kernel in self._kernels.items() if own == name}
 
     @contextmanager
     def recorded(self, record: Callable[[Kernel, Arguments], None]) -> Iterator[None]:

@@ -40,9 +40,7 @@ def pack_linear(weight: Tensor) -> Tensor | PackedWeight:
     kernels = library()
     if kernels is not None and kernels.serves(weight) and weight.stride(1) == 1:
         rows, columns = weight.shape
-        group = 4 // weight.element_size()
-        shape = (-(-rows // PANEL), -(-columns // group), PANEL, group)
-        data = torch.empty(shape, dtype=weight.dtype)
+        data = torch.empty(packed_shape(rows, columns, weight.element_size()), dtype=weight.dtype)
         kernels("pack", weight.dtype, weight.data_ptr(), weight.stride(0), rows, columns, data.data_ptr())
         return PackedWeight(data, rows, columns, kernels)
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -53,6 +51,12 @@ def pack_linear(weight: Tensor) -> Tensor | PackedWeight:
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         return packed
     return weight
+
+
+def packed_shape(rows: int, columns: int, element: int) -> tuple[int, int, int, int]:
+    """Of `PackedWeight.data`, for elements of so many bytes."""
+    group = 4 // element
+    return (-(-rows // PANEL), -(-columns // group), PANEL, group)
 
 
 def linear(x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:

@@ -78,6 +78,39 @@ extern "C" void quire_local_tokens(const int64_t* tokens, int64_t number, int64_
     }
 }
 
+// The length that each token's sequence counts as: its slot's, and at least up to the token.
+extern "C" void quire_sequence_lengths(const int64_t* least, const int64_t* slots, const int64_t* positions,
+                                       int64_t tokens, int64_t* lengths) {
+    for (int64_t token = 0; token < tokens; ++token)
+        lengths[token] = std::max(least[slots[token]], positions[token] + 1);
+}
+
+// Each token's frequencies, [tokens, half]: the first list of `both` up to the original length, the second beyond it.
+extern "C" void quire_choose_frequencies(const int64_t* lengths, int64_t tokens, const float* both, int64_t half,
+                                         int64_t original, float* out) {
+    for (int64_t token = 0; token < tokens; ++token)
+        std::memcpy(out + token * half, both + (lengths[token] > original ? half : 0), half * sizeof(float));
+}
+
+// Each token's frequencies, [tokens, half], of a base that grows beyond the original length.
+extern "C" void quire_grow_frequencies(const int64_t* lengths, int64_t tokens, float theta, float factor,
+                                       int64_t original, int64_t half, float* out) {
+    auto clamped = [&](int64_t token) { return std::max(lengths[token], original); };
+    for (int64_t token = 0; token < tokens; ++token) {
+        float* own = out + token * half;
+        if (token > 0 && clamped(token) == clamped(token - 1)) {
+            std::memcpy(own, own - half, half * sizeof(float));
+            continue;
+        }
+        double growth = double(factor) * double(clamped(token)) / double(original) - (double(factor) - 1);
+        double base = theta * std::pow(growth, double(half) / double(half - 1));  // width / (width - 2)
+        for (int64_t c = 0; c < half; ++c) own[c] = float(1 / std::pow(base, double(c) / double(half)));
+    }
+}
+
+QUIRE_ENTRY(sequence_lengths)
+QUIRE_ENTRY(choose_frequencies)
+QUIRE_ENTRY(grow_frequencies)
 QUIRE_ENTRY(prepare_inputs)
 QUIRE_ENTRY(compute_slot_mapping)
 QUIRE_ENTRY(take_rows)

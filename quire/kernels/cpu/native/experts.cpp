@@ -1,0 +1,167 @@
+// A mixture of experts: which experts a token goes to, and their gated products, one expert after the other, each on all
+// rows that go to it.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "calls.h"
+#include "pool.h"
+#include "vec.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kWorthSharing = 1 << 16;   // values that are moved or added
+constexpr int64_t kScoresToShare = 1 << 12;  // exponentials
+constexpr float kTaken = -1.0f;              // a score that no softmax has
+
+inline void put(float* to, float x) { *to = x; }
+inline void put(bf16* to, float x) { *to = narrow(x); }
+
+// The likeliest experts by a softmax in fp32, of equal ones the first; where a logit is NaN, all weights are.
+template <class T>
+void route(const T* logits, int64_t tokens, int64_t count, int64_t chosen, bool renormalise, T* weights, int64_t* numbers) {
+    parallel_if(tokens * count >= kScoresToShare, tokens, [&](int64_t token) {
+        float* scores = static_cast<float*>(scratch(0, 2 * count * 4));
+        float* shares = scores + count;
+        float most = -std::numeric_limits<float>::infinity(), total = 0, taken = 0;
+        for (int64_t e = 0; e < count; ++e) most = std::max(most, scores[e] = load_one(logits + token * count + e));
+        for (int64_t e = 0; e < count; ++e) total += scores[e] = std::exp(scores[e] - most);
+        for (int64_t e = 0; e < count; ++e) scores[e] /= total;
+        for (int64_t i = 0; i < chosen; ++i) {
+            int64_t best = 0;
+            while (scores[best] == kTaken) ++best;
+            for (int64_t e = best + 1; e < count; ++e)
+                if (scores[e] > scores[best]) best = e;
+            numbers[token * chosen + i] = best;
+            taken += shares[i] = scores[best];
+            scores[best] = kTaken;
+        }
+        for (int64_t i = 0; i < chosen; ++i) put(weights + token * chosen + i, renormalise ? shares[i] / taken : shares[i]);
+    });
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+// The products, from linear.cpp and rows.cpp.
+#define QUIRE_PRODUCTS(name, T)                                                                                        \
+    extern "C" void quire_linear_##name(const T* x, int64_t xs, int64_t rows, const T* packed, int64_t outputs,        \
+                                        int64_t columns, const T* bias, T* y, int64_t ys);                             \
+    extern "C" void quire_linear_silu_and_mul_##name(const T* x, int64_t xs, int64_t rows, const T* packed,            \
+                                                     int64_t outputs, int64_t columns, const T* bias, T* y,            \
+                                                     int64_t ys);                                                      \
+    extern "C" void quire_silu_and_mul_##name(const T* x, int64_t rows, int64_t width, T* out);                        \
+    namespace quire {                                                                                                  \
+    namespace {                                                                                                        \
+    inline void multiply(const T* x, int64_t rows, const T* packed, int64_t outputs, int64_t columns, T* y) {          \
+        quire_linear_##name(x, columns, rows, packed, outputs, columns, nullptr, y, outputs);                          \
+    }                                                                                                                  \
+    inline void multiply_gated(const T* x, int64_t rows, const T* packed, int64_t width, int64_t columns, T* y) {      \
+        quire_linear_silu_and_mul_##name(x, columns, rows, packed, 2 * width, columns, nullptr, y, width);             \
+    }                                                                                                                  \
+    inline void gate(const T* x, int64_t rows, int64_t width, T* y) { quire_silu_and_mul_##name(x, rows, width, y); }  \
+    }                                                                                                                  \
+    }
+
+QUIRE_PRODUCTS(bf16, bf16)
+QUIRE_PRODUCTS(fp32, float)
+
+namespace quire {
+namespace {
+
+// Pieces of the caller's memory, one behind the other.
+struct Workspace {
+    char* at;
+    template <class T>
+    T* take(int64_t number) {
+        T* own = reinterpret_cast<T*>(at);
+        at += (number * int64_t(sizeof(T)) + 63) / 64 * 64;
+        return own;
+    }
+};
+
+template <class T>
+struct Mixture {
+    const T *gate_up, *down;           // packed, one expert behind the other
+    int64_t gate_up_size, down_size;   // elements of one
+    int64_t count, hidden, width;
+    bool fused;                        // whether gates are applied as products are written
+};
+
+// out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts, summed in fp32.
+template <class T>
+void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* numbers, const T* weights, int64_t chosen,
+             char* memory, T* out) {
+    int64_t pairs = tokens * chosen;
+    Workspace free{memory};
+    int64_t* ends = free.take<int64_t>(m.count + 1);
+    int64_t* order = free.take<int64_t>(pairs);  // (token, choice) pairs, expert by expert
+    float* sums = free.take<float>(tokens * m.hidden);
+    T* rows = free.take<T>(tokens * m.hidden);
+    T* products = free.take<T>(tokens * m.hidden);
+    T* gated = free.take<T>(tokens * m.width);
+    T* both = m.fused ? nullptr : free.take<T>(2 * tokens * m.width);
+
+    std::fill(ends, ends + m.count + 1, 0);
+    for (int64_t p = 0; p < pairs; ++p) ++ends[numbers[p] + 1];
+    for (int64_t e = 0; e < m.count; ++e) ends[e + 1] += ends[e];
+    for (int64_t p = 0; p < pairs; ++p) order[ends[numbers[p]]++] = p;  // now ends[e] is the end of e
+    std::fill(sums, sums + tokens * m.hidden, 0.0f);
+
+    for (int64_t e = 0, first = 0; e < m.count; first = ends[e++]) {
+        int64_t n = ends[e] - first;
+        if (n == 0) continue;
+        const int64_t* own = order + first;
+        bool shared = n * m.hidden >= kWorthSharing;
+        parallel_if(shared, n, [&](int64_t i) {
+            std::memcpy(rows + i * m.hidden, x + own[i] / chosen * m.hidden, m.hidden * sizeof(T));
+        });
+        const T* gate_up = m.gate_up + e * m.gate_up_size;
+        if (m.fused) {
+            multiply_gated(rows, n, gate_up, m.width, m.hidden, gated);
+        } else {
+            multiply(rows, n, gate_up, 2 * m.width, m.hidden, both);
+            gate(both, n, m.width, gated);
+        }
+        multiply(gated, n, m.down + e * m.down_size, m.hidden, m.width, products);
+        parallel_if(shared, n, [&](int64_t i) {  // a token goes to an expert once
+            float* sum = sums + own[i] / chosen * m.hidden;
+            vf share = all(load_one(weights + own[i]));
+            for (int64_t c = 0; c < m.hidden; c += W) {
+                int left = int(std::min<int64_t>(W, m.hidden - c));
+                store(sum + c, add(load(sum + c, left), mul(load(products + i * m.hidden + c, left), share)), left);
+            }
+        });
+    }
+    parallel_if(tokens * m.hidden >= kWorthSharing, tokens, [&](int64_t token) {
+        for (int64_t c = 0; c < m.hidden; c += W) {
+            int left = int(std::min<int64_t>(W, m.hidden - c));
+            store(out + token * m.hidden + c, load(sums + token * m.hidden + c, left), left);
+        }
+    });
+}
+
+}  // namespace
+}  // namespace quire
+
+#define QUIRE_EXPERTS(name, T)                                                                                         \
+    extern "C" void quire_route_##name(const T* logits, int64_t tokens, int64_t count, int64_t chosen,                 \
+                                       int32_t renormalise, T* weights, int64_t* numbers) {                            \
+        route<T>(logits, tokens, count, chosen, renormalise != 0, weights, numbers);                                   \
+    }                                                                                                                  \
+    QUIRE_ENTRY(route_##name)                                                                                          \
+    extern "C" void quire_experts_##name(const T* x, int64_t tokens, const T* gate_up, int64_t gate_up_size,           \
+                                         const T* down, int64_t down_size, int64_t count, int64_t hidden,              \
+                                         int64_t width, int32_t fused, const int64_t* numbers, const T* weights,       \
+                                         int64_t chosen, char* memory, T* out) {                                       \
+        Mixture<T> mixture{gate_up, down, gate_up_size, down_size, count, hidden, width, fused != 0};                  \
+        experts<T>(x, tokens, mixture, numbers, weights, chosen, memory, out);                                         \
+    }                                                                                                                  \
+    QUIRE_ENTRY(experts_##name)
+
+QUIRE_EXPERTS(bf16, bf16)
+QUIRE_EXPERTS(fp32, float)

@@ -1,0 +1,65 @@
+"""Experts and their router equal their references: odd widths, experts without tokens, broken logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quire.kernels.cpu.experts import experts, pack_experts, route
+from quire.kernels.reference import experts as reference
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+pytestmark = pytest.mark.usefixtures("instructions")
+
+
+def normal(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize(("tokens", "count", "chosen"), [(1, 8, 2), (5, 1, 1), (33, 128, 8), (0, 8, 2), (3, 6, 6)])
+def test_route(dtype: torch.dtype, renormalise: bool, tokens: int, count: int, chosen: int) -> None:
+    shuffled = torch.rand(tokens, count, generator=torch.Generator().manual_seed(0)).argsort(-1)
+    logits = (shuffled / 16).to(dtype)  # no two of a token are equal, in bf16 either
+    weights, numbers = route(logits, chosen, renormalise)
+    expected, by_torch = reference.route(logits, chosen, renormalise)
+    assert torch.equal(numbers, by_torch)
+    assert weights.dtype == dtype
+    torch.testing.assert_close(weights, expected, rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+def test_of_equal_experts_the_first_are_chosen(instructions: str) -> None:
+    if instructions == "none":
+        pytest.skip("torch chooses others")
+    assert route(torch.zeros(2, 9), 3, renormalise=True)[1].tolist() == [[0, 1, 2]] * 2
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_broken_logits_choose_experts_that_there_are_and_break_the_token_alone(broken: float) -> None:
+    logits = normal(3, 8, seed=0, dtype=torch.float32)
+    sound, _ = route(logits, 4, renormalise=True)
+    logits[1, 3] = broken
+    weights, numbers = route(logits, 4, renormalise=True)
+    assert weights[1].isnan().any()
+    assert sorted(set(numbers[1].tolist())) == sorted(numbers[1].tolist())
+    assert set(numbers[1].tolist()) <= set(range(8))
+    assert torch.equal(weights[::2], sound[::2])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("tokens", "count", "chosen", "hidden", "width"),
+    [(1, 4, 2, 64, 64), (7, 5, 3, 50, 33), (40, 8, 2, 96, 128), (130, 3, 1, 31, 65), (0, 4, 2, 16, 16)],
+)
+def test_experts(dtype: torch.dtype, tokens: int, count: int, chosen: int, hidden: int, width: int) -> None:
+    x = normal(tokens, hidden, seed=0, dtype=dtype)
+    gate_up = normal(count, 2 * width, hidden, seed=1, dtype=dtype) / hidden**0.5
+    down = normal(count, hidden, width, seed=2, dtype=dtype) / width**0.5
+    weights, numbers = reference.route(normal(tokens, count - 1, seed=3, dtype=dtype), chosen, False)
+    found, expected = torch.empty_like(x), torch.empty(tokens, hidden, dtype=torch.float32)
+    exact = (x.float(), gate_up.float().unbind(), down.float().unbind(), numbers, weights.float(), expected)
+    reference.experts(*exact)
+    experts(x, pack_experts(gate_up), pack_experts(down), numbers, weights, found)
+    torch.testing.assert_close(found.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
