@@ -204,8 +204,14 @@ class ModelRunner:
         return shapes.for_step(len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows)
 
     def _replay(self, plan: Plan, host: HostBatch, shape: GraphShape, timer: StepTimer) -> StepHandle:
-        """A captured step. Its graph samples for the dummy in place of late positions, which are sampled behind it."""
+        """A captured step. Its graph samples for the dummy in place of late positions, which are sampled behind it; a
+        recorded step can wait for bitmasks itself.
+        """
         sampling = self._sampler.begin(plan.step, host.sampled_slots, host.masked, timer)
+        if self._recorded is not None and self._sampler.needs_bitmasks_only(sampling):
+            self._apply(plan, self._stage(plan, host, None, shape))
+            logits = self._recorded.replay_logits(shape)
+            return self._sampler.sample_masked(sampling, logits, self._recorded.sample)
         inputs = self._stage(plan, host.padded_to(shape, self._slots.dummy), sampling, shape)
         self._apply(plan, inputs)
         logits = (self._recorded or self._graphs).replay(shape)

@@ -39,7 +39,15 @@ class RecordedSteps:
 
     def replay(self, shape: GraphShape) -> Tensor:
         """[sampled, vocab] logits, valid until the next replay."""
-        return self._recording.replay(Sizes(shape.tokens, shape.rows, shape.sampled))
+        return self._recording.replay(_sizes(shape))
+
+    def replay_logits(self, shape: GraphShape) -> Tensor:
+        """The same, but nothing is sampled from them before `sample`."""
+        return self._recording.replay(_sizes(shape), held_back=1)
+
+    def sample(self) -> None:
+        """The rest of a step whose logits were replayed, with what has become of them."""
+        self._recording.replay_rest()
 
 
 def record_steps(step: Callable[[Sizes], Callable[[], Tensor]], rows: int) -> RecordedSteps | None:
@@ -49,7 +57,13 @@ def record_steps(step: Callable[[Sizes], Callable[[], Tensor]], rows: int) -> Re
         return None
     most = Sizes(MOST_TOKENS, min(rows, MOST_TOKENS), min(rows, MOST_TOKENS))
     try:
-        return RecordedSteps(record(kernels, step, most), most)
+        recording = record(kernels, step, most)
     except NotRecordable as reason:
         _log.info("Steps are not recorded, and take the interpreter longer: %s", reason)
         return None
+    assert recording.last_entry in kernels.entries("sample"), "sampling is the end of a step"
+    return RecordedSteps(recording, most)
+
+
+def _sizes(shape: GraphShape) -> Sizes:
+    return Sizes(shape.tokens, shape.rows, shape.sampled)

@@ -15,8 +15,10 @@ from quire.errors import EngineDeadError
 from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.gpu_executor import GpuExecutor
+from quire.kernels.cpu.library import library
 from quire.messages import Abort, Plan, TokenBitmasks
 from quire.worker import buffer_ring, model_runner, worker
+from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.worker import Worker
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.engine.harness import Engine, HashMasker, add
@@ -65,6 +67,41 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_a_cpu_samples_what_the_masks_leave(tiny: Path, reference: Reference, settings: str) -> None:
     executor = CpuExecutor(config_for(tiny, swap_space=0.001, **SETTINGS[settings]), SystemClock())
     serve(reference, executor, SETTINGS[settings]).client.close()
+
+
+def test_a_cpu_samples_masked_and_other_rows_at_once_at_the_end_of_the_recorded_step(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does kernel by kernel; not where other transforms or log probabilities need the logits as well."""
+    if library() is None:
+        pytest.skip("there are no kernels on this machine")
+    waited: list[object] = []
+    replay_logits = RecordedSteps.replay_logits
+    monkeypatch.setattr(
+        RecordedSteps, "replay_logits", lambda self, shape: (waited.append(shape), replay_logits(self, shape))[1]
+    )
+
+    def tokens(*, enforce_eager: bool, **asked: Any) -> dict[int, list[int]]:
+        waited.clear()
+        executor = CpuExecutor(config_for(tiny, enforce_eager=enforce_eager), SystemClock())
+        engine = Engine(executor, masker=HashMasker(vocab_size=VOCAB_SIZE), drafts=None, wait=WAIT)
+        plain = {"temperature": 1.0, "top_k": 9}
+        outcome = engine.run([
+            add(1, [5, 6, 7], 12, extra_args=MASKED),
+            add(2, [8, 9], 12, **plain),
+            add(3, [8, 9, 10], 12, extra_args=MASKED, **plain),
+            *([add(4, [11], 12, extra_args=MASKED, **asked)] if asked else []),
+        ])  # fmt: skip
+        engine.client.close()
+        return {number: outcome.tokens[number] for number in (1, 2, 3)}
+
+    expected = tokens(enforce_eager=True)
+    assert not waited
+    assert tokens(enforce_eager=False) == expected
+    assert len(waited) >= 12
+    for asked in ({"logprobs": 1}, {"presence_penalty": 1.0}):
+        assert tokens(enforce_eager=False, **asked) == expected
+        assert len(waited) < 12
 
 
 @pytest.mark.usefixtures("replays")

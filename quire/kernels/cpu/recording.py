@@ -85,9 +85,19 @@ class Recording:
         self._output = output
         self._sizes: Sizes | None = None
         self._arguments = constant
+        self._held_back = 0
 
-    def replay(self, sizes: Sizes) -> Tensor:
+    @property
+    def last_entry(self) -> int:
+        """Of the kernel that is called last."""
+        return int(self._entries[-1])
+
+    def replay(self, sizes: Sizes, held_back: int = 0) -> Tensor:
         """Call the kernels with what now stands where the traced steps' inputs stood.
+
+        Args:
+            sizes: The step's.
+            held_back: How many of the last calls wait for `replay_rest`.
 
         Returns:
             The step's output for these sizes, valid until the next replay.
@@ -95,9 +105,18 @@ class Recording:
         if sizes != self._sizes:
             self._arguments = self._constant + self._factors @ np.array(sizes, dtype=np.int64)
             self._sizes = sizes
-        calls, most = self._arguments.shape
-        self._kernels.replay(self._entries.ctypes.data, self._arguments.ctypes.data, most, calls)
+        self._held_back = held_back
+        self._call(0, len(self._entries) - held_back)
         return self._output[: sizes.sampled]
+
+    def replay_rest(self) -> None:
+        """The calls that the last replay held back."""
+        held_back, self._held_back = self._held_back, 0
+        self._call(len(self._entries) - held_back, held_back)
+
+    def _call(self, first: int, number: int) -> None:
+        entries, arguments = self._entries[first:], self._arguments[first:]
+        self._kernels.replay(entries.ctypes.data, arguments.ctypes.data, arguments.shape[1], number)
 
 
 def record(kernels: Library, step: Callable[[Sizes], Callable[[], Tensor]], most: Sizes) -> Recording:

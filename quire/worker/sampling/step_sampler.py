@@ -21,7 +21,7 @@ from quire.attention.metadata import IntArray
 from quire.messages import Result, TokenBitmasks, TokenLogprobs
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.sampling.logprobs import LogprobsMode, LogprobsRequest
-from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs
+from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, StepPromptLogprobs
 from quire.worker.sampling.sampled_outputs import SampledOutputs
 from quire.worker.sampling.sampler import Deferred, Sampled, errors_of, sample, sample_and_advance, warm_up
 from quire.worker.sampling.token_bitmasks import BitmaskBuffer
@@ -152,6 +152,33 @@ class StepSampler:
 
         return sampling.timer.stop(result)
 
+    def needs_bitmasks_only(self, sampling: StepSampling) -> bool:
+        """Whether positions are late for their bitmasks alone: with these applied to the logits, all can be sampled by
+        their slots' parameters, and nobody reads the logits afterwards.
+        """
+        late = sampling.slots[sampling.late]
+        only_masked = 0 < len(sampling.masked) == len(late) and not sampling.logprobs
+        return only_masked and not self._slots.transforms.any_active(late)
+
+    def sample_masked(self, sampling: StepSampling, logits: Tensor, sample_all: Callable[[], None]) -> StepHandle:
+        """Apply bitmasks once they are there, then sample all positions; where `needs_bitmasks_only`, on a CPU.
+
+        Args:
+            sampling: What `begin` said.
+            logits: [sampled, vocab]; changed.
+            sample_all: As `sample`, from the same logits.
+        """
+        rows, masked = torch.from_numpy(sampling.late), set(sampling.late.tolist())
+
+        def sample_then(masks: TokenBitmasks) -> StepHandle:
+            _check(masks, sampling)
+            with torch.inference_mode():
+                self._bitmasks.apply(logits, rows, masks.bits)
+                sample_all()
+                return self.finish(sampling, logits, NO_PROMPT_LOGPROBS, partial(errors_of, transformed=masked))
+
+        return MaskedStepHandle(sample_then, sampling.timer.wait)
+
     def sample_late(
         self, sampling: StepSampling, logits: Tensor, columns: Tensor, prompts: StepPromptLogprobs
     ) -> StepHandle:
@@ -171,8 +198,7 @@ class StepSampler:
         own = own.clone() if sampling.all_late and sampling.logprobs else own
 
         def sample_masked(masks: TokenBitmasks) -> StepHandle:
-            assert masks.step == sampling.step, f"bitmasks of step {masks.step}, expected those of {sampling.step}"
-            assert len(masks.bits) == len(sampling.masked), "bitmasks of other rows than those that wait"
+            _check(masks, sampling)
             with torch.inference_mode():
                 self._bitmasks.apply(own, late.masked, masks.bits)
                 return self._finish_late(sampling, logits, own, late, prompts)
@@ -210,6 +236,11 @@ class StepSampler:
     def _copy_to_outputs(self, late: LateColumns, sampled: Sampled) -> None:
         self._outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
         self._outputs.faults.index_copy_(0, late.positions, sampled.faults)
+
+
+def _check(masks: TokenBitmasks, sampling: StepSampling) -> None:
+    assert masks.step == sampling.step, f"bitmasks of step {masks.step}, expected those of {sampling.step}"
+    assert len(masks.bits) == len(sampling.masked), "bitmasks of other rows than those that wait"
 
 
 def _late_errors(sampling: StepSampling, sampled: Sampled, faults: npt.NDArray[np.int8]) -> Mapping[int, str]:

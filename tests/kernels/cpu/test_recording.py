@@ -14,9 +14,13 @@ from quire.kernels.cpu.library import Library, library
 from quire.kernels.cpu.linear import linear, pack_linear
 from quire.kernels.cpu.norm import rms_norm
 from quire.kernels.cpu.recording import NotRecordable, Sizes, record
+from quire.kernels.cpu.sample import sample
+from quire.kernels.reference.sample import SamplingColumns
 
 MOST = Sizes(tokens=40, rows=30, sampled=30)
 WIDTH = 70
+COLUMN_DTYPES = (torch.float32, torch.int64, torch.float32, torch.float32, torch.int64, torch.int64)
+"""Of SamplingColumns; zeros ask for the likeliest token."""
 
 
 @pytest.fixture
@@ -59,6 +63,38 @@ def test_replay_equals_running(kernels: Library) -> None:
         step.x.normal_()
         step.chosen.random_(0, sizes.tokens)
         assert torch.equal(recording.replay(sizes), step(sizes)())
+
+
+@torch.inference_mode()
+def test_last_calls_can_wait_and_see_what_has_become_of_their_inputs(kernels: Library) -> None:
+    logits, tokens = torch.randn(MOST.sampled, WIDTH), torch.zeros(MOST.sampled, dtype=torch.int64)
+    state = [torch.zeros(MOST.sampled, dtype=dtype) for dtype in COLUMN_DTYPES]
+    faults, last = torch.zeros(MOST.sampled, dtype=torch.int8), torch.full_like(tokens, -1)
+    every = torch.arange(MOST.sampled)
+
+    def step(sizes: Sizes) -> Callable[[], Tensor]:
+        number = sizes.sampled
+
+        def copy_and_sample() -> Tensor:
+            own = logits.new_empty((number, WIDTH))
+            take_rows(logits, every[:number], own)
+            sample(own, every[:number], SamplingColumns(*state), tokens[:number], faults[:number], last)
+            return own
+
+        return copy_and_sample
+
+    recording = record(kernels, step, MOST)
+    assert recording.last_entry in kernels.entries("sample")
+    for sizes in (Sizes(7, 7, 7), MOST):
+        last.fill_(-1)
+        found = recording.replay(sizes, held_back=1)
+        assert torch.equal(found, logits[: sizes.sampled])
+        assert (last == -1).all()
+        found[:, 20:] = -float("inf")
+        recording.replay_rest()
+        assert torch.equal(last[: sizes.sampled], logits[: sizes.sampled, :20].argmax(-1))
+    recording.replay(Sizes(7, 7, 7))
+    assert torch.equal(last[:7], logits[:7].argmax(-1))
 
 
 @torch.inference_mode()
