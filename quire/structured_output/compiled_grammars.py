@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from quire.text.tokenizer import Tokenizer, load_tokenizer
 MAX_KEPT = 256
 MAX_KEPT_BYTES = 16 * 2**20
 """Of the grammars' texts."""
+MAX_REMEMBERED = 4_096
+MOST_REMEMBERED_BYTES = 1_024
+"""Of a text whose tokens are remembered."""
 
 
 class GrammarCache:
@@ -69,7 +73,11 @@ def load_grammar_tokenizer(model: Path, directory: Path, vocab_size: int) -> tup
 
 
 class _Vocabulary:
-    """The bytes of each token, as the detokenizer has them; special tokens never stand for text."""
+    """The bytes of each token, as the detokenizer has them; special tokens never stand for text.
+
+    The compiler asks for the tokens of what a grammar forces, the name of a property say, at each token of it and for
+    each sequence anew: a third of what masks take. So these are remembered.
+    """
 
     bos_token_id = None
 
@@ -79,6 +87,10 @@ class _Vocabulary:
         special = tokenizer.special_ids.union(eos_ids)
         self.special_token_ids = sorted(token for token in special if token < len(self.tokens))
         self.eos_token_id = eos_ids[0] if eos_ids else len(self.tokens) - 1
+        self._remembered = functools.lru_cache(MAX_REMEMBERED)(self._encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
+        return (self._remembered if len(text) <= MOST_REMEMBERED_BYTES else self._encode)(text)
+
+    def _encode(self, text: str | bytes) -> list[int]:
         return self._tokenizer.encode(text if isinstance(text, str) else text.decode(), add_special_tokens=False)

@@ -37,6 +37,7 @@ class Matcher:
     def __init__(self, prepared: Prepare, matcher: LLMatcher, never: set[int], early: set[int]) -> None:
         self.matcher = matcher
         self._never = np.array(sorted(never), dtype=np.int64)
+        self._may_forbid = bool(early or never)
         self._early = np.array(sorted(early | never), dtype=np.int64)
         self._min_tokens = prepared.min_tokens
         self._num_tokens = 0
@@ -51,13 +52,16 @@ class Matcher:
         """What writes which tokens may come next; None where nothing is to be written."""
         return self.matcher if not self.error and not self.matcher.is_stopped() else None
 
-    @property
-    def forbidden(self) -> npt.NDArray[np.int64]:
-        """Tokens that must not be sampled, whatever the grammar says."""
-        return self._early if self._num_tokens < self._min_tokens else self._never
+    def clear_forbidden(self, mask: Bitmasks) -> None:
+        """Forbid the tokens that must not be sampled, whatever the grammar says."""
+        if self._may_forbid:
+            tokens = self._early if self._num_tokens < self._min_tokens else self._never
+            np.bitwise_and.at(mask, tokens >> 3, ~(1 << (tokens & 7)).astype(np.uint8))
 
     def state(self, any_allowed: bool) -> RowState:
         """The state of its row, once the follower has written; `any_allowed`: some token may come."""
+        if any_allowed and not self.error and not self.matcher.is_stopped():  # in an error it is stopped as well
+            return "masked"
         if self.matcher.is_error():
             self.error = self.error or f"The grammar could not go on: {self.matcher.get_error()[:200]}"
         if self.error:
@@ -104,13 +108,13 @@ class Matchers:
         self._consume(matchers, rows)
         self._write(matchers, masks)
         for mask, matcher in zip(masks, matchers, strict=True):
-            if matcher is not None and len(matcher.forbidden):
-                _clear(mask, matcher.forbidden)
-        any_allowed = np.any(masks.view(np.uint32), axis=1)
+            if matcher is not None:
+                matcher.clear_forbidden(mask)
+        any_allowed = np.any(masks.view(np.uint32), axis=1).tolist()
         states: list[RowState] = []
         errors = {}
         for place, matcher in enumerate(matchers):
-            states.append("failed" if matcher is None else matcher.state(bool(any_allowed[place])))
+            states.append("failed" if matcher is None else matcher.state(any_allowed[place]))
             if states[-1] == "failed":
                 errors[place] = GRAMMAR_LOST if matcher is None else matcher.error
         return states, errors
@@ -144,8 +148,3 @@ class Matchers:
                 follower.unsafe_compute_mask_ptr(start + place * size, size)
         elif followers:
             self._executor.unsafe_compute_mask_ptr(followers, start, size, len(masks))
-
-
-def _clear(mask: Bitmasks, tokens: npt.NDArray[np.int64]) -> None:
-    if len(tokens):
-        np.bitwise_and.at(mask, tokens >> 3, ~(1 << (tokens & 7)).astype(np.uint8))

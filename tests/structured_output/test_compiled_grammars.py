@@ -1,0 +1,38 @@
+"""Grammars compiled for the built-in model's tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import quire.builtin
+from quire.structured_output.compiled_grammars import compile_grammar, load_grammar_tokenizer
+from quire.structured_output.limits import light_limits
+from quire.text.tokenizer import Tokenizer
+
+QUILL = Path(quire.builtin.__file__).parent / "quill"
+TEXT = '{"the name of a property": '
+
+
+def test_forced_text_becomes_tokens_once_for_all_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(
+        Tokenizer, "encode", lambda self, text, **more: (texts.append(text), encode(self, text, **more))[1]
+    )
+    tokenizer, _ = load_grammar_tokenizer(QUILL, QUILL, 4096)
+    pristine = compile_grammar(tokenizer, f"start: {TEXT!r}".replace("'", "/").replace("{", r"\{"), light_limits())
+    texts.clear()
+    asked = []
+    for _ in range(2):
+        matcher, output = pristine.deep_copy(), b""
+        while not matcher.is_stopped():
+            mask = matcher.compute_bitmask()
+            token = next(t for t in range(4096) if mask[t // 8] >> t % 8 & 1)
+            output += tokenizer.decode_bytes([token])
+            assert matcher.consume_token(token)
+        assert output.decode() == TEXT
+        asked.append(len(texts))
+    assert asked[0] > 0
+    assert asked[1] == asked[0]
