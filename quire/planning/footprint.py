@@ -26,13 +26,14 @@ GPU_RUNTIME_BYTES = 2**30
 GPU_LOGIT_BYTES = 8
 """For each sampled logit on a GPU, beside the model's own."""
 INDEX_BYTES = 8
-"""For each entry of a block table."""
+"""For each entry of a block table, and for each expert of a token."""
+FP32_BYTES = 4
+ROUTE_BYTES = 16
+"""For each token and expert where torch routes: logits in fp32, and their softmax with its exponentials."""
+PAIR_BYTES = 40
+"""For each token and expert that torch routes it to: the expert's id, its position in the order, the sort's memory."""
 COUNT_BYTES = 4
 """For each slot and token of the vocabulary: penalties' counts. On a CPU a page is taken when it is first written."""
-ROUTE_BYTES = 16
-"""For each token and expert: the router's logits in fp32, and their softmax with its exponentials."""
-PAIR_BYTES = 40
-"""For each token and expert that it is routed to: the expert's id, its position in the order, and the sort's memory."""
 
 
 @dataclass(frozen=True)
@@ -57,25 +58,30 @@ class Footprint:
         return self.weights + self.activations + self.kv_cache
 
 
-def cpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits) -> int:
+def cpu_activation_bytes(
+    spec: ModelSpec, dtype: str, block_size: int, limits: StepLimits, own_kernels: bool = True
+) -> int:
     """Bytes that the largest step holds at once on a CPU, beside weights and KV cache.
 
     The hidden states, their norm and the next residual live through a layer. Beside them come the buffers of attention,
     then those of the MLP. Logits come after the last layer, but the allocator keeps what the layers freed; the MLP's
     buffers come beside the small ones of attention for the same reason.
 
-    Our own kernels read the KV cache in place and gate a product as they write it. Where they cannot be compiled, torch
-    takes more: the ungated product as well.
+    Our own kernels read the KV cache in place and gate a product as they write it. Where they cannot be compiled
+    (not `own_kernels`), torch takes more: the ungated product, and a row's context and mask.
     """
     width = DTYPE_BYTES[dtype]
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     stream = limits.tokens * 3 * spec.hidden * width
     changed = (q + kv) * (1 + spec.family.qk_norm)  # normed, then rotated
     attention = [limits.tokens * each * width for each in (q + 2 * kv, changed, q, q)]  # projected, changed, q, out
-    is_fused = 2 * spec.intermediate % GATED_PANELS == 0
+    is_fused = own_kernels and 2 * spec.intermediate % GATED_PANELS == 0
+    if not own_kernels:
+        attention += torch_attention_buffers(spec, width, limits)
     mlp = [limits.tokens * each * width for each in (0 if is_fused else 2 * spec.intermediate, spec.intermediate)]
     if spec.experts is not None:
-        own = expert_buffers(spec.experts, spec.hidden, width, limits.tokens)
+        buffers = expert_buffers if own_kernels else torch_expert_buffers
+        own = buffers(spec.experts, spec.hidden, width, limits.tokens)
         mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
     logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * (width + CPU_LOGIT_BYTES))
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
@@ -85,14 +91,31 @@ def cpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: S
 
 
 def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
-    """Bytes of each buffer of a mixture of experts on a CPU: its products, its output and the routing. Experts run one
-    after the other, and at worst all tokens go to the same one.
+    """Bytes of each buffer of a mixture of experts on a CPU: the kernel's own (`kernels/cpu/experts.py`), the routing.
+    Experts run one after the other, and at worst all tokens go to the same one.
 
     Args:
         width: Bytes of an element.
     """
+    ungated = 0 if 2 * experts.width % GATED_PANELS == 0 else 2 * experts.width
+    own = experts.chosen * INDEX_BYTES + hidden * FP32_BYTES + (2 * hidden + experts.width + ungated) * width
+    routing = experts.count * width + experts.chosen * (INDEX_BYTES + width)
+    return [tokens * own, tokens * routing]
+
+
+def torch_expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -> list[int]:
+    """The same where torch computes: an expert's products, its output and the routing."""
     routing = experts.count * ROUTE_BYTES + experts.chosen * PAIR_BYTES
     return [tokens * each for each in (2 * experts.width * width, experts.width * width, hidden * width, routing)]
+
+
+def torch_attention_buffers(spec: ModelSpec, width: int, limits: StepLimits) -> list[int]:
+    """Bytes of what attention holds for its longest row where torch computes it: keys and values as they are gathered,
+    and the mask, with its opposite and as numbers; with a cap, scores and their weights in fp32 as well.
+    """
+    context, tokens = limits.length, min(limits.tokens, limits.length)
+    scores = 2 * spec.heads * tokens * context * FP32_BYTES if spec.attention_cap is not None else 0
+    return [2 * context * spec.kv_heads * spec.head_dim * width, tokens * context * (2 + width), scores]
 
 
 def _small(buffers: Sequence[int]) -> int:

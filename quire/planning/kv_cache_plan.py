@@ -45,9 +45,11 @@ class MeasuredMemory:
     Attributes:
         bytes_left: Of the GPU, for the KV cache. None on a CPU, where nothing is measured: the settings, which were
             resolved from an earlier plan, give the number of blocks.
+        own_kernels: See Machine; here it is certain.
     """
 
     bytes_left: int | None = None
+    own_kernels: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,12 @@ def plan_kv_cache(config: Config, spec: ModelSpec, memory: Machine | MeasuredMem
             flags to change.
     """
     if isinstance(memory, MeasuredMemory):
-        return _measured_plan(config, spec, memory.bytes_left)
+        return _measured_plan(config, spec, memory)
     demand = KVDemand.of(config, spec)
     gpu = memory.gpu if config.device.device == "cuda" else None
     budget: MemoryBudget
     if gpu is None:
-        budget = CpuBudget(config, spec, demand, memory.memory_bytes)
+        budget = CpuBudget(config, spec, demand, memory)
     else:
         budget = GpuBudget(config, spec, demand, gpu, memory.memory_bytes)
     requested = requested_blocks(config.cache, demand.block_bytes)
@@ -144,7 +146,7 @@ def _max_model_len(
     return length
 
 
-def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> KVCachePlan:
+def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> KVCachePlan:
     """The plan of resolved settings, whose KV cache gets all that is left where no number of blocks is given.
 
     A cache that turns out too small for the longest sequence is no error: longer requests are refused one by one.
@@ -152,7 +154,7 @@ def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> K
     dtype, limits = config.model.dtype, StepLimits.of(config)
     block_bytes = spec.kv_block_bytes(dtype, config.cache.block_size)
     requested = requested_blocks(config.cache, block_bytes)
-    reason, num_blocks = "as asked", requested
+    reason, num_blocks, bytes_left = "as asked", requested, memory.bytes_left
     if num_blocks is None:
         assert bytes_left is not None, "the size of the KV cache has not been chosen"
         reason, num_blocks = "measured", usable_blocks(bytes_left, block_bytes)
@@ -164,7 +166,7 @@ def _measured_plan(config: Config, spec: ModelSpec, bytes_left: int | None) -> K
     if config.device.device == "cuda":
         activations = gpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
     else:
-        activations = cpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
+        activations = cpu_activation_bytes(spec, dtype, config.cache.block_size, limits, memory.own_kernels)
     num_host_blocks = int(config.cache.swap_space * GIB) // block_bytes
     footprint = Footprint(
         spec.weight_bytes(dtype), activations, (num_blocks + 1) * block_bytes, num_host_blocks * block_bytes

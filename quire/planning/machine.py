@@ -47,12 +47,15 @@ class Machine:
             kernels of our own that read half the bytes.
         gpu: The first GPU that this process may use; None if there is none, or it cannot be served.
         why_no_gpu: The reason for None.
+        own_kernels: Whether kernels of our own are likely to serve the processor; else torch computes, and takes more
+            memory.
     """
 
     memory_bytes: int
     fast_bfloat16: bool
     gpu: Gpu | None = None
     why_no_gpu: str = "no NVIDIA driver was found"
+    own_kernels: bool = True
 
 
 def this_machine() -> Machine:
@@ -65,7 +68,7 @@ def this_machine() -> Machine:
     processor, kernels = this_processor(), environment.native_kernels()
     own_kernels = can_build(kernels.compilers, processor, kernels.instructions)
     gpu, reason = _first_gpu()
-    return Machine(available, processor.multiplies_bfloat16 or own_kernels, gpu, reason)
+    return Machine(available, processor.multiplies_bfloat16 or own_kernels, gpu, reason, own_kernels)
 
 
 def _first_gpu() -> tuple[Gpu | None, str]:

@@ -17,7 +17,7 @@ from quire.planning.byte_sizes import format_bytes
 from quire.planning.context_length import length_limit
 from quire.planning.footprint import Footprint, cpu_activation_bytes, gpu_activation_bytes
 from quire.planning.kv_demand import KVDemand
-from quire.planning.machine import Gpu
+from quire.planning.machine import Gpu, Machine
 from quire.planning.step_limits import StepLimits
 
 DEFAULT_CACHE_SHARE = 0.5
@@ -53,11 +53,13 @@ class CpuBudget:
     """A share of the main memory that is available.
 
     Args:
-        available: Bytes of main memory that nobody has taken.
+        machine: For its main memory that nobody has taken, and its kernels.
     """
 
-    def __init__(self, config: Config, spec: ModelSpec, demand: KVDemand, available: int) -> None:
+    def __init__(self, config: Config, spec: ModelSpec, demand: KVDemand, machine: Machine) -> None:
+        available = machine.memory_bytes
         self._config, self._spec, self._demand, self._available = config, spec, demand, available
+        self._own_kernels = machine.own_kernels
         self._share = memory_share(config.cache)
         self._bytes = self._share * available
 
@@ -88,7 +90,7 @@ class CpuBudget:
     def footprint(self, length: int, blocks: int) -> Footprint:
         demand, dtype = self._demand, self._config.model.dtype
         limits = StepLimits(demand.rows, demand.chunk, length)
-        activations = cpu_activation_bytes(self._spec, dtype, demand.block_size, limits)
+        activations = cpu_activation_bytes(self._spec, dtype, demand.block_size, limits, self._own_kernels)
         return Footprint(self._spec.weight_bytes(dtype), activations, (blocks + 1) * demand.block_bytes)
 
     def swap_limit(self, footprint: Footprint) -> int:

@@ -161,7 +161,7 @@ class Worker:
         What libraries have loaded for their products counts as taken.
         """
         if loaded.gemm_warmup is None:
-            return MeasuredMemory(None)
+            return MeasuredMemory(None, library() is not None)
         smaller = "lower --max-num-batched-tokens or --max-num-seqs, or give a smaller model"
         with self._stage("profile"), _room_for("the largest step", smaller):
             loaded.gemm_warmup.result()

@@ -14,7 +14,7 @@ from quire.clock import SystemClock
 from quire.errors import CheckpointError, ConfigError, MemoryBudgetError
 from quire.messages import Plan
 from quire.models.spec import read_spec
-from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks
+from quire.planning.kv_cache_plan import NumBlocks
 from quire.worker import worker
 from quire.worker.model_runner import ModelRunner
 from quire.worker.worker import Worker
@@ -113,7 +113,7 @@ def test_the_number_of_blocks_may_be_agreed_between_the_steps_of_a_start(tiny: P
     """As ranks do: each step takes values of the steps before it, and leaves all else to the caller."""
     worker = Worker(config_for(tiny, block_size=16), SystemClock())
     loaded = worker.read_weights()
-    assert worker.measure(loaded) == MeasuredMemory(None)
+    assert worker.measure(loaded).bytes_left is None
     worker.allocate(loaded, NumBlocks(3, 2))
     worker.capture_graphs(loaded)
     owner = admitted(0, seed=1, num_sampled=0, temperature=0.0)
