@@ -41,6 +41,12 @@ WHOLE_VOCABULARY = -1
 """As a number of log probabilities."""
 
 
+def check_num_biases(number: int) -> None:
+    """Raises RequestError if `logit_bias` has too many entries."""
+    if number > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {number}.", param="logit_bias")
+
+
 class RequestOutputKind(Enum):
     """What each output of an `AsyncLLM` holds: everything so far, what is new, or nothing before the end. `LLM` returns
     finished outputs, whichever it is."""
@@ -244,9 +250,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise RequestError("allowed_token_ids must not be empty: no token could be drawn.",
                                    param="allowed_token_ids")  # fmt: skip
         bias = self.logit_bias or {}
-        if len(bias) > MAX_LOGIT_BIAS:
-            raise RequestError(f"logit_bias takes at most {MAX_LOGIT_BIAS} tokens, got {len(bias)}.",
-                               param="logit_bias")  # fmt: skip
+        check_num_biases(len(bias))
         for token, value in bias.items():
             integer("logit_bias", token, 0)
             number("logit_bias", value)

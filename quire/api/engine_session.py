@@ -229,7 +229,8 @@ class EngineSession:
         return await self._grammars.options(params, behind)
 
     def check_room(self, tenant: str, sequences: int, tokens: int) -> None:
-        """Refuse a request that the queue has no room for before anything is done for it.
+        """Refuse a request that the queue has no room for before anything is done for it. One of too many sequences is
+        left to `check_num_sequences`.
 
         Args:
             sequences, tokens: At least so many.
@@ -238,8 +239,8 @@ class EngineSession:
             UnavailableError: No work is taken now.
             OverloadedError: Too many requests wait.
         """
-        if self.submission:  # raises
-            self.admission_limit.check(tenant, min(sequences, MAX_SEQUENCES), tokens)
+        if self.submission and sequences <= MAX_SEQUENCES:  # the first raises
+            self.admission_limit.check(tenant, sequences, tokens)
 
     async def add_request(
         self,

@@ -210,7 +210,10 @@ def test_every_poison_gets_its_answer_and_16_streams_notice_nothing(server: Quir
     print(
         f"\n{len(CORPUS)} poisons in {time.monotonic() - begun:.0f} s beside {streams.read} streams; longest wait of "
         f"a stream {streams.longest_s:.2f} s ({quiet.longest_s:.2f} s without poison), callback "
-        f"{callback * 1e3:.0f} ms, turn {turn * 1e3:.0f} ms; MB {before} → {after}"
+        f"{callback * 1e3:.0f} ms, turn {turn * 1e3:.0f} ms; MB {before} → {after}; "
+        f"{len(different)} streams said something else",
+        *(line for line in server.log.splitlines() if " held the event loop " in line),
+        sep="\n",
     )
     assert failures == []
     assert different == []

@@ -14,7 +14,7 @@ from quire.api.schemas.request_fields import RequestFields
 from quire.api.token_names import TokenNames
 from quire.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.errors import RequestError
-from quire.sampling import RepetitionDetectionParams, SamplingParams
+from quire.sampling import RepetitionDetectionParams, SamplingParams, check_num_biases
 from quire.text.generation_config import DefaultSampling
 from quire.text.tokenizer import Tokenizer
 from quire.validation import integer
@@ -208,6 +208,7 @@ class SamplingFields(RequestFields, OutputFormFields):
         """By token id, and within OpenAI's limits."""
         if self.logit_bias is None:
             return None
+        check_num_biases(len(self.logit_bias))
         wrong = next((name for name in self.logit_bias if not _TOKEN_ID.fullmatch(name)), None)
         if wrong is not None:
             raise RequestError(f"logit_bias: '{wrong[:64]}' is not a token id.", param="logit_bias")
