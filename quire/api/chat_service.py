@@ -80,9 +80,11 @@ class ChatService:
             conversations: So many like this one.
 
         Raises:
+            RequestError: `n` is out of its range.
             OverloadedError: Too many requests wait.
         """
-        sequences = conversations * max(1, fields.n or 1)
+        with fields.named_as_sent():
+            sequences = conversations * fields.num_sequences
         self.session.check_room(fields.tenant, sequences, sequences)
 
     async def prepare(self, fields: ChatRequest) -> ChatPrompt:

@@ -229,17 +229,16 @@ class EngineSession:
         return await self._grammars.options(params, behind)
 
     def check_room(self, tenant: str, sequences: int, tokens: int) -> None:
-        """Refuse a request that the queue has no room for before anything is done for it. One of too many sequences is
-        left to `check_num_sequences`.
+        """Refuse a request that the queue has no room for before anything is done for it.
 
         Args:
-            sequences, tokens: At least so many.
+            sequences, tokens: At least so many. What could never run is told so instead, so these are checked before.
 
         Raises:
             UnavailableError: No work is taken now.
             OverloadedError: Too many requests wait.
         """
-        if self.submission and sequences <= MAX_SEQUENCES:  # the first raises
+        if self.submission:  # raises
             self.admission_limit.check(tenant, sequences, tokens)
 
     async def add_request(

@@ -130,7 +130,7 @@ class PromptRenderer:
         """
         tokenizer = self.tokenizer
         if kept is None:
-            _check_length(tokenizer.fewest_tokens(text), longest)
+            check_length(tokenizer.fewest_tokens(text), longest)
         else:
             text = tokenizer.end_of(text, kept[0], first=kept[1] == "right")
         if len(text) > LARGE:
@@ -143,7 +143,7 @@ class PromptRenderer:
         """Token ids of a prompt that asks for what stands between two texts; see `encode`."""
         tokenizer = self.tokenizer
         if kept is None:
-            _check_length(tokenizer.fewest_tokens(before) + tokenizer.fewest_tokens(behind), longest)
+            check_length(tokenizer.fewest_tokens(before) + tokenizer.fewest_tokens(behind), longest)
         size = len(before) + len(behind)
         if size > LARGE:
             return await self._readers.encode(before, behind=behind)
@@ -244,10 +244,15 @@ def _size(conversation: Conversation) -> int:
     return size
 
 
-def _check_length(fewest: int, longest: int) -> None:
+def check_length(fewest: int, longest: int) -> None:
+    """Refuse a prompt of at least `fewest` tokens if it cannot fit into `longest`.
+
+    Raises:
+        ContextLengthError: It cannot.
+    """
     if fewest > longest:
         raise ContextLengthError(
-            f"The prompt has more than {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
+            f"The prompt has at least {fewest} tokens; a sequence here holds at most {longest}. Shorten it.",
             param="prompt",
         )
 

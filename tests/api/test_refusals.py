@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +18,7 @@ PATHS = (
     "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages", "/v1/responses",
     "/inference/v1/generate", "/invocations",
 )  # fmt: skip
+USER = {"role": "user", "content": "a"}
 NOT_JSON = b'{"prompt": '
 
 
@@ -89,3 +91,26 @@ def test_ollamas_clients_are_refused_before_their_prompt_is_rendered(scripted: t
     assert server.http.post(url, json=body, headers=key("flood")).status_code == 429
     loads = server.http.post(url, json=body | {"messages": []}, headers=key("flood"))
     assert loads.status_code == 200, "to load the model costs nothing"
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), [
+    ("/v1/completions", {"prompt": "a", "n": 2**31}, "n"),
+    ("/v1/completions", {"prompt": "a", "n": 1_000}, "n"),
+    ("/v1/completions", {"prompt": "a", "n": 10**40, "use_beam_search": True}, "n"),
+    ("/v1/completions", {"prompt": ["a"] * 2_000}, "prompt"),
+    ("/v1/completions", {"prompt": "a b " * 20_000}, None),
+    ("/v1/completions", {"prompt": [5] * 100_000}, None),
+    ("/v1/chat/completions", {"n": 2**31}, "n"),
+    ("/v1/chat/completions", {"n": 1_000}, "n"),
+    ("/v1/chat/completions", {"n": 10**40, "use_beam_search": True}, "n"),
+    ("/inference/v1/generate", {"token_ids": [5] * 100_000, "sampling_params": {}}, None),
+])  # fmt: skip
+def test_what_could_never_run_is_told_so_whatever_the_queue_has_room_for(
+    scripted: tuple[Server, ScriptedClient], path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    server = queue(scripted, 100)
+    body = {"max_tokens": 2} | fields if "sampling_params" not in fields else fields
+    answer = server.http.post(
+        server.url + path, json=({"messages": [USER]} if "chat" in path else {}) | body, headers=key("flood")
+    )
+    assert (answer.status_code, answer.json()["error"]["param"] if param else None) == (400, param), answer.text

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from quire.api.answer_size import check_answer_size
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.engine_session import check_num_sequences
+from quire.api.prompt_renderer import check_length
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_choices import RequestChoices
 from quire.api.request_ids import use_request_id
@@ -99,15 +100,17 @@ async def prepare_completion(
 
 
 def _check_room(serving: Serving, fields: CompletionRequest) -> None:
-    """Refuse what would be turned away behind all the work of encoding its prompts."""
-    prompts, tokenizer = fields.prompts, serving.text.tokenizer
-    fewest = (
-        len(prompt) if isinstance(prompt, list) else tokenizer.fewest_tokens(prompt) if tokenizer else 0
-        for prompt in prompts
-    )
-    kept = fields.truncate_prompt_tokens is not None
-    sequences = len(prompts) * max(1, fields.n or 1)
-    serving.session.check_room(fields.tenant, sequences, sequences + (0 if kept else sum(fewest)))
+    """Refuse what would be turned away behind all the work of encoding its prompts, and what could never run."""
+    prompts, tokenizer, longest = fields.prompts, serving.text.tokenizer, serving.session.submission.longest
+    check_num_sequences(len(prompts), fields.num_sequences, param="prompt")
+    tokens = 0
+    if fields.truncate_prompt_tokens is None:
+        for prompt in prompts:
+            fewest = len(prompt) if isinstance(prompt, list) else tokenizer.fewest_tokens(prompt) if tokenizer else 0
+            check_length(fewest, longest)
+            tokens += fewest
+    sequences = len(prompts) * fields.num_sequences
+    serving.session.check_room(fields.tenant, sequences, sequences + tokens)
 
 
 def _marks(serving: Serving) -> FillInMiddle:

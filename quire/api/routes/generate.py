@@ -9,6 +9,7 @@ from starlette.responses import Response
 from quire.api.answer_size import check_answer_size
 from quire.api.disconnect import cancel_on_disconnect
 from quire.api.prompt_fields import PromptFields
+from quire.api.prompt_renderer import check_length
 from quire.api.request_body import openapi_body, read_body
 from quire.api.request_choices import RequestChoices
 from quire.api.request_ids import use_request_id
@@ -36,14 +37,16 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
     serving.model_name(fields.model)
     fields.check_stream_options()
     with fields.named_as_sent():
-        params = fields.sampling()
-        serving.session.check_room(fields.tenant, params.n, params.n + len(fields.token_ids))
+        params, longest = fields.sampling(), serving.session.submission.longest
+        if params.truncate_prompt_tokens is None:
+            check_length(len(fields.token_ids), longest)
+        serving.session.check_room(fields.tenant, params.n, params.n + min(longest, len(fields.token_ids)))
         if params.prompt_logprobs is not None and fields.stream:
             raise RequestError("prompt_logprobs cannot be streamed: leave stream out.", param="prompt_logprobs")
         check_answer_size(
             [len(fields.token_ids)],
             params,
-            longest=serving.session.submission.longest,
+            longest=longest,
             prompts_shown=params.prompt_logprobs is not None,
             stream=bool(fields.stream),
         )

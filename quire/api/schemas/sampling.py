@@ -14,7 +14,7 @@ from quire.api.schemas.request_fields import RequestFields
 from quire.api.token_names import TokenNames
 from quire.beam_search import MAX_BEAM_WIDTH, BeamSearchParams
 from quire.errors import RequestError
-from quire.sampling import RepetitionDetectionParams, SamplingParams, check_num_biases
+from quire.sampling import MAX_N, RepetitionDetectionParams, SamplingParams, check_num_biases
 from quire.text.generation_config import DefaultSampling
 from quire.text.tokenizer import Tokenizer
 from quire.validation import integer
@@ -137,13 +137,22 @@ class SamplingFields(RequestFields, OutputFormFields):
             RequestError: A value is out of its range.
         """
         return BeamSearchParams(
-            beam_width=integer("n", self.n or 1, 1, MAX_BEAM_WIDTH),
+            beam_width=self.num_sequences,
             max_tokens=max_tokens,
             ignore_eos=bool(self.ignore_eos),
             temperature=self.temperature or 0.0,
             length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
         )
+
+    @property
+    def num_sequences(self) -> int:
+        """Of each prompt. Checked before anything else is, so that no request is priced by a number that is wrong.
+
+        Raises:
+            RequestError: `n` is out of its range.
+        """
+        return integer("n", 1 if self.n is None else self.n, 1, MAX_BEAM_WIDTH if self.use_beam_search else MAX_N)
 
     def options(self) -> dict[str, Any]:
         """What EngineSession.add_request takes beside prompts, parameters and bad words.
