@@ -17,6 +17,8 @@ from tests.api.wrong_requests import WRONG_REQUESTS
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG_PROMPT = 1_900
 """Tokens; Quill's context has 2,048."""
+SCHEMAS, CACHED_SCHEMAS = 1_000, 300
+"""So many different ones are asked for; 256 of them are kept by the server."""
 MOST_COMPLAINTS = 20
 _WRONG = [wrong for wrong in WRONG_REQUESTS if len(wrong.body) < 2**16]
 _QUESTIONS = ("What is a river?", "Tell me about the sea.", "Count to ten.", "What is the weather like in Oslo?")
@@ -80,10 +82,27 @@ class SoakTraffic:
             "long prompt": self._long_prompt,
             "tools": self._tools,
             "structured": self._structured,
+            "beam search": self._beam_search,
+            "messages": self._messages,
+            "ollama": self._ollama,
             "responses": self._responses,
             "wrong": self._wrong,
             "probe": self._probe,
         }
+
+    async def fill(self) -> None:
+        """Have caches of grammars full from the beginning: what they take is no leak."""
+        numbers = iter(range(CACHED_SCHEMAS))
+
+        async def ask_for_each() -> None:
+            async with httpx.AsyncClient(base_url=self._url, timeout=120) as client:
+                for number in numbers:
+                    body = {"prompt": "A list", "max_tokens": 2, "structured_outputs": {"json": _schema(number)}}
+                    answer = Answer.of(await client.post(COMPLETIONS, json=body))
+                    if answer.text:
+                        self._complain(f"filling: {answer.text}")
+
+        await asyncio.gather(*(ask_for_each() for _ in range(self._clients)))
 
     async def run(self, over: Callable[[], bool]) -> None:
         """Ask until `over` says so; then wait for what is open."""
@@ -153,11 +172,22 @@ class SoakTraffic:
         return await self._read(client, CHAT, body)
 
     async def _structured(self, client: httpx.AsyncClient) -> Answer:
-        """One of 40 schemas: caches of grammars are full soon."""
-        number = self._rng.randrange(40)
-        schema = {"type": "array", "items": {"enum": [f"word {number}", number]}, "maxItems": 8}
+        """One of more schemas than are kept."""
+        schema = _schema(self._rng.randrange(SCHEMAS))
         body = self._conversation() | {"max_tokens": 60, "structured_outputs": {"json": schema}}
         return await self._read(client, CHAT, body | {"stream": True})
+
+    async def _beam_search(self, client: httpx.AsyncClient) -> Answer:
+        body = self._completion() | {"max_tokens": 10, "use_beam_search": True, "n": 3, "stream": False}
+        return Answer.of(await client.post(COMPLETIONS, json=body | {"temperature": 0, "ignore_eos": False}))
+
+    async def _messages(self, client: httpx.AsyncClient) -> Answer:
+        body = self._conversation() | {"model": "quill", "max_tokens": 30, "stream": True}
+        return await self._read(client, "/v1/messages", body)
+
+    async def _ollama(self, client: httpx.AsyncClient) -> Answer:
+        body = {"messages": self._conversation()["messages"], "model": "quill", "options": {"num_predict": 30}}
+        return await self._read(client, "/api/chat", body)
 
     async def _responses(self, client: httpx.AsyncClient) -> Answer:
         body = {"input": self._rng.choice(_QUESTIONS), "max_output_tokens": 20, "store": self._rng.random() < 0.5}
@@ -196,3 +226,7 @@ class SoakTraffic:
                 if events >= most:
                     return LEFT
         return Answer(response.status_code)
+
+
+def _schema(number: int) -> dict[str, Any]:
+    return {"type": "array", "items": {"enum": [f"word {number}", number]}, "maxItems": 8}
