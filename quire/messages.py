@@ -212,6 +212,8 @@ class Ready(_FromEngine, frozen=True):
     """Tokens that the KV cache holds in sequences of full length."""
     startup: dict[str, float] = {}
     """Seconds by stage of the engine's start."""
+    paused: Literal["", PauseMode] = ""
+    """How the engine is paused, for a client that was not there when it was."""
 
 
 class TokenLogprobs(_Message, frozen=True):

@@ -198,7 +198,9 @@ class EngineConnection:
         self.ready = ready
         self.state = "ready"
         self._health.record_progress()
-        if self._pause:
+        if ready.paused:  # by an API process before this one
+            self._pause = f"pause:{ready.paused}"
+        elif self._pause:
             self._controls.tell(self._pause)
         self._listener.on_ready(ready)
         self._ready_event.set()

@@ -358,7 +358,7 @@ class EngineSession:
         self.admission_limit.observe(beat.load, beat.last_add)
 
     def on_deltas(self, deltas: Deltas, now: float) -> None:
-        self.stats.load = deltas.load
+        self.stats.record_load(deltas.load)
         self.admission_limit.observe(deltas.load, deltas.last_add)
         news = deltas_by_sequence(deltas)
         self.admission_limit.leave_queue(news)
@@ -392,6 +392,9 @@ class EngineSession:
         self._fail_all(GenerationError("A message of the engine was lost. Send the request again."), "error")
 
     def on_engine_died(self, in_flight: Sequence[int]) -> None:
+        adds = [add for collector in self._requests.collectors() for add in collector.adds if add.fork_of is None]
+        queued_tokens = sum(add.queued_tokens(self.stats.load.expected_output) for add in adds)
+        self.stats.record_engine_death(self.num_sequences, queued_tokens)
         blamed = self._recovery.engine_died(in_flight)
         if blamed is not None:
             self.close_request(blamed, "error")

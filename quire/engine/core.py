@@ -159,7 +159,7 @@ class EngineCore:
                 self._commands.receive(message)
             case ClientHeartbeat(client):
                 if self._clients.mark_alive(client):
-                    self._port.send(client, self.ready)
+                    self._port.send(client, replace(self.ready, paused=self._pausing.mode))
             case ClientGone(client):
                 self._clients.mark_gone(client)
                 self._abort_all(client)

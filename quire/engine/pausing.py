@@ -5,7 +5,7 @@ Owns the pause. Knows nothing about commands and outputs.
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal, get_args
 
 from quire.messages import PauseMode
 from quire.scheduler.scheduler import Scheduler
@@ -19,22 +19,25 @@ class Pausing:
 
     Args:
         scheduler: Of the engine.
+
+    Attributes:
+        mode: How it is paused; empty if it is not.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._held: list[int] = []  # requests that await the resume; some may be over
-        self._mode: PauseMode | None = None
+        self.mode: Literal["", PauseMode] = ""
 
     @property
     def paused(self) -> bool:
         """Whether a pause was asked for, and no resume since."""
-        return self._mode is not None
+        return bool(self.mode)
 
     @property
     def frozen(self) -> bool:
         """Whether no step may be planned at all."""
-        return self._mode == "keep"
+        return self.mode == "keep"
 
     @property
     def reached(self) -> bool:
@@ -44,7 +47,7 @@ class Pausing:
 
     def pause(self, mode: PauseMode) -> list[int]:
         """Pause, or go on paused in another mode. Returns the requests that are to be aborted."""
-        self._mode = mode
+        self.mode = mode
         if mode == "abort":
             return [request.id for request in self._scheduler.requests()]
         if mode == "wait":
@@ -60,7 +63,7 @@ class Pausing:
 
     def resume(self) -> None:
         """All go on."""
-        self._mode = None
+        self.mode = ""
         for request_id in self._held:
             self._scheduler.arrived(request_id, _RESUME)
         self._held.clear()

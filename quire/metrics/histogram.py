@@ -18,6 +18,7 @@ class Histogram:
         self.bounds = tuple(bounds)
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
+        self._kept_counts, self._kept_sum = list(self._counts), 0.0
 
     def observe(self, value: float) -> None:
         """Count one value."""
@@ -25,9 +26,14 @@ class Histogram:
         self.sum += value
 
     def take_over(self, counts: Sequence[int], sum_: float) -> None:
-        """Counts that somebody else has made, by bucket, the one above the last bound included."""
-        assert len(counts) == len(self._counts)
-        self._counts, self.sum = list(counts), sum_
+        """Counts that somebody else has made, by bucket, the one above the last bound included. They take the place of
+        those taken over before."""
+        self._counts = [kept + count for kept, count in zip(self._kept_counts, counts, strict=True)]
+        self.sum = self._kept_sum + sum_
+
+    def keep(self) -> None:
+        """Who has made these counts is gone: what is taken over from now on is added to them."""
+        self._kept_counts, self._kept_sum = list(self._counts), self.sum
 
     @property
     def count(self) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from msgspec.structs import replace
+
 from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
 from quire.metrics.http_counts import HttpCounts
@@ -69,7 +71,7 @@ class Stats:
     """Counters, gauges and histograms of one server.
 
     Attributes:
-        load: The engine's last.
+        load: The engine's last, with counters that go on when it is replaced.
         prompt_tokens, cached_tokens: Of prompts that have brought a first token; cached ones were not computed for it.
         generation_tokens: Tokens that readers have got: as many as `usage` reports.
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
@@ -92,6 +94,7 @@ class Stats:
         self.engine_restarts = self.api_restarts = self.replayed = 0
         self.callbacks, self.turns = WorkTimes(), WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
+        self._earlier: Load | None = None  # what engines before this one have counted
         self.set_max_model_len(max_model_len=1)
 
     def set_max_model_len(self, max_model_len: int) -> None:
@@ -139,14 +142,42 @@ class Stats:
         """Share of the tokens looked up in the prefix cache that were there."""
         return self.load.prefix_hits / self.load.prefix_queries if self.load.prefix_queries else 0.0
 
+    def record_load(self, load: Load) -> None:
+        """What the engine has to do."""
+        if (earlier := self._earlier) is not None:
+            load = replace(
+                load,
+                preemptions=earlier.preemptions + load.preemptions,
+                prefix_queries=earlier.prefix_queries + load.prefix_queries,
+                prefix_hits=earlier.prefix_hits + load.prefix_hits,
+            )
+        self.load = load
+
+    def record_engine_death(self, waiting: int, queued_tokens: int) -> None:
+        """The engine is gone, with all that it held; so many sequences of so many tokens wait for the next one."""
+        load = self._earlier = self.load
+        self.load = replace(
+            load,
+            running=0,
+            waiting=waiting,
+            deferred=0,
+            waiting_tokens=queued_tokens,
+            queued_tokens=queued_tokens,
+            free_blocks=load.num_blocks,
+            unwritten_tokens=0,
+            free_host_blocks=load.ready_host_blocks,
+        )
+        self.step_tokens.keep()
+        self.turns.seconds.keep()
+
     def record_heartbeat(self, beat: Heartbeat) -> None:
         """The engine's heartbeat, once a second."""
-        self.load = beat.load
+        self.record_load(beat.load)
         if beat.step_tokens:
             self.step_tokens.take_over(beat.step_tokens, beat.step_tokens_sum)
         if beat.turns:
             self.turns.seconds.take_over(beat.turns, beat.turns_sum_s)
-            self.turns.longest = beat.longest_turn_s
+            self.turns.longest = max(self.turns.longest, beat.longest_turn_s)
 
     def start_sequence(self, add: Add) -> SequenceStats:
         """A sequence goes to the engine."""

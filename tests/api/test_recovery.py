@@ -12,7 +12,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from quire.messages import Add, Dead, Deltas, EngineId, TokenLogprobs
+from quire.messages import Add, Dead, Deltas, EngineId, Load, TokenLogprobs
 from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved
 from tests.api.test_lifetimes import LONG, eventually, in_background
@@ -151,6 +151,40 @@ def test_a_pause_outlives_its_engine_but_not_a_drain(scripted: tuple[Server, Scr
     client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "stop")], source=client.engine))
     thread.join()
     assert result[0].status_code == 200
+
+
+def test_a_pause_outlives_the_api_process_and_then_the_engine(tmp_path: Path) -> None:
+    client = ScriptedClient()
+    with Server(resolved(tmp_path), lambda: client) as server:
+        client.say(replace(READY, paused="wait"))  # as another API process has told it
+        server.wait_ready()
+        assert client.controls == [], "it knows"
+        replace_engine(client, SECOND)
+        eventually(lambda: client.controls == [("pause:wait", 0)])
+
+
+def test_while_there_is_no_engine_the_metrics_say_that_its_requests_wait(
+    scripted: tuple[Server, ScriptedClient],
+) -> None:
+    server, client = scripted
+    thread, result = post(server, LONG | {"n": 2, "temperature": 1, "max_tokens": 9})
+    add, other = client.wait_for_adds(2)
+    client.say(Deltas([add.id], [1], [70], load=Load(running=2, num_blocks=9, free_blocks=1, preemptions=5)))
+    eventually(lambda: server.session.stats.load.running == 2)
+    client.say(Dead("planted", SECOND, [add.id]))
+    eventually(lambda: server.session.state == "recovering")
+    load = server.session.stats.load
+    assert (load.running, load.waiting, load.free_blocks, load.queued_tokens > 0) == (0, 2, 9, True)
+    assert server.get("/load").json() == {"server_load": 2}
+    client.say(replace(READY, source=SECOND))
+    client.wait_for_adds(2)
+    ends = [client.end(add, "stop"), client.end(other, "stop")]
+    client.say(Deltas([], [], [], ends=ends, load=Load(num_blocks=7, free_blocks=7, preemptions=1), source=SECOND))
+    thread.join()
+    assert result[0].status_code == 200
+    load = server.session.stats.load
+    assert (load.running, load.waiting, load.num_blocks, load.preemptions) == (0, 0, 7, 6)
+    assert server.get("/load").json() == {"server_load": 0}
 
 
 def test_when_no_engine_follows_everything_ends(scripted: tuple[Server, ScriptedClient]) -> None:

@@ -116,6 +116,16 @@ def test_each_new_client_gets_ready_once() -> None:
     assert port.to(4, Ready) == [core.ready]
 
 
+def test_a_client_that_comes_during_a_pause_is_told() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    for number, action in enumerate(("pause:keep", "pause:wait", "resume"), start=1):
+        port.inbox = [Control(number, action), ClientHeartbeat(number)]
+        core.turn(0)
+    told = [message.paused for number in (1, 2, 3) for message in port.to(number, Ready) if isinstance(message, Ready)]
+    assert told == ["keep", "wait", ""]
+
+
 def test_heartbeats_say_when_the_engine_last_made_progress() -> None:
     clock, port = ManualClock(), ListPort()
     core = engine(clock, port)

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.config import CacheConfig
-from quire.messages import Add, End, Heartbeat, Load
+from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Add, End, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
 from quire.metrics.log_line import StatsLogLine
 from quire.metrics.prometheus import Exposition
@@ -154,3 +154,29 @@ def test_the_line_is_silent_when_nothing_happens() -> None:
     assert "prefix cache hits 25.0%" in str(line.since_last(130.0))
     stats.load = Load(running=1, prefix_queries=100, prefix_hits=20)
     assert "prefix cache hits 0.0%" in str(line.since_last(140.0))
+
+
+def test_when_an_engine_dies_nothing_runs_and_counters_go_on() -> None:
+    stats = Stats()
+    steps = [0, 3] + [0] * (len(STEP_TOKEN_BOUNDS) - 1)
+    load = Load(running=3, waiting=1, deferred=1, free_blocks=25, num_blocks=100, preemptions=7, prefix_queries=200,
+                prefix_hits=50, unwritten_tokens=9, block_size=16, tokens_per_s=50.0)  # fmt: skip
+    stats.record_heartbeat(Heartbeat(1.0, 1.0, load, steps, 30, [2] + [0] * len(WORK_BOUNDS_S), 0.5, 0.4))
+    for _ in range(2):  # the next one dies before it has said anything
+        stats.record_engine_death(waiting=4, queued_tokens=100)
+        values = scrape(stats)
+        assert values["vllm:num_requests_running"] == values["vllm:kv_cache_usage_perc"] == 0
+        assert values["vllm:kv_cache_waste_perc"] == values["vllm:num_requests_waiting_by_reason/deferred"] == 0
+        assert values["vllm:num_requests_waiting"] == 4
+        assert values["quire:queue_seconds"] == 2.0
+        assert values["vllm:num_preemptions_total"] == 7
+    stats.record_heartbeat(
+        Heartbeat(2.0, 2.0, Load(num_blocks=100, preemptions=1, prefix_queries=10, prefix_hits=10), steps, 5,
+                  [1] + [0] * len(WORK_BOUNDS_S), 0.25, 0.3)
+    )  # fmt: skip
+    values = scrape(stats)
+    assert values["vllm:num_preemptions_total"] == 8
+    assert (values["vllm:prefix_cache_queries_total"], values["vllm:prefix_cache_hits_total"]) == (210, 60)
+    assert (values["vllm:iteration_tokens_total_count"], values["vllm:iteration_tokens_total_sum"]) == (6, 35)
+    assert values["quire:engine_turn_cpu_seconds_count"] == 3
+    assert values["quire:longest_engine_turn_cpu_seconds"] == 0.4
