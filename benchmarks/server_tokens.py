@@ -89,7 +89,7 @@ class Engine:
             if step + 1 == steps:
                 for stream in streams:
                     self._outbox.end(End(stream, "length"))
-            self._outbox.flush(Load)
+            self._outbox.flush(Load, {})
             self._port.drain(0.0)
             cpu += time.process_time() - began
         return cpu, sent

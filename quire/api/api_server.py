@@ -27,6 +27,7 @@ from quire.engine.transport import ZmqClient
 from quire.errors import ConfigError, EngineDeadError
 from quire.processes.child_main import run_child
 from quire.processes.launch import PULSE_S, LaunchConfig, Pulse, SendReport, StatusReport
+from quire.processes.scheduling import do_not_interrupt_others
 from quire.text.model_text import load_model_text
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ def main(launch: LaunchConfig, report: SendReport, make_app: Callable[..., FastA
     server = launch.config.server
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
+    if launch.config.device.device == "cpu":
+        do_not_interrupt_others()  # the engine computes on the same processors
     text = load_model_text(launch.config)
     session = EngineSession(
         ZmqClient(Path(launch.directory), launch.number, launch.engine),

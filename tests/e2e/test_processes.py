@@ -75,6 +75,16 @@ def test_settings_are_said_with_reasons_and_the_api_process_has_no_torch(server:
     assert "libtorch" in Path(f"/proc/{server.children()['engine']}/maps").read_text()
 
 
+def test_the_api_process_does_not_interrupt_a_step_on_a_cpu(server: QuireServe) -> None:
+    """None of its threads that serve; the one that only waits for the parent's end is older."""
+    api, engine = (server.children()[name] for name in ("api", "engine"))
+    threads = {int(task.name) for task in Path(f"/proc/{api}/task").iterdir()}
+    waiting = [thread for thread in threads if os.sched_getscheduler(thread) != os.SCHED_BATCH]
+    assert os.sched_getscheduler(api) == os.SCHED_BATCH
+    assert len(waiting) <= 1 < len(threads)
+    assert {os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{engine}/task").iterdir()} == {0}
+
+
 def test_sockets_are_private(server: QuireServe) -> None:
     links = [os.readlink(found) for found in Path(f"/proc/{server.children()['engine']}/fd").iterdir()]
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "quire-" in line]
