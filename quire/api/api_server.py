@@ -1,15 +1,13 @@
 """The API process: `python -m quire.api.api_server`, started by the supervisor beside the engine.
 
-Owns uvicorn's life: it serves an inherited socket and drains at SIGTERM. Never imports torch.
+Owns what it is made of: session, application, uvicorn on an inherited socket, event loop. Never imports torch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,11 +20,12 @@ from quire.api.app import create_app
 from quire.api.engine_session import EngineSession
 from quire.api.http_protocol import BoundedHttpProtocol
 from quire.api.measured_loop import MeasuredLoop
+from quire.api.process_life import serve_until_end
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
-from quire.errors import ConfigError, EngineDeadError
+from quire.errors import ConfigError
 from quire.processes.child_main import run_child
-from quire.processes.launch import PULSE_S, LaunchConfig, Pulse, SendReport, StatusReport
+from quire.processes.launch import LaunchConfig, SendReport
 from quire.processes.scheduling import do_not_interrupt_others
 from quire.text.model_text import load_model_text
 
@@ -35,8 +34,6 @@ logger = logging.getLogger(__name__)
 PROBE_PATHS = ("/health", "/ping", "/ready", "/metrics", "/load")
 """Probes, which come every few seconds and are not logged."""
 KEEP_ALIVE_S = 75
-ENGINE_WAIT_S = 2.0
-"""How long a new API process lets clients wait for an engine that should be there, in seconds."""
 
 
 def main(launch: LaunchConfig, report: SendReport, make_app: Callable[..., FastAPI] = create_app) -> None:
@@ -62,7 +59,9 @@ def main(launch: LaunchConfig, report: SendReport, make_app: Callable[..., FastA
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
     with listener, asyncio.Runner(loop_factory=lambda: MeasuredLoop(session.stats.callbacks)) as runner:
-        runner.run(_serve(http, session, listener, server.shutdown_timeout, report, replaces=launch.number > 0))
+        runner.run(
+            serve_until_end(http, session, listener, server.shutdown_timeout, report, replaces=launch.number > 0)
+        )
 
 
 class _HttpServer(uvicorn.Server):
@@ -72,61 +71,9 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-
-async def _serve(
-    http: _HttpServer,
-    session: EngineSession,
-    listener: socket.socket,
-    shutdown_timeout: float,
-    report: SendReport,
-    *,
-    replaces: bool,
-) -> None:
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    session.start()
-    if replaces:  # the engine is there already, as a rule: clients wait for it better than they try again
-        with contextlib.suppress(TimeoutError, EngineDeadError):
-            await asyncio.wait_for(session.wait_ready(), ENGINE_WAIT_S)
-    serving = loop.create_task(http.serve(sockets=[listener]))
-    try:
-        while not http.started and not serving.done():
-            await asyncio.sleep(0.005)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
         gc.freeze()  # keep garbage collections, which block the loop, from traversing what was loaded and stays
-        reporting = loop.create_task(_report_ready(session, report))
-        pulse = loop.create_task(_report_pulse(report))
-        await _until_end(session, stopping, serving)
-        reporting.cancel()
-        if stopping.is_set() and not await session.drain(shutdown_timeout):
-            logger.warning("Requests that were still open after %g s were ended.", shutdown_timeout)
-        pulse.cancel()
-    finally:
-        http.should_exit = True
-        await serving
-
-
-async def _report_ready(session: EngineSession, report: SendReport) -> None:
-    """Report `ready` once requests are served: HTTP is up already, so that is when the engine is ready."""
-    with contextlib.suppress(EngineDeadError):
-        ready = await session.wait_ready()
-        report(StatusReport("ready", kv_tokens=ready.kv_tokens))
-
-
-async def _report_pulse(report: SendReport) -> None:
-    """Say that the event loop turns."""
-    while True:
-        report(Pulse())
-        await asyncio.sleep(PULSE_S)
-
-
-async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
-    """Until SIGTERM, the engine's death, or the end of the HTTP server."""
-    ends = [asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(session.wait_dead())]
-    await asyncio.wait([*ends, serving], return_when=asyncio.FIRST_COMPLETED)
-    for end in ends:
-        end.cancel()
-    await asyncio.gather(*ends, return_exceptions=True)
 
 
 def load_tls(config: uvicorn.Config) -> None:

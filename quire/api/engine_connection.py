@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from quire.api.engine_controls import EngineControls
 from quire.api.engine_health import EngineHealth
-from quire.api.engine_receiver import EngineReceiver
+from quire.api.engine_receiver import EngineReceiver, MakeReceiver
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
 from quire.errors import EngineDeadError, GenerationError, UnavailableError
@@ -57,6 +57,7 @@ class EngineConnection:
         client: The way to the engine.
         clock: For all times.
         listener: Is told about requests.
+        make_receiver: What receives the engine's messages.
 
     Attributes:
         state: starting → ready ⇄ recovering → dead.
@@ -64,7 +65,13 @@ class EngineConnection:
         engine: Which one it is.
     """
 
-    def __init__(self, client: EngineClient, clock: Clock, listener: EngineListener) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        clock: Clock,
+        listener: EngineListener,
+        make_receiver: MakeReceiver = EngineReceiver,
+    ) -> None:
         self.state: EngineState = "starting"
         self.ready: Ready | None = None
         self.engine: EngineId = client.engine
@@ -73,7 +80,7 @@ class EngineConnection:
         self._listener = listener
         self._controls = EngineControls(client)
         self._health = EngineHealth(clock)
-        self._receiver = EngineReceiver(client, clock, self._on_message)
+        self._receiver = make_receiver(client, clock, self._on_message)
         self._died_at = 0.0
         self._pause = ""  # the command that the engine is paused by
         self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()

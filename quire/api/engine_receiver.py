@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
@@ -21,6 +22,30 @@ PIECE = 128
 """Sequences that one callback of the event loop hears about: each costs it up to a tenth of a millisecond."""
 
 
+OnMessage = Callable[[FromEngine | Lost], None]
+"""Called in the event loop."""
+
+
+class Receiver(Protocol):
+    """Hands an engine's messages to the event loop, in order."""
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the last message came, whether or not the event loop has seen it."""
+        ...
+
+    def start(self) -> None:
+        """Begin; called in the event loop."""
+        ...
+
+    async def close(self) -> None:
+        """Return when the client is no longer used."""
+        ...
+
+
+MakeReceiver = Callable[[EngineClient, Clock, OnMessage], Receiver]
+
+
 class EngineReceiver:
     """Hands an engine's messages to the event loop, in order; a connection that breaks is a Dead.
 
@@ -28,7 +53,7 @@ class EngineReceiver:
         heard_at: When the last message came, whether or not the event loop has seen it.
     """
 
-    def __init__(self, client: EngineClient, clock: Clock, on_message: Callable[[FromEngine | Lost], None]) -> None:
+    def __init__(self, client: EngineClient, clock: Clock, on_message: OnMessage) -> None:
         """
         Args:
             client: Whose `receive` is called, by this thread only.

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from quire.api.admission_limit import AdmissionLimit, queue_limits
 from quire.api.engine_connection import DEAD, LOADING, RECOVERING, EngineConnection
+from quire.api.engine_receiver import EngineReceiver, MakeReceiver
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
@@ -74,6 +75,7 @@ class EngineSession:
         clock: For all times.
         special_tokens: The model's, by text.
         report: Is told how the recovery from an engine's death goes.
+        make_receiver: What receives the engine's messages.
 
     Attributes:
         stats: Filled as messages pass.
@@ -88,12 +90,13 @@ class EngineSession:
         clock: Clock | None = None,
         special_tokens: Mapping[str, int] | None = None,
         report: SendReport = lambda report: None,
+        make_receiver: MakeReceiver = EngineReceiver,
     ) -> None:
         self.stats = Stats()
         self._config = config
         self._eos_ids = eos_ids
         self._clock = clock or SystemClock()
-        self._engine = EngineConnection(client, self._clock, self)
+        self._engine = EngineConnection(client, self._clock, self, make_receiver)
         self._submission: Submission | None = None
         self.admission_limit = AdmissionLimit(queue_limits(config.scheduler), self.stats.rejections)
         self._requests = OpenRequests()
