@@ -6,20 +6,20 @@ import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from time import thread_time
 from types import FrameType
 
 from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.engine.build import build_model_runtime_info
-from quire.engine.core import HEARTBEAT_S, EngineCore
+from quire.engine.core import EngineCore
 from quire.engine.flight_record import FlightRecorder
+from quire.engine.loop import turn_until
 from quire.engine.thinking_budgets import bitmask_source
 from quire.engine.transport import ZmqPort
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
-from quire.processes.launch import PULSE_S, STOP_ENGINE, LaunchConfig, SendReport, StatusReport
+from quire.processes.launch import STOP_ENGINE, LaunchConfig, SendReport, StatusReport
 
 
 def main(
@@ -46,14 +46,7 @@ def main(
     signal.signal(STOP_ENGINE, stop)
     gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
     report(StatusReport("ready", startup=device_limits.startup))
-    next_pulse = 0.0
-    while not stopping:
-        begun = thread_time()
-        core.turn(wait=HEARTBEAT_S)
-        core.record_turn(thread_time() - begun)
-        if (now := clock.now()) >= next_pulse:
-            next_pulse = now + PULSE_S
-            report(core.pulse())
+    turn_until(lambda: stopping, core, clock, report)
     if masker is not None:
         masker.close()
     executor.close()
