@@ -12,11 +12,10 @@ from pathlib import Path
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.engine.flight_record import requests_in_flight
-from quire.engine.transport import DeathNotices
 from quire.messages import Dead, EngineId
-from quire.processes.child_process import ChildProcess
+from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig, Pulse
+from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.watchdog import Watchdog
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 10.0
@@ -45,6 +44,7 @@ class Children:
         developer_mode: Serve debug routes.
         modules: What they run.
         clock: For all times.
+        host: Where they run.
 
     Attributes:
         engine, api: The present ones; an API process that is to be replaced may be dead.
@@ -52,7 +52,14 @@ class Children:
     """
 
     def __init__(
-        self, config: Config, directory: Path, listen_fd: int, developer_mode: bool, modules: Modules, clock: Clock
+        self,
+        config: Config,
+        directory: Path,
+        listen_fd: int,
+        developer_mode: bool,
+        modules: Modules,
+        clock: Clock,
+        host: ProcessHost = THIS_MACHINE,
     ) -> None:
         self._config = config
         self._directory = directory
@@ -60,26 +67,27 @@ class Children:
         self._developer_mode = developer_mode
         self._modules = modules
         self._clock = clock
-        self._notices = DeathNotices(directory)
+        self._host = host
+        self._notices = host.notices(directory)
         self._id = EngineId()
         self._number = 0
         self._was_ready: set[str] = set()
-        self._ready: set[ChildProcess] = set()
+        self._ready: set[Child] = set()
         self._due: dict[str, float] = {}  # by name: when it is started again
         self._early_deaths = {"engine": 0, "api": 0}
-        self._started: list[ChildProcess] = []
-        self._watchdogs: dict[ChildProcess, Watchdog] = {}
+        self._started: list[Child] = []
+        self._watchdogs: dict[Child, Watchdog] = {}
         self.engine_died_at = 0.0
         self.engine = self._start_engine()
         self.api = self._start_api()
         self._started.clear()
 
-    def __iter__(self) -> Iterator[ChildProcess]:
+    def __iter__(self) -> Iterator[Child]:
         return iter((self.engine, self.api))
 
     # --- what is known of them --------------------------------------------------------------------------------------
 
-    def ready(self, child: ChildProcess) -> None:
+    def ready(self, child: Child) -> None:
         """It said that it is."""
         self._was_ready.add(child.name)
         self._ready.add(child)
@@ -98,12 +106,12 @@ class Children:
         """Whether one of the present ones is."""
         return child in self._ready
 
-    def heard(self, child: ChildProcess, pulse: Pulse) -> None:
+    def heard(self, child: Child, pulse: Pulse) -> None:
         """It is alive."""
         if (watchdog := self._watchdogs.get(child)) is not None:
             watchdog.heard(pulse)
 
-    def stuck(self) -> list[tuple[ChildProcess, str]]:
+    def stuck(self) -> list[tuple[Child, str]]:
         """Those that make no progress, each once, and why."""
         found = [(child, why) for child, dog in self._watchdogs.items() if (why := dog.complaint())]
         for child, _ in found:
@@ -112,7 +120,7 @@ class Children:
 
     def in_flight(self) -> list[int]:
         """The sequences that the dead engine was working on."""
-        return requests_in_flight(self._directory, self._id)
+        return self._host.in_flight(self._directory, self._id)
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
@@ -142,7 +150,7 @@ class Children:
             else:
                 self.api = self._start_api()
 
-    def take_started(self) -> list[ChildProcess]:
+    def take_started(self) -> list[Child]:
         """Those started since the last call."""
         started, self._started = self._started, []
         return started
@@ -155,7 +163,7 @@ class Children:
             child.cause_of_death()
             child.close()
 
-    def _replace(self, child: ChildProcess) -> None:
+    def _replace(self, child: Child) -> None:
         delay = 0.0
         if child not in self._ready:
             delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** self._early_deaths[child.name])
@@ -165,18 +173,18 @@ class Children:
         self._due[child.name] = self._clock.now() + delay
         self.start_due()
 
-    def _start_engine(self) -> ChildProcess:
+    def _start_engine(self) -> Child:
         return self._start("engine", self._modules.engine, LaunchConfig(
             self._config, str(self._directory), developer_mode=self._developer_mode, engine=self._id
         ))  # fmt: skip
 
-    def _start_api(self) -> ChildProcess:
+    def _start_api(self) -> Child:
         return self._start("api", self._modules.api, LaunchConfig(
             self._config, str(self._directory), self._number, self._listen_fd, self._developer_mode, self._id
         ))  # fmt: skip
 
-    def _start(self, name: str, module: str, launch: LaunchConfig) -> ChildProcess:
-        child = ChildProcess(name, module, launch)
+    def _start(self, name: str, module: str, launch: LaunchConfig) -> Child:
+        child = self._host.start(name, module, launch)
         self._started.append(child)
-        self._watchdogs[child] = Watchdog(child.pid, self._clock)
+        self._watchdogs[child] = Watchdog(child.pid, self._clock, self._host.state)
         return child

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.processes.child_process import ChildProcess
+from quire.processes.child import Child
 from quire.processes.launch import Report
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -25,7 +25,7 @@ class Signalled:
 class Reported:
     """A child sent a report."""
 
-    child: ChildProcess
+    child: Child
     report: Report
 
 
@@ -33,7 +33,7 @@ class Reported:
 class Died:
     """A child is gone; its reports came before."""
 
-    child: ChildProcess
+    child: Child
 
 
 Event = Signalled | Reported | Died
@@ -51,14 +51,14 @@ class ProcessEvents:
         self._previous = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
 
-    def watch(self, child: ChildProcess) -> None:
+    def watch(self, child: Child) -> None:
         """Wait for one more child, too."""
         self._selector.register(child.pid_fd, selectors.EVENT_READ, child)
         self._selector.register(child.report_fd, selectors.EVENT_READ, child)
 
     def wait(self, timeout: float | None) -> Iterator[Event]:
         """Events, after waiting up to `timeout` seconds for the first."""
-        dead: list[ChildProcess] = []
+        dead: list[Child] = []
         for key, _ in self._selector.select(timeout):
             child = key.data
             if child is None:
@@ -83,7 +83,7 @@ class ProcessEvents:
         os.close(self._wakeup)
         os.close(self._wakeup_write)
 
-    def _forget(self, child: ChildProcess) -> None:
+    def _forget(self, child: Child) -> None:
         for fd in (child.pid_fd, child.report_fd):
             if fd in self._selector.get_map():
                 self._selector.unregister(fd)

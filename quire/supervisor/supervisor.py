@@ -18,11 +18,12 @@ from pathlib import Path
 from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.errors import SETUP_ERRORS, SetupError
-from quire.processes.child_process import ChildProcess
+from quire.processes.child import Child
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, Report, StatusReport
 from quire.supervisor.announce import announce_ready, print_log
 from quire.supervisor.children import MODULES, Children, Modules
-from quire.supervisor.process_events import Died, Event, ProcessEvents, Reported, Signalled
+from quire.supervisor.process_events import Died, Event, Reported, Signalled
+from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.restart_limit import WINDOW_S, RestartLimit
 from quire.supervisor.watchdog import TICK_S
 
@@ -49,6 +50,7 @@ class Supervisor:
         developer_mode: Serve debug routes.
         modules: What the processes run.
         clock: For all times.
+        host: Where they run.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Supervisor:
         developer_mode: bool,
         modules: Modules = MODULES,
         clock: Clock | None = None,
+        host: ProcessHost = THIS_MACHINE,
     ) -> None:
         self._config = config
         self._listener = listener
@@ -69,7 +72,8 @@ class Supervisor:
         self._exit_code: int | None = None
         self._drain_ends = float("inf")
         self._last_line = ""
-        self._events = ProcessEvents()  # from here on signals are received
+        self._host = host
+        self._events = host.events()  # from here on signals are received
         self._limit = RestartLimit(config.server.max_restarts, self._clock)
         self._recovered = True
         self._startup: dict[str, float] = {}
@@ -80,7 +84,13 @@ class Supervisor:
         directory = Path(tempfile.mkdtemp(prefix="quire-"))  # readable by its owner only
         self._listener.set_inheritable(True)
         self._children = Children(
-            self._config, directory, self._listener.fileno(), self._developer_mode, self._modules, self._clock
+            self._config,
+            directory,
+            self._listener.fileno(),
+            self._developer_mode,
+            self._modules,
+            self._clock,
+            self._host,
         )
         try:
             for child in self._children:
@@ -123,7 +133,7 @@ class Supervisor:
         for child in self._children.take_started():
             self._events.watch(child)
 
-    def _reported(self, child: ChildProcess, report: Report) -> None:
+    def _reported(self, child: Child, report: Report) -> None:
         match report:
             case Pulse():
                 self._children.heard(child, report)
@@ -137,7 +147,7 @@ class Supervisor:
                     took = self._clock.now() - self._children.engine_died_at
                     print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
 
-    def _child_is_ready(self, child: ChildProcess, report: StatusReport) -> None:
+    def _child_is_ready(self, child: Child, report: StatusReport) -> None:
         self._children.ready(child)
         if child is self._children.engine:
             self._startup = report.startup
@@ -199,7 +209,7 @@ class Supervisor:
             f"{WINDOW_S / 60:.0f} minutes; start the server again."
         )
 
-    def _start_failed(self, child: ChildProcess) -> None:
+    def _start_failed(self, child: Child) -> None:
         """It never was ready: what it says is the whole story."""
         failure = child.failure
         if self._exit_code is not None:
@@ -262,10 +272,10 @@ class Supervisor:
         """Until the API process has told its clients that all is over; it ends by itself."""
         self._wait_for(self._children.api, STOP_TIMEOUT_S)
 
-    def _how_it_ended(self, child: ChildProcess) -> str:
+    def _how_it_ended(self, child: Child) -> str:
         return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
 
-    def _wait_for(self, child: ChildProcess, seconds: float) -> int | None:
+    def _wait_for(self, child: Child, seconds: float) -> int | None:
         """Until the child is gone or the time is over, or a signal comes, which is returned."""
         deadline = self._clock.now() + seconds
         while child.exit_code() is None and (left := deadline - self._clock.now()) > 0:
