@@ -34,6 +34,11 @@ def hash_token(history: Sequence[int], num_sampled: int, vocab_size: int) -> int
     return zlib.crc32(array("q", [num_sampled, *history]).tobytes()) % vocab_size
 
 
+def seeded_counter(seed: int, num_sampled: int) -> int:
+    """What a seeded fake model is given in place of how many tokens were sampled."""
+    return (seed + num_sampled) % 2**63
+
+
 @dataclass
 class _Slot:
     owner: Admitted
@@ -56,6 +61,7 @@ class FakeExecutor:
         step_s: Seconds that every step takes.
         fault: See Executor.
         ready_host_blocks: Says after each step how many blocks of the host pool are ready; default: all.
+        seeded: Whether tokens depend on the request's seed as well: its counter starts there.
     """
 
     def __init__(
@@ -71,6 +77,7 @@ class FakeExecutor:
         step_s: float = 0.0,
         fault: FaultHook = no_faults,
         ready_host_blocks: Callable[[], int] | None = None,
+        seeded: bool = False,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -84,6 +91,7 @@ class FakeExecutor:
         self._max_in_flight = max_in_flight
         self._step_s = step_s
         self._fault = fault
+        self._seeded = seeded
         self._slots: dict[int, _Slot] = {}
         self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
         self._host: dict[int, list[int | None]] = {}
@@ -227,7 +235,8 @@ class FakeExecutor:
             if number:
                 self._write(slot, slot.length, gained[-1])
                 slot.length += 1
-            token = self._sample_token(self._history(slot), slot.num_sampled, self._vocab_size)
+            counter = seeded_counter(slot.owner.seed, slot.num_sampled) if self._seeded else slot.num_sampled
+            token = self._sample_token(self._history(slot), counter, self._vocab_size)
             gained.append(token if bits is None else allowed(token, bits, self._vocab_size))
             slot.num_sampled += 1
         for position in range(slot.length, end):
