@@ -1,0 +1,162 @@
+"""What must hold between any two turns of an engine's loop, whatever has happened.
+
+Recomputes from the requests themselves what the scheduler, the pools and the queues keep account of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from quire.engine.core import EngineCore
+from quire.kvcache.block_pool import DUMMY_BLOCK, BlockPool
+from quire.kvcache.host_pool import HostPool
+from quire.messages import CLIENT_SHIFT
+from quire.scheduler.lengths import Lengths
+from quire.scheduler.request import Request
+from quire.scheduler.request_table import RequestTable
+from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.waiting_queue import WaitingQueue
+from tests.simulation.settings import Settings
+from tests.simulation.world import World
+
+
+class Violation(Exception):
+    """Something does not hold."""
+
+
+def check_engine(core: EngineCore, world: World, settings: Settings) -> None:
+    """Fail the run if something of an engine does not hold."""
+    try:
+        check_scheduler(core._scheduler, settings.max_in_flight)
+    except Violation as violation:
+        world.fail(f"engine: {violation}")
+
+
+def check_scheduler(scheduler: Scheduler, max_in_flight: int) -> None:
+    """Everything that is known about requests, blocks and slots.
+
+    Raises:
+        Violation: Something does not hold.
+    """
+    requests = list(scheduler.requests())
+    _check_membership(scheduler._request_table, requests)
+    _check_blocks(scheduler.pool, requests)
+    _check_sharing(scheduler.pool, requests)
+    _check_host_blocks(scheduler.host, requests)
+    _check_lengths(scheduler._lengths, requests)
+    _check_in_flight(scheduler, requests, max_in_flight)
+    _check_sums(scheduler._waiting)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+def _check_membership(table: RequestTable, requests: list[Request]) -> None:
+    """Every request is either waiting or running; every slot has one owner or is free."""
+    waiting, running = list(table.waiting), list(table.running)
+    _require(not {r.id for r in waiting} & {r.id for r in running}, "a request waits and runs")
+    _require(
+        sorted(r.id for r in requests) == sorted(r.id for r in (*waiting, *running)), "running + waiting is not all"
+    )
+    _require(all(r.slot is None for r in waiting), "a waiting request has a slot")
+    slots = [r.slot for r in running if r.slot is not None]
+    _require(len(slots) == len(running), "a running request has no slot")
+    _require(sorted([*slots, *table._free_slots]) == list(range(table.num_slots)), "slots do not add up")
+    _require(all(r.ended is None for r in requests), "a request that is over is still there")
+    keys = [r.queue_key for r in running]
+    _require(keys == sorted(keys), "the running are out of order")
+    stops = Counter(token for r in requests for token in r.stop_ids)
+    _require(table._stop_counts == stops, "stop tokens are miscounted")
+
+
+def _check_blocks(pool: BlockPool, requests: list[Request]) -> None:
+    """Each block has as many references as holders; the free list is what nobody holds."""
+    held = Counter(block for r in requests for blocks in r.table._blocks for block in blocks if block > DUMMY_BLOCK)
+    counts = pool._ref_counts
+    for block in range(1, pool.num_blocks + 1):
+        _require(
+            counts[block] == held[block], f"block {block} has {counts[block]} references and {held[block]} holders"
+        )
+        _require((counts[block] == 0) == (block in pool._free), f"block {block}: the free list is wrong")
+    _require(counts[DUMMY_BLOCK] == 0 and DUMMY_BLOCK not in pool._free, "the dummy block was handed out")
+    _require(
+        {key: block for block, key in pool._key_of.items()} == pool._block_of, "the prefix cache contradicts itself"
+    )
+    idle = [r for r in requests if r.slot is None and not r.swapped]
+    _require(not any(any(r.table._blocks) for r in idle), "a waiting request holds blocks")
+
+
+def _check_sharing(pool: BlockPool, requests: list[Request]) -> None:
+    """Several holders of a block have it at the same place, with the same tokens before its end."""
+    holders: dict[int, tuple[Request, int, int]] = {}
+    for request in requests:
+        for group, blocks in enumerate(request.table._blocks):
+            for entry, block in enumerate(blocks):
+                if block <= DUMMY_BLOCK:
+                    continue
+                other, *place = holders.setdefault(block, (request, group, entry))
+                if other is request and place == [group, entry]:
+                    continue
+                _require(place == [group, entry], f"block {block} is in two places")
+                end = (entry + 1) * pool.block_size
+                mine, theirs = request.tokens[:end], other.tokens[:end]
+                same = min(len(mine), len(theirs))
+                _require(mine[:same] == theirs[:same], f"block {block} is shared by different tokens")
+
+
+def _check_host_blocks(host: HostPool, requests: list[Request]) -> None:
+    """Each ready host block has one holder, or is free."""
+    free = [block for run in host._free for block in run]
+    held = [~block for r in requests for blocks in r.table._blocks for block in blocks if block < DUMMY_BLOCK]
+    _require(sorted([*free, *held]) == list(range(host.num_blocks)), "host blocks do not add up")
+    swapped = [r for r in requests if r.swapped]
+    _require(all(r.slot is None for r in swapped), "a swapped request runs")
+
+
+def _check_lengths(lengths: Lengths, requests: list[Request]) -> None:
+    """computed ≤ planned ≤ known + in flight ≤ limit, none is negative, and blocks hold what is planned."""
+    for r in requests:
+        known, in_flight = len(r.tokens), r.in_flight_tokens
+        _require(int(lengths.known[r.index]) == known, f"{r}: known tokens are miscounted")
+        _require(0 <= r.computed <= r.planned, f"{r}: computed more than planned")
+        _require(in_flight >= 0 and r.planned <= known + in_flight, f"{r}: planned more than there is")
+        _require(r.add.prompt_len <= known <= r.limit, f"{r}: longer than its limit")
+        allocated = int(lengths.allocated[r.index])
+        if r.slot is not None:
+            _require(r.table.allocated_tokens >= r.planned, f"{r}: planned tokens without blocks")
+            _require(allocated <= r.table.allocated_tokens, f"{r}: believes in blocks that it does not have")
+    used = [r.index for r in requests]
+    _require(sorted([*used, *lengths._free]) == list(range(len(lengths.planned))), "indices do not add up")
+
+
+def _check_in_flight(scheduler: Scheduler, requests: Iterable[Request], max_in_flight: int) -> None:
+    """Tokens in flight are those of the plans in flight."""
+    steps = scheduler._steps_in_flight
+    _require(len(steps) <= max_in_flight, "too many plans in flight")
+    expected: Counter[int] = Counter()
+    for step in steps:
+        for request, serial, most in zip(step.requests, step.serials, step.max_new_tokens, strict=True):
+            if scheduler._lengths.serial[request.index] == serial:
+                expected[request.id] += int(most)
+    for request in requests:
+        _require(request.in_flight_tokens == expected[request.id], f"{request}: tokens in flight are miscounted")
+
+
+def _check_sums(waiting: WaitingQueue) -> None:
+    """The queue's sums are those of its requests."""
+    shares = waiting._shares
+    _require(shares.keys() == waiting._requests.keys(), "a waiting request is not counted")
+    _require(waiting.num_tokens == sum(s.tokens for s in shares.values()), "waiting tokens are miscounted")
+    _require(waiting.num_uncomputed == sum(s.uncomputed for s in shares.values()), "uncomputed tokens are miscounted")
+    _require(waiting.queued_tokens == sum(s.queued for s in shares.values()), "queued tokens are miscounted")
+    awaiting = sum(bool(r.awaits) for r in waiting)
+    _require(waiting.num_awaiting == awaiting, "awaiting requests are miscounted")
+    _require(min(waiting.num_tokens, waiting.queued_tokens, waiting.num_uncomputed) >= 0, "a sum is negative")
+
+
+def sequences_of(core: EngineCore, client: int) -> set[int]:
+    """The sequences of one client that an engine has."""
+    return {r.id for r in core._scheduler.requests() if r.id >> CLIENT_SHIFT == client}

@@ -1,0 +1,137 @@
+"""The simulated model: what an engine has to bring for a request, computed from the request alone.
+
+Tokens follow from everything before them, from the seed and from the mask, so a lost, repeated, stale or foreign token
+changes all that come after it. The executor reads the tokens before from the blocks; `expected_output` does not.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quire.engine.token_bitmasks import TokenBitmaskSource
+from quire.errors import GenerationError
+from quire.executor.fake import allowed, hash_token, seeded_counter
+from quire.messages import Add, Bits, EndReason
+from quire.sampling import SamplingParams
+from quire.scheduler.request import Request
+from tests.engine.harness import HashMasker
+from tests.simulation.world import World
+
+VOCAB_SIZE = 128
+POISON = VOCAB_SIZE - 1
+"""A prompt with this token ends the engine; the model never brings it."""
+END_OF_SEQUENCE = 5
+GRAMMAR = "half of the tokens"
+BROKEN_GRAMMAR = "none that can be followed"
+
+
+def sample(history: Sequence[int], counter: int, vocab_size: int) -> int:
+    """The model: a checksum of what it sees."""
+    return hash_token(history, counter, vocab_size - 1)
+
+
+def mask(tokens: Sequence[int]) -> bytes:
+    """The tokens that the grammar allows after these: half of all, but never the poison."""
+    bits = bytearray(HashMasker.mask(tokens, VOCAB_SIZE))
+    bits[POISON // 8] &= ~(1 << POISON % 8) & 0xFF
+    return bytes(bits)
+
+
+def is_complete(tokens: Sequence[int], prompt_len: int) -> bool:
+    """Whether the grammar lets nothing follow."""
+    return len(tokens) > prompt_len and zlib.crc32(array("q", tokens).tobytes()) % 29 == 0
+
+
+class Expected(NamedTuple):
+    """What a sequence has to bring, if nothing ends it earlier."""
+
+    tokens: list[int]
+    reason: EndReason
+
+
+def expected_output(
+    prompt: Sequence[int], seed: int, sampling: SamplingParams, stop_ids: Sequence[int], masked: bool, reach: int | None
+) -> Expected:
+    """The output of one sequence.
+
+    Args:
+        prompt: Token ids.
+        seed: Of this sequence.
+        sampling: As it was asked for, with `max_tokens`.
+        stop_ids: See Add.
+        masked: Whether a grammar is followed.
+        reach: How many tokens the model looks back; None for all.
+    """
+    history = list(prompt)
+    for num_sampled in range(sampling.max_tokens or 0):
+        if masked and is_complete(history, len(prompt)):
+            return Expected(history[len(prompt) :], "stop")
+        seen = history if reach is None else history[-reach:]
+        token = sample(seen, seeded_counter(seed, num_sampled), VOCAB_SIZE)
+        history.append(allowed(token, mask(history), VOCAB_SIZE) if masked else token)
+        if history[-1] in stop_ids and num_sampled + 1 >= sampling.min_tokens:
+            return Expected(history[len(prompt) :], "stop")
+    return Expected(history[len(prompt) :], "length")
+
+
+class SimulatedGrammars(TokenBitmaskSource):
+    """Masks of the requests that have a grammar; some take a while to prepare, some are asked for and waited for.
+
+    Args:
+        world: Gives the time.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._random = world.random("grammars")
+        self._preparing: dict[int, tuple[float, str]] = {}
+        self._held: set[int] = set()
+        self._takes_s = 0.0
+        self._asked: list[Bits | GenerationError | None] = []
+
+    @property
+    def num_held(self) -> int:
+        """Sequences that it knows."""
+        return len(self._held)
+
+    def wants(self, message: Add) -> bool:
+        return bool(message.grammar)
+
+    def prepare(self, message: Add) -> bool:
+        self._held.add(message.id)
+        if message.fork_of is None:  # the grammar of all sequences of a prompt is the same, and is compiled once
+            self._takes_s = self._random.choice((0.0, 0.0, 0.01, 0.5))
+        takes = self._takes_s
+        error = "The grammar is broken." if message.grammar == BROKEN_GRAMMAR else ""
+        if not takes and not error:
+            return True
+        self._preparing[message.id] = (self._world.now() + takes, error)
+        return False
+
+    def prepared(self) -> list[tuple[int, str]]:
+        due = [(number, error) for number, (when, error) in self._preparing.items() if when <= self._world.now()]
+        for number, _ in due:
+            del self._preparing[number]
+        return due
+
+    def ask(self, requests: Sequence[Request]) -> bool:
+        assert not self._asked, "asked twice"
+        self._asked = [
+            None if is_complete(request.tokens, request.add.prompt_len) else mask(request.tokens)
+            for request in requests
+        ]
+        return self._random.random() < 0.5
+
+    def bits(self) -> list[Bits | GenerationError | None]:
+        asked, self._asked = self._asked, []
+        return asked
+
+    def forget(self, request_id: int) -> None:
+        self._preparing.pop(request_id, None)
+        self._held.discard(request_id)
+
+    def close(self) -> None:
+        pass

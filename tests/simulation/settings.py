@@ -1,0 +1,107 @@
+"""What a seed stands for: the server's settings, the load and the faults of one run.
+
+Each run has some of the features and some of the faults, so that no combination is always masked by another one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.config import Config
+from quire.config.scheduler import Policy, PreemptionMode
+from quire.kvcache.group_windows import GroupWindow
+
+MAX_MODEL_LEN = 96
+SHUTDOWN_S = 900.0
+"""What open requests get at the end: enough for all of them, whatever happens."""
+
+FAULTS = (
+    "engine killed", "engine killed in a turn", "engine raises", "engine stopped", "engine stopped for long",
+    "engine hangs", "step hangs", "slow step", "row breaks", "engine start fails", "api killed", "api stopped",
+    "api stopped for long", "api hangs", "api hangs for long", "message corrupted", "network slow", "clock jumps",
+    "two deaths",
+)  # fmt: skip
+"""Kinds of faults; see `faults.py`."""
+
+FEATURES = (
+    "choices", "stop tokens", "log probabilities", "priorities", "salts", "tenants", "timeouts", "grammars",
+    "disconnects", "slow readers", "several prompts", "poison", "pauses", "penalties", "drafts", "bursts",
+)  # fmt: skip
+"""What requests and operators do; see `traffic.py`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run.
+
+    Attributes:
+        config: Of the server.
+        num_blocks, num_host_blocks: Of the KV cache.
+        windows: Of the KV groups.
+        max_in_flight: Plans in flight.
+        token_s: What a token of a step takes.
+        arrival_s: Mean time between two requests.
+        most_open: No request arrives while so many are open.
+        features, faults: Those of this run.
+        fault_s: Mean time between two faults; infinite for none.
+        drains_early: Whether the server is told to end while requests still arrive.
+    """
+
+    config: Config
+    num_blocks: int
+    num_host_blocks: int
+    windows: Sequence[GroupWindow]
+    max_in_flight: int
+    token_s: float
+    arrival_s: float
+    most_open: int
+    features: frozenset[str]
+    faults: Sequence[str]
+    fault_s: float
+    drains_early: bool
+
+    @property
+    def reach(self) -> int | None:
+        """How far the model looks back, in tokens; None: without limit."""
+        windows = [group.window for group in self.windows]
+        return None if None in windows else max(window or 0 for window in windows)
+
+
+def settings_of(rng: random.Random) -> Settings:
+    """The run that these random numbers stand for."""
+    num_blocks, block_size = rng.choice(((14, 8), (24, 8), (60, 4), (100, 2), (40, 4), (30, 16), (120, 8)))
+    policy: Policy = rng.choice(("fcfs", "priority"))
+    mode: PreemptionMode | None = rng.choice(("swap", "recompute", None))
+    config = Config().with_values(
+        max_num_seqs=rng.choice((1, 2, 4, 8)),
+        max_num_batched_tokens=rng.choice((8, 16, 32, 64)),
+        max_model_len=MAX_MODEL_LEN,
+        block_size=block_size,
+        enable_prefix_caching=rng.random() < 0.8,
+        scheduling_policy=policy,
+        preemption_mode=mode,
+        max_queued_requests=rng.choice((None, None, 3, 10)),
+        cache_isolation=rng.random() < 0.2,
+        max_restarts=rng.choice((1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 2, 0)),
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    features = frozenset(name for name in FEATURES if rng.random() < 0.5)
+    faults = [name for name in FAULTS if rng.random() < 0.4]
+    if not config.server.max_restarts:
+        faults = [name for name in faults if name != "step hangs"]  # nobody would replace the engine
+    return Settings(
+        config=config,
+        num_blocks=num_blocks,
+        num_host_blocks=rng.choice((0, 10, 200)),
+        windows=[GroupWindow(window) for window in rng.choice(((None,), (None,), (None, 11), (9,), (None, None)))],
+        max_in_flight=rng.choice((1, 2, 2, 3)),
+        token_s=rng.choice((1e-4, 5e-4, 1e-3)),
+        arrival_s=rng.choice((0.003, 0.02, 0.1)),
+        most_open=rng.choice((4, 12, 30)),
+        features=features,
+        faults=faults,
+        fault_s=rng.choice((0.1, 0.5, 2.0, 10.0)) if faults else float("inf"),
+        drains_early=rng.random() < 0.1,
+    )

@@ -1,0 +1,173 @@
+"""One run: a server, its clients and its faults, from the first start to the last exit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+from dataclasses import dataclass
+
+from tests.simulation.faults import Faults
+from tests.simulation.judge import Judge
+from tests.simulation.operations import Operator
+from tests.simulation.server import Server
+from tests.simulation.settings import settings_of
+from tests.simulation.traffic import Generator
+from tests.simulation.world import SimulationError, World
+
+PATIENCE_S = 1_000.0
+"""Virtual seconds in which everything that is open must have ended, once nothing new comes."""
+LONGEST_S = 50_000.0
+"""Virtual seconds that the steps of a run may take, jumps of the clock included."""
+IDLE_S = 5.0
+"""After which an idle server must hold nothing."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run was.
+
+    Attributes:
+        seed: Of the run.
+        steps: Of the engines.
+        seconds: Virtual.
+        tokens: That clients got.
+        fingerprint: Equal for equal runs.
+        outcomes: Requests by how they ended.
+        faults: By kind.
+        lives: Of the processes.
+    """
+
+    seed: int
+    steps: int
+    seconds: float
+    tokens: int
+    fingerprint: int
+    outcomes: dict[str, int]
+    faults: dict[str, int]
+    lives: dict[str, int]
+
+
+def simulate(seed: int, steps: int) -> Summary:
+    """Run one seed until its engines have done so many steps, then to the end.
+
+    Raises:
+        SimulationError: An invariant was violated; the message says which one, what led there and how to see it again.
+    """
+    log = io.StringIO()
+    with contextlib.redirect_stderr(log):
+        run = _Run(seed)
+        try:
+            return run.whole(steps)
+        except SimulationError as error:
+            last = "".join(log.getvalue().splitlines(keepends=True)[-10:])
+            again = f"python -m tests.simulation --seed {seed} --steps {steps}"
+            raise SimulationError(
+                f"{error}\n\nThe last things that happened:\n{run.world.trace()}\n\nThe server's log:\n{last}\n"
+                f"Seed {seed} violates an invariant: {run.world.problem.splitlines()[0]}\nAgain: {again}"
+            ) from None
+        finally:
+            run.server.end()
+
+
+class _Run:
+    """A run that goes on."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.settings = settings_of(self.world.random("settings"))
+        self.judge = Judge(self.world, self.settings)
+        self.server = Server(self.world, self.settings, self.judge)
+        self.faults = Faults(self.server, self.judge.excuses)
+        self.operator = Operator(self.server, self.settings, self.judge.excuses)
+        self._generator = Generator(self.world, self.settings)
+        self._rng = self.world.random("arrivals")
+        self._closed = False
+        self._next_arrival()
+
+    def whole(self, steps: int) -> Summary:
+        """Until the end."""
+        server, judge = self.server, self.judge
+        judge.excuses.given_up = self.settings.config.server.max_restarts < 1_000
+        self._until(lambda: server.steps >= steps or server.exit_code is not None, LONGEST_S)
+        self._closed = True
+        self.faults.stop()
+        self.operator.stop()
+        if self.settings.drains_early:  # an API process that dies in a drain is not replaced
+            self._until(lambda: self._is_well or server.exit_code is not None, PATIENCE_S)
+        else:
+            self._until(lambda: self._is_settled or server.exit_code is not None, PATIENCE_S)
+            self._until(lambda: False, IDLE_S, passes=True)
+            if server.exit_code is None:
+                server.check_idle()
+        judge.excuses.draining = True
+        server.events.signal(signal.SIGTERM)
+        self._until(lambda: server.exit_code is not None, 2 * PATIENCE_S)
+        self._check_end()
+        return Summary(
+            self.world.seed,
+            server.steps,
+            self.world.now(),
+            judge.tokens,
+            self.world.fingerprint,
+            dict(sorted(judge.outcomes.items())),
+            dict(sorted(self.faults.planted.items())),
+            server.lives,
+        )
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether nothing is open, and all is well."""
+        return not self.judge.open and not self.operator.paused and self._is_well
+
+    @property
+    def _is_well(self) -> bool:
+        """Whether the processes are there, and none is kept from running."""
+        server = self.server
+        if server.held or not server.api.serves or server.engine_process.dead:
+            return False
+        return server.api.session.state == "ready"
+
+    def _until(self, done: object, patience: float, *, passes: bool = False) -> None:
+        """Let things happen until it is done, for so many virtual seconds; longer is a violation unless it `passes`."""
+        assert callable(done)
+        world = self.world
+        deadline = world.now() + patience
+        while not done():
+            if world.now() > deadline:
+                if not passes:
+                    world.fail(f"requests {sorted(self.judge.open)} have not ended, or the server has not")
+                break
+            if not world.next():
+                world.fail("nothing is going to happen any more")
+            if world.problem:
+                break
+        if world.problem:
+            raise SimulationError(world.problem)
+
+    def _check_end(self) -> None:
+        """Every request has ended, and the exit code says what happened."""
+        server, judge, world = self.server, self.judge, self.world
+        never_accepted = {ask.number for ask in server.backlog}
+        if judge.open.keys() - never_accepted:
+            world.fail(f"requests {sorted(judge.open.keys() - never_accepted)} never ended")
+        if server.exit_code != 0 and not judge.excuses.given_up:
+            world.fail(f"the server's exit code is {server.exit_code}")
+        if world.problem:
+            raise SimulationError(world.problem)
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    def _next_arrival(self) -> None:
+        self.world.after(self._rng.expovariate(1 / self.settings.arrival_s), self._arrive)
+
+    def _arrive(self) -> None:
+        if self._closed:
+            return
+        burst = "bursts" in self.settings.features and self._rng.random() < 0.05
+        for _ in range(self.settings.most_open if burst else 1):
+            if len(self.judge.open) < self.settings.most_open:
+                ask = self._generator.next()
+                self.judge.arrived(ask)
+                self.server.connect(ask)
+        self._next_arrival()

@@ -1,0 +1,132 @@
+"""The simulation finds what it is for: each of these bugs, planted in the product's code, within a few seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from quire.api import replay
+from quire.api.engine_connection import EngineConnection
+from quire.api.open_requests import OpenRequests, OpenSequence
+from quire.api.output_collector import OutputCollector
+from quire.engine.client import Lost
+from quire.engine.core import EngineCore
+from quire.kvcache.block_pool import DUMMY_BLOCK
+from quire.kvcache.block_table import BlockTable
+from quire.messages import Add, FromEngine
+from quire.scheduler.queue_order import KeyOrder
+from quire.scheduler.request import Request
+from quire.scheduler.waiting_queue import WaitingQueue
+from tests.simulation.simulation import simulate
+from tests.simulation.world import SimulationError
+
+SEEDS = 30
+STEPS = 300
+
+
+def first_violation() -> str:
+    """What the first of the seeds that shows the bug says; empty if none does."""
+    for seed in range(SEEDS):
+        try:
+            simulate(seed, STEPS)
+        except SimulationError as error:
+            return str(error).split("\n\n")[0]
+    return ""
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces an attribute by what a function makes of it."""
+
+    def replace_by(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        monkeypatch.setattr(owner, name, make(getattr(owner, name)))
+
+    return replace_by
+
+
+def test_a_double_free_is_found(plant: Callable[..., None]) -> None:
+    def make(free: Callable[[BlockTable], None]) -> Callable[[BlockTable], None]:
+        def free_twice(table: BlockTable) -> None:
+            pool = table._pool
+            shared = [b for blocks in table._blocks for b in blocks if b > DUMMY_BLOCK and pool.is_shared(b)]
+            free(table)
+            pool.free(shared[:1])  # its other holder loses it
+
+        return free_twice
+
+    plant(BlockTable, "free", make)
+    assert "references and" in first_violation()
+
+
+def test_a_wake_up_that_the_queue_loses_is_found(plant: Callable[..., None]) -> None:
+    """Requests that were passed over are not looked at again."""
+    plant(KeyOrder, "restore_skipped", lambda original: lambda order: order._skipped.clear())
+    assert "has brought nothing" in (found := first_violation()) or "not ended" in found
+
+
+def test_a_wake_up_that_a_grammar_loses_is_found(plant: Callable[..., None]) -> None:
+    """What a request awaits has come, and nobody notices."""
+
+    def forget(queue: WaitingQueue, request: Request) -> None:
+        queue.refresh(request)
+
+    plant(WaitingQueue, "release", lambda original: forget)
+    assert "has brought nothing" in (found := first_violation()) or "not ended" in found
+
+
+def test_a_loop_that_sleeps_beside_its_work_is_found(plant: Callable[..., None]) -> None:
+    """It goes on with the next message or heartbeat only."""
+    plant(EngineCore, "_idle_wait", lambda original: lambda core, wait: wait)
+    assert "has brought nothing" in first_violation()
+
+
+def test_a_stale_token_is_found(plant: Callable[..., None]) -> None:
+    """What a dead engine says late is believed."""
+
+    def make(on_message: Any) -> Any:
+        def believe(connection: EngineConnection, message: FromEngine | Lost) -> None:
+            if not isinstance(message, Lost):
+                message = replace(message, source=connection.engine)
+            on_message(connection, message)
+
+        return believe
+
+    plant(EngineConnection, "_on_message", make)
+    assert first_violation() != ""
+
+
+def test_a_request_that_is_lost_at_a_replay_is_found(plant: Callable[..., None]) -> None:
+    def make(unsent: Any) -> Any:
+        def all_but_one(requests: OpenRequests, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
+            found: list[OpenSequence] = unsent(requests, may_run)
+            return found[:-1] if len(found) > 1 else found
+
+        return all_but_one
+
+    plant(OpenRequests, "unsent", make)
+    assert "not ended" in first_violation()
+
+
+def test_a_choice_that_is_lost_at_a_replay_is_found(plant: Callable[..., None]) -> None:
+    """It counts as sent, and the next engine never hears of it."""
+
+    def make(replay_add: Any) -> Any:
+        return lambda sequences: replace(replay_add(sequences), forks=[])
+
+    plant(replay, "_replay_add", make)
+    assert "lost: [" in first_violation()
+
+
+def test_a_token_that_comes_twice_after_a_replay_is_found(plant: Callable[..., None]) -> None:
+    def make(replay_add: Any) -> Any:
+        def forget_the_last(sequences: list[OpenSequence]) -> Add:
+            add: Add = replay_add(sequences)
+            return replace(add, tokens=add.tokens[: max(add.prompt_len, len(add.tokens) - 1)])
+
+        return forget_the_last
+
+    plant(replay, "_replay_add", make)
+    assert "got tokens" in first_violation()

@@ -1,0 +1,51 @@
+"""Whole servers under simulated load and faults: no invariant is violated, and a seed always runs the same way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.simulation.settings import FAULTS
+from tests.simulation.simulation import simulate
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_invariant_is_violated(seed: int) -> None:
+    simulate(seed, steps=300)
+
+
+def test_a_seed_runs_the_same_way_in_another_process() -> None:
+    """Whatever the order of sets of strings, and whatever ran before."""
+    here = simulate(3, steps=400)
+    code = "from tests.simulation.simulation import simulate; print(simulate(3, steps=400))"
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert other.stdout.strip() == str(here)
+    assert simulate(4, steps=400).fingerprint != here.fingerprint
+
+
+@pytest.mark.long("reliability")
+def test_a_thousand_seeds() -> None:
+    """A million steps are a matter of `python -m tests.simulation`."""
+    steps = 0
+    faults: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    for seed in range(1_000):
+        summary = simulate(seed, steps=230)
+        steps += summary.steps
+        faults.update(summary.faults)
+        outcomes.update(summary.outcomes)
+    assert steps >= 200_000
+    assert faults.keys() == set(FAULTS), "every kind of fault happened"
+    assert outcomes["answered"] > sum(outcomes.values()) / 2, outcomes
+    assert {"cut", "left", "timed out", "poison found", "row broken", "message corrupted"} <= outcomes.keys()
