@@ -201,8 +201,10 @@ class FakeExecutor:
         found = []
         for scored in plan.prompt_logprobs_rows:
             slot, count = self._slots[plan.slots[scored.row]], plan.counts[scored.row]
-            known, first = self._history(slot), slot.length - count + scored.skip
-            row = [*known[len(known) - count + scored.skip :], scored.next_token][1 : scored.count + 1]
+            first = slot.length - count + scored.skip
+            written = [self._blocks[slot.tables[0, at // self._block_size]][at % self._block_size]
+                       for at in range(first + 1, slot.length)]  # fmt: skip
+            row = [token for token in (*written, scored.next_token)[: scored.count] if token is not None]
             k = slot.owner.sampling.prompt_logprobs or 0
             tops = [[(token + 1 + i) % self._vocab_size for i in range(k)] for token in row]
             found.append([

@@ -20,6 +20,8 @@ from quire.supervisor.watchdog import Watchdog
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 10.0
 """Before a process is started again that died before it was ready; twice as long each time."""
+_MAX_DOUBLINGS = 10
+"""More make no difference, and no float."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class Children:
         delay = 0.0
         if child not in self._ready:
             delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** self._early_deaths[child.name])
-            self._early_deaths[child.name] += 1
+            self._early_deaths[child.name] = min(_MAX_DOUBLINGS, self._early_deaths[child.name] + 1)
         self._ready.discard(child)
         self._watchdogs.pop(child, None)
         self._due[child.name] = self._clock.now() + delay

@@ -17,6 +17,8 @@ SHORT_S, LONG_S = 0.8, 40.0
 """How long a process may stand still without being replaced, and for how long it surely is."""
 GRACE_S = 30.0
 """Between two jumps of the clock: each may add up with what happens then."""
+WHILE_RECOVERING = 0.1
+"""Of the faults that would meet a server without an engine, how many do; else it would hardly ever have one."""
 
 
 class Faults:
@@ -70,8 +72,9 @@ class Faults:
     def _plant(self) -> None:
         if self._stopped:
             return
-        kind = self._rng.choice(self._settings.faults)
-        if self._server.is_up and self._kinds[kind]():
+        kind, recovering = self._rng.choice(self._settings.faults), self._server.engine.core is None
+        passes = recovering and self._rng.random() > WHILE_RECOVERING
+        if self._server.is_up and not passes and self._kinds[kind]():
             self._world.say(f"FAULT {kind}")
             self.planted[kind] = self.planted.get(kind, 0) + 1
             self._server.disturbed()

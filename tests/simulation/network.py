@@ -112,7 +112,7 @@ class Network:
 
     def latency(self) -> float:
         """Seconds that a message takes: mostly next to nothing."""
-        return self.slowness * self._random.choice((2e-5, 5e-5, 1e-4, 1e-3))
+        return self.slowness * self._random.choice((2e-5, 2e-5, 1e-4, 1e-4, 1e-3, 1e-2))
 
     def inbox(self, address: str) -> Inbox:
         """What is there, whether or not anybody listens yet."""
@@ -146,7 +146,8 @@ class Network:
     def drop(self, owner: object) -> None:
         """A process is dead. Of what it had on the way some arrives, perhaps late; the rest does not."""
         for connection in [each for each in self._connections if each.owner is owner]:
-            connection.cut(self._random.randint(0, connection.num_on_the_way))
+            most = connection.num_on_the_way
+            connection.cut(self._random.choice((most, self._random.randint(0, most))))
             self._connections.remove(connection)
             self._delay(connection)
 
@@ -157,6 +158,6 @@ class Network:
 
     def _delay(self, connection: Connection) -> None:
         """Hold back what a dead process has said, so that it comes after what is said about its death."""
-        late = self._random.choice((0.0, 0.0, 0.05, 3.0))
+        late = self._random.choice((0.0, 0.05, 2.0, 5.0))
         if late and connection.num_on_the_way:
             connection.hold_back(late)

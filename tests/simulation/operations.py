@@ -65,8 +65,8 @@ class Operator:
         place = len(self._excuses.aborts) - 1
 
         def reached(succeeded: bool) -> None:
-            if action == "pause:abort":
-                self._excuses.aborts[place] = self._world.now()
+            if action == "pause:abort":  # without an answer it may still be on its way
+                self._excuses.aborts[place] = self._world.now() + (0.0 if succeeded else 1.0)
 
         self._command(action, reached)
         self._world.after(self._rng.uniform(0.01, 1.0), self._resume)
@@ -82,19 +82,38 @@ class Operator:
         self._command("resume", resumed)
 
     def _command(self, action: str, done: Callable[[bool], None]) -> None:
-        """Give a command; `done` is told whether it succeeded, once, whatever becomes of the API process."""
-        api = self._server.api
-        if not api.serves:
-            self._world.after(0.0, lambda: done(False))
-            return
-        api.loop.call_soon(lambda: api.loop.create_task(_give(api, action, done)))
+        """Give a command; `done` is told once whether it succeeded, whatever becomes of the API process."""
+        command = _Command(self._server.api, action, done)
+        if command.api.serves:
+            command.api.loop.call_soon(lambda: command.api.loop.create_task(command.give()))
+        self._await(command)
+
+    def _await(self, command: _Command) -> None:
+        if not command.api.serves:
+            command.end(False)
+        elif not command.ended:
+            self._world.after(AGAIN_S, lambda: self._await(command))
 
 
-async def _give(api: SimulatedApi, action: str, done: Callable[[bool], None]) -> None:
-    succeeded = False
-    try:
-        succeeded = not (await api.session.control(action)).error
-    except QuireError:
-        pass
-    finally:
-        done(succeeded)
+class _Command:
+    """One command to one API process."""
+
+    def __init__(self, api: SimulatedApi, action: str, done: Callable[[bool], None]) -> None:
+        self.api = api
+        self.ended = False
+        self._action = action
+        self._done = done
+
+    async def give(self) -> None:
+        """Wait for its answer, in the event loop."""
+        try:
+            answer = await self.api.session.control(self._action)
+            self.end(not answer.error)
+        except QuireError:
+            self.end(False)
+
+    def end(self, succeeded: bool) -> None:
+        """It has an answer, or will have none."""
+        if not self.ended:
+            self.ended = True
+            self._done(succeeded)

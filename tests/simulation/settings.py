@@ -84,7 +84,7 @@ def settings_of(rng: random.Random) -> Settings:
         preemption_mode=mode,
         max_queued_requests=rng.choice((None, None, 3, 10)),
         cache_isolation=rng.random() < 0.2,
-        max_restarts=rng.choice((1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 2, 0)),
+        max_restarts=rng.choice((*([1_000] * 28), 2, 0)),
         shutdown_timeout=SHUTDOWN_S,
     )
     features = frozenset(name for name in FEATURES if rng.random() < 0.5)
@@ -102,6 +102,6 @@ def settings_of(rng: random.Random) -> Settings:
         most_open=rng.choice((4, 12, 30)),
         features=features,
         faults=faults,
-        fault_s=rng.choice((0.1, 0.5, 2.0, 10.0)) if faults else float("inf"),
+        fault_s=rng.choice((0.3, 1.0, 3.0, 10.0)) if faults else float("inf"),
         drains_early=rng.random() < 0.1,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from tests.simulation.faults import Faults
 from tests.simulation.judge import Judge
@@ -21,6 +22,8 @@ LONGEST_S = 50_000.0
 """Virtual seconds that the steps of a run may take, jumps of the clock included."""
 IDLE_S = 5.0
 """After which an idle server must hold nothing."""
+EARLY_SHARE = 0.03
+"""Of the clients, how many come before the server is ready."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,20 @@ class Summary:
     lives: dict[str, int]
 
 
-def simulate(seed: int, steps: int) -> Summary:
+def simulate(seed: int, steps: int, faults: Sequence[str] | None = None) -> Summary:
     """Run one seed until its engines have done so many steps, then to the end.
+
+    Args:
+        seed: Everything follows from it.
+        steps: Of the engines.
+        faults: Kinds of faults, in place of those that the seed stands for.
 
     Raises:
         SimulationError: An invariant was violated; the message says which one, what led there and how to see it again.
     """
     log = io.StringIO()
     with contextlib.redirect_stderr(log):
-        run = _Run(seed)
+        run = _Run(seed, faults)
         try:
             return run.whole(steps)
         except SimulationError as error:
@@ -73,9 +81,11 @@ def simulate(seed: int, steps: int) -> Summary:
 class _Run:
     """A run that goes on."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, faults: Sequence[str] | None = None) -> None:
         self.world = World(seed)
         self.settings = settings_of(self.world.random("settings"))
+        if faults is not None:
+            self.settings = replace(self.settings, faults=faults, fault_s=1.0)
         self.judge = Judge(self.world, self.settings)
         self.server = Server(self.world, self.settings, self.judge)
         self.faults = Faults(self.server, self.judge.excuses)
@@ -138,7 +148,7 @@ class _Run:
                 if not passes:
                     world.fail(f"requests {sorted(self.judge.open)} have not ended, or the server has not")
                 break
-            if not world.next():
+            if not world.next() and not passes:
                 world.fail("nothing is going to happen any more")
             if world.problem:
                 break
@@ -163,6 +173,9 @@ class _Run:
 
     def _arrive(self) -> None:
         if self._closed:
+            return
+        if not self.server.is_up and self._rng.random() > EARLY_SHARE:
+            self._next_arrival()
             return
         burst = "bursts" in self.settings.features and self._rng.random() < 0.05
         for _ in range(self.settings.most_open if burst else 1):

@@ -1,0 +1,35 @@
+"""Processes that are replaced, on a machine where none is really started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import MagicMock
+
+from quire.config import Config
+from quire.processes.launch import LaunchConfig
+from quire.supervisor.children import LONGEST_DELAY_S, MODULES, Children
+from quire.supervisor.process_host import ProcessHost
+from tests.engine.test_client_liveness import ManualClock
+
+
+def start(name: str, module: str, launch: LaunchConfig) -> MagicMock:
+    child = MagicMock(pid=launch.engine.epoch + 1)
+    child.name = name
+    return child
+
+
+def test_a_process_that_never_starts_is_tried_for_ever_and_not_too_often(tmp_path: Path) -> None:
+    clock = ManualClock()
+    host = ProcessHost(start=start, notices=MagicMock(), in_flight=lambda directory, engine: [], state=lambda pid: "S")
+    children = Children(Config(), tmp_path, -1, developer_mode=False, modules=MODULES, clock=clock, host=host)
+    children.ready(children.engine)
+    waits = []
+    for _ in range(1_100):  # 2 ** 1,024 is no float
+        before, died = children.engine, clock.time
+        children.replace_engine("it died", [])
+        while children.engine is before:
+            clock.time += 0.5
+            children.start_due()
+        waits.append(clock.time - died)
+    assert waits[:7] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, LONGEST_DELAY_S]
+    assert set(waits[6:]) == {LONGEST_DELAY_S}
