@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from quire.api.output_collector import OutputCollector
 from quire.api.request_choices import RequestChoices
 from quire.engine.submission import choice_seed
 from quire.errors import (
@@ -69,11 +70,14 @@ class Judge:
         open: Requests that have not ended, and when they came, by number.
         outcomes: How many requests ended in which way.
         excuses: What explains errors.
+        turned_away: Whether the last one to end was.
+        tokens: That clients got.
     """
 
     def __init__(self, world: World, settings: Settings) -> None:
         self._world = world
         self._settings = settings
+        self.turned_away = False
         self.open: dict[int, Ask] = {}
         self.outcomes: dict[str, int] = {}
         self.excuses = Excuses()
@@ -88,6 +92,7 @@ class Judge:
         if self.open.pop(ask.number, None) is None:
             self._world.fail(f"request {ask.number} ended twice, the second time: {outcome}")
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+        self.turned_away = outcome in ("overloaded", "refused")
         self._world.say(f"request {ask.number}: {outcome}")
 
     async def serve(self, ask: Ask, api: SimulatedApi) -> None:
@@ -125,47 +130,42 @@ class _Answer:
     async def run(self) -> str:
         """Until the end; which one it was."""
         ask, session = self._ask, self._api.session
-        deadline = None if ask.timeout is None else self._arrival + ask.timeout
         try:
-            collector = session.add_request(
-                ask.prompts,
-                ask.params,
-                priority=ask.priority,
-                cache_salt=ask.salt,
-                grammar=ask.grammar,
-                deadline=deadline,
-                tenant=ask.tenant,
-            )
+            async with asyncio.timeout(ask.leaves_s):
+                self._choices = RequestChoices(session, await self._add(), None)
+                self._sequences = [_Sequence(self._expected(index)) for index in range(len(self._choices.adds))]
+                await self._read_all(self._choices)
+        except TimeoutError:
+            self._left = True
         except OverloadedError:
             limit = session.admission_limit
             if not limit.sequences and not limit.tokens:
                 self._fail("is turned away by an empty queue")
             return "overloaded"
-        except UnavailableError:
+        except UnavailableError as error:
+            if self._choices is not None:
+                return self._error(error)
             if session.state == "ready":
                 self._fail("is refused by a server that is ready")
             return "refused"
-        self._choices = RequestChoices(session, collector, None)
-        self._sequences = [_Sequence(self._expected(index)) for index in range(len(collector.adds))]
-        try:
-            return await self._read(self._choices)
         except QuireError as error:
             return self._error(error)
         finally:
-            self._choices.close()
-
-    async def _read(self, choices: RequestChoices) -> str:
-        """Read until all have ended, or the client leaves."""
-        ask = self._ask
-        if ask.leaves_s is None:
-            await self._read_all(choices)
-        else:
-            try:
-                async with asyncio.timeout(ask.leaves_s):
-                    await self._read_all(choices)
-            except TimeoutError:
-                self._left = True
+            if self._choices is not None:
+                self._choices.close()
         return "left" if self._left else "answered"
+
+    async def _add(self) -> OutputCollector:
+        ask = self._ask
+        return await self._api.session.add_request(
+            ask.prompts,
+            ask.params,
+            priority=ask.priority,
+            cache_salt=ask.salt,
+            grammar=ask.grammar,
+            deadline=None if ask.timeout is None else self._arrival + ask.timeout,
+            tenant=ask.tenant,
+        )
 
     async def _read_all(self, choices: RequestChoices) -> None:
         def on_delta(index: int, delta: SequenceDelta) -> bool:
