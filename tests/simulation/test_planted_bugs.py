@@ -16,7 +16,7 @@ from quire.engine.client import Lost
 from quire.engine.core import EngineCore
 from quire.kvcache.block_pool import DUMMY_BLOCK
 from quire.kvcache.block_table import BlockTable
-from quire.messages import Add, FromEngine
+from quire.messages import Add, Deltas, FromEngine
 from quire.scheduler.queue_order import KeyOrder
 from quire.scheduler.request import Request
 from quire.scheduler.waiting_queue import WaitingQueue
