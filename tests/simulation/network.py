@@ -38,8 +38,8 @@ class Connection:
         self.owner = owner
         self.address = address
         self._on_the_way: deque[bytes] = deque()
-        self._last_arrival = self._held_until = 0.0
-        self._closed = False
+        self._last_arrival = 0.0
+        self._closed = self._held = False
 
     @property
     def num_on_the_way(self) -> int:
@@ -66,10 +66,8 @@ class Connection:
 
     def deliver(self) -> None:
         """The next message arrives, if somebody listens."""
-        inbox, world = self._network.inbox(self.address), self._network.world
-        if world.now() < self._held_until:
-            world.at(self._held_until, self.deliver)
-        elif self._on_the_way and inbox.bound:
+        inbox = self._network.inbox(self.address)
+        if self._on_the_way and inbox.bound and not self._held:
             inbox.messages.append(self._on_the_way.popleft())
             inbox.on_arrival()
 
@@ -88,9 +86,14 @@ class Connection:
         while len(self._on_the_way) > kept:
             self._on_the_way.pop()
 
-    def hold_back(self, seconds: float) -> None:
-        """What is on the way takes so much longer."""
-        self._held_until = self._network.world.now() + seconds
+    def hold_back(self) -> None:
+        """What is on the way does not arrive before `let_go`."""
+        self._held = True
+
+    def let_go(self) -> None:
+        """What was held back arrives."""
+        self._held = False
+        self.deliver_all()
 
 
 class Network:
@@ -109,6 +112,7 @@ class Network:
         self._random = world.random("network")
         self._inboxes: dict[str, Inbox] = {}
         self._connections: list[Connection] = []
+        self._late: list[Connection] = []
 
     def latency(self) -> float:
         """Seconds that a message takes: mostly next to nothing."""
@@ -156,8 +160,18 @@ class Network:
         waiting = any(each.num_on_the_way for each in self._connections if each.address == address)
         return not waiting and not self.inbox(address).messages
 
+    def engine_is_ready(self) -> None:
+        """What an earlier one has said arrives now, at the worst moment."""
+        late, self._late = self._late, []
+        for connection in late:
+            self.world.after(self._random.uniform(0.0, 0.1), connection.let_go)
+
     def _delay(self, connection: Connection) -> None:
         """Hold back what a dead process has said, so that it comes after what is said about its death."""
-        late = self._random.choice((0.0, 0.05, 2.0, 5.0))
-        if late and connection.num_on_the_way:
-            connection.hold_back(late)
+        until = self._random.choice(("now", "soon", "the next engine is ready"))
+        if until != "now" and connection.num_on_the_way:
+            connection.hold_back()
+            if until == "soon":
+                self.world.after(self._random.uniform(0.0, 3.0), connection.let_go)
+            else:
+                self._late.append(connection)

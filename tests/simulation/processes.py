@@ -131,6 +131,8 @@ class SimulatedProcess:
             self.was_ready = self.was_ready or report.state == "ready"
             if report.state == "failed":
                 self.failure = report
+            elif self.name == "engine":
+                self.network.engine_is_ready()
         self._events.put(Reported(self, report))
 
     def exit(self, code: int) -> None:

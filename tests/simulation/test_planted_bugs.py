@@ -88,8 +88,8 @@ def test_a_stale_token_is_found(plant: Callable[..., None]) -> None:
 
     def make(on_message: Any) -> Any:
         def believe(connection: EngineConnection, message: FromEngine | Lost) -> None:
-            if not isinstance(message, Lost):
-                message = replace(message, source=connection.engine)
+            if isinstance(message, Deltas) and message.source != connection.engine:
+                message = replace(message, source=connection.engine, ends=[])
             on_message(connection, message)
 
         return believe

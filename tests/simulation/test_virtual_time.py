@@ -132,6 +132,8 @@ def test_what_a_dead_process_had_on_its_way_is_lost_from_some_message_on() -> No
         run(world, 1_000.03)
         late += not inbox.messages
         run(world, 1_010.0)
+        network.engine_is_ready()
+        run(world, 1_011.0)
         got = list(inbox.messages)
         assert got == [b"%d" % number for number in range(len(got))]
         lost += len(got) < 10
