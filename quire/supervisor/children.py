@@ -104,7 +104,7 @@ class Children:
         """Whether both are."""
         return {self.engine, self.api} <= self._ready
 
-    def is_ready(self, child: ChildProcess) -> bool:
+    def is_ready(self, child: Child) -> bool:
         """Whether one of the present ones is."""
         return child in self._ready
 
