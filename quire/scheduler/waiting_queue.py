@@ -122,11 +122,12 @@ class WaitingQueue:
     def _count(self, request: Request) -> None:
         known, in_flight, awaits = len(request.tokens), request.in_flight_tokens, bool(request.awaits)
         computed = request.planned if request.parent is None else max(request.planned, request.add.prompt_len - 1)
+        uncomputed = known + in_flight - computed  # one that was preempted may be planned beyond what is known
         output = min(request.limit - known, self._expected_output.tokens - request.output_len)
         share = _Share(
             known,
-            0 if awaits else known - computed,
-            queued_tokens(request.add.sampling, known - computed, output),
+            0 if awaits else uncomputed,
+            queued_tokens(request.add.sampling, uncomputed, output),
             in_flight > 0 or request.parent is not None or awaits,
             awaits,
         )

@@ -260,7 +260,8 @@ class Lives(RuleBasedStateMachine):
         assert self.scheduler.deferred == len(awaiting)
         computed = (request.planned if r is None else max(request.planned, request.add.prompt_len - 1)
                     for request in waiting for r in [request.parent])  # fmt: skip
-        assert self.scheduler._waiting.num_uncomputed == self.scheduler.waiting_tokens - sum(computed)
+        in_flight = sum(request.in_flight_tokens for request in waiting)
+        assert self.scheduler._waiting.num_uncomputed == self.scheduler.waiting_tokens + in_flight - sum(computed)
 
     @invariant()
     def lengths_are_in_order(self) -> None:

@@ -63,6 +63,22 @@ def test_load_counts_all_that_wait() -> None:
     assert observe(stage_with(300)) == (300, 300 * 20, 100)
 
 
+def test_what_is_swapped_out_with_tokens_in_flight_still_has_one_to_be_computed() -> None:
+    """It is planned beyond the tokens that are known."""
+    stage = Stage(seqs=1, policy="priority", host=20, mode="swap")
+    stage.scheduler.add(add(0, [1] * 20, 30))
+    stage.step()
+    for _ in range(2):
+        assert stage.scheduler.plan()
+    (victim,) = stage.scheduler.requests()
+    stage.scheduler.add(add(1, [2] * 20, 3, arrival=1.0, priority=-1))
+    assert stage.scheduler.plan()
+    assert victim.swapped
+    assert victim.planned > len(victim.tokens)
+    assert stage.scheduler._waiting.num_uncomputed == 1
+    assert stage.scheduler.queued_tokens == 1 + 29
+
+
 def test_adding_to_a_long_queue_copies_nothing() -> None:
     stage = stage_with(5_000)
     peaks = []
