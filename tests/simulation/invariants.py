@@ -75,13 +75,13 @@ def _check_membership(table: RequestTable, requests: list[Request]) -> None:
 def _check_blocks(pool: BlockPool, requests: list[Request]) -> None:
     """Each block has as many references as holders; the free list is what nobody holds."""
     held = Counter(block for r in requests for blocks in r.table._blocks for block in blocks if block > DUMMY_BLOCK)
-    counts = pool._ref_counts
-    for block in range(1, pool.num_blocks + 1):
-        _require(
-            counts[block] == held[block], f"block {block} has {counts[block]} references and {held[block]} holders"
-        )
-        _require((counts[block] == 0) == (block in pool._free), f"block {block}: the free list is wrong")
-    _require(counts[DUMMY_BLOCK] == 0 and DUMMY_BLOCK not in pool._free, "the dummy block was handed out")
+    counted = {block: count for block, count in enumerate(pool._ref_counts) if count}
+    if counted != held:
+        block = next(block for block in sorted({*counted, *held}) if counted.get(block, 0) != held[block])
+        raise Violation(f"block {block} has {counted.get(block, 0)} references and {held[block]} holders")
+    _require(pool._free.keys().isdisjoint(held), "a block is free and held")
+    _require(len(pool._free) + len(held) == pool.num_blocks, "blocks are neither free nor held")
+    _require(DUMMY_BLOCK not in pool._free, "the dummy block was handed out")
     _require(
         {key: block for block, key in pool._key_of.items()} == pool._block_of, "the prefix cache contradicts itself"
     )
@@ -100,11 +100,13 @@ def _check_sharing(pool: BlockPool, requests: list[Request]) -> None:
                 other, *place = holders.setdefault(block, (request, group, entry))
                 if other is request and place == [group, entry]:
                     continue
-                _require(place == [group, entry], f"block {block} is in two places")
+                if place != [group, entry]:
+                    raise Violation(f"block {block} is in two places")
                 end = (entry + 1) * pool.block_size
                 mine, theirs = request.tokens[:end], other.tokens[:end]
                 same = min(len(mine), len(theirs))
-                _require(mine[:same] == theirs[:same], f"block {block} is shared by different tokens")
+                if mine[:same] != theirs[:same]:
+                    raise Violation(f"block {block} is shared by different tokens")
 
 
 def _check_host_blocks(host: HostPool, requests: list[Request]) -> None:
@@ -119,17 +121,29 @@ def _check_host_blocks(host: HostPool, requests: list[Request]) -> None:
 def _check_lengths(lengths: Lengths, requests: list[Request]) -> None:
     """computed ≤ planned ≤ known + in flight ≤ limit, none is negative, and blocks hold what is planned."""
     for r in requests:
-        known, in_flight = len(r.tokens), r.in_flight_tokens
-        _require(int(lengths.known[r.index]) == known, f"{r}: known tokens are miscounted")
-        _require(0 <= r.computed <= r.planned, f"{r}: computed more than planned")
-        _require(in_flight >= 0 and r.planned <= known + in_flight, f"{r}: planned more than there is")
-        _require(r.add.prompt_len <= known <= r.limit, f"{r}: longer than its limit")
-        allocated = int(lengths.allocated[r.index])
-        if r.slot is not None:
-            _require(r.table.allocated_tokens >= r.planned, f"{r}: planned tokens without blocks")
-            _require(allocated <= r.table.allocated_tokens, f"{r}: believes in blocks that it does not have")
+        if (wrong := _wrong_length(lengths, r)) is not None:
+            raise Violation(f"{r}: {wrong}")
     used = [r.index for r in requests]
     _require(sorted([*used, *lengths._free]) == list(range(len(lengths.planned))), "indices do not add up")
+
+
+def _wrong_length(lengths: Lengths, r: Request) -> str | None:
+    known, planned, in_flight = len(r.tokens), r.planned, r.in_flight_tokens
+    if int(lengths.known[r.index]) != known:
+        return "known tokens are miscounted"
+    if not 0 <= r.computed <= planned:
+        return "computed more than planned"
+    if in_flight < 0 or planned > known + in_flight:
+        return "planned more than there is"
+    if not r.add.prompt_len <= known <= known + in_flight <= r.limit:
+        return "longer than its limit"
+    if r.slot is None:
+        return None
+    if r.table.allocated_tokens < planned:
+        return "planned tokens without blocks"
+    if int(lengths.allocated[r.index]) > r.table.allocated_tokens:
+        return "believes in blocks that it does not have"
+    return None
 
 
 def _check_in_flight(scheduler: Scheduler, requests: Iterable[Request], max_in_flight: int) -> None:
@@ -142,19 +156,20 @@ def _check_in_flight(scheduler: Scheduler, requests: Iterable[Request], max_in_f
             if scheduler._lengths.serial[request.index] == serial:
                 expected[request.id] += int(most)
     for request in requests:
-        _require(request.in_flight_tokens == expected[request.id], f"{request}: tokens in flight are miscounted")
+        if request.in_flight_tokens != expected[request.id]:
+            raise Violation(f"{request}: tokens in flight are miscounted")
 
 
 def _check_sums(waiting: WaitingQueue) -> None:
     """The queue's sums are those of its requests."""
     shares = waiting._shares
     _require(shares.keys() == waiting._requests.keys(), "a waiting request is not counted")
-    _require(waiting.num_tokens == sum(s.tokens for s in shares.values()), "waiting tokens are miscounted")
+    _require(waiting.num_tokens == sum(len(r.tokens) for r in waiting), "waiting tokens are miscounted")
     _require(waiting.num_uncomputed == sum(s.uncomputed for s in shares.values()), "uncomputed tokens are miscounted")
     _require(waiting.queued_tokens == sum(s.queued for s in shares.values()), "queued tokens are miscounted")
     awaiting = sum(bool(r.awaits) for r in waiting)
     _require(waiting.num_awaiting == awaiting, "awaiting requests are miscounted")
-    _require(min(waiting.num_tokens, waiting.queued_tokens, waiting.num_uncomputed) >= 0, "a sum is negative")
+    _require(all(s.uncomputed >= 0 and s.queued > 0 for s in shares.values()), "a share is negative")
 
 
 def sequences_of(core: EngineCore, client: int) -> set[int]:

@@ -41,7 +41,7 @@ def test_a_thousand_seeds() -> None:
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     for seed in range(1_000):
-        summary = simulate(seed, steps=230)
+        summary = simulate(seed, steps=180)
         steps += summary.steps
         faults.update(summary.faults)
         outcomes.update(summary.outcomes)
