@@ -36,16 +36,19 @@ def read(scanner: TextScanner, tools: Sequence[Tool], new_id: Callable[[], str] 
     answer = AnswerText()
     calls = ToolCalls(answer, new_id)
     while (yield from scanner.until(_CALLS, answer.text)):
-        if (yield from scanner.skip_space()) in ("[", "{"):
-            yield from read_objects(scanner, answer, calls, CALLS, _CALLS)
+        scanner.start_recording(CALLS)
+        first = yield from scanner.skip_space()
+        tag = scanner.recorded()
+        if first in ("[", "{"):
+            yield from read_objects(scanner, answer, calls, tag, _CALLS)
         else:
-            yield from _named_call(scanner, answer, calls)
+            yield from _named_call(scanner, answer, calls, tag)
     yield from answer.finish()
 
 
-def _named_call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls) -> Steps[None]:
+def _named_call(scanner: TextScanner, answer: AnswerText, calls: ToolCalls, tag_before: str) -> Steps[None]:
     """`name{…}`, `name[ARGS]{…}` or `name[CALL_ID]id[ARGS]{…}`."""
-    scanner.start_recording(CALLS)
+    scanner.start_recording(tag_before)
     text, tag = yield from scanner.text_until(_AFTER_NAME, consume=False)
     name, call_id = _NAME.fullmatch(text), None
     if name and tag == CALL_ID:

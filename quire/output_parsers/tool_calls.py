@@ -155,6 +155,8 @@ class JsonCall:
             self._id = _decoded(value)
         elif key in ARGUMENTS_KEYS and not self._started:
             self._held = _object_text(value)
+            if self._held is None:
+                return False
             if self._name is not None:
                 yield from self._start(self._held)
         return True
@@ -194,9 +196,10 @@ def _decoded(text: str | None) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _object_text(value: str) -> str:
-    """Arguments that were not written as an object: one inside of a string, or none at all."""
-    inner = _decoded(value)
-    if inner is not None and inner.lstrip().startswith("{"):
-        return inner
-    return "{}" if value == "null" or inner == "" else value
+def _object_text(value: str) -> str | None:
+    """Arguments as an object: written as one before the name, inside of a string, or left out. None for anything else,
+    which no function takes."""
+    text = value if (inner := _decoded(value)) is None else inner
+    if text.lstrip().startswith("{"):
+        return text
+    return "{}" if value == "null" or text == "" else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from quire.output_parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from tests.output_parsers.transcripts import (
     gemma,
     glm,
@@ -18,6 +19,7 @@ from tests.output_parsers.transcripts import (
     mistral,
     pythonic,
     qwen_coder,
+    same_format,
     thinking,
 )
 from tests.output_parsers.transcripts.transcript import Transcript, check_cuts, check_whole, every_cut, random_cuts
@@ -33,6 +35,7 @@ SOURCES = (
     mistral,
     pythonic,
     qwen_coder,
+    same_format,
     thinking,
 )
 TRANSCRIPTS = [transcript for source in SOURCES for transcript in source.TRANSCRIPTS]
@@ -40,6 +43,18 @@ TRANSCRIPTS = [transcript for source in SOURCES for transcript in source.TRANSCR
 each_transcript = pytest.mark.parametrize(
     "transcript", TRANSCRIPTS, ids=lambda found: f"{found.tool}-{found.reasoning_parser}-{found.name}"
 )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("tool", name) for name in TOOL_PARSERS), *(("reasoning_parser", name) for name in REASONING_PARSERS)],
+)
+def test_every_parser_reads_what_is_whole_cut_off_and_malformed(kind: str, name: str) -> None:
+    own = [transcript for transcript in TRANSCRIPTS if getattr(transcript, kind) == name]
+    said = [transcript.calls if kind == "tool" else transcript.reasoning for transcript in own]
+    assert any(said)
+    assert any(transcript.name.startswith("cut off") for transcript in own)
+    assert any(transcript.name.startswith("malformed") for transcript in own)
 
 
 @each_transcript

@@ -32,7 +32,7 @@ TRANSCRIPTS = [
     Gemma("cut off", '<|tool_call>call:f{city:<|"|>Os', content='<|tool_call>call:f{city:<|"|>Os'),
     Gemma("no value", "<|tool_call>call:f{a:}<tool_call|>", content="<|tool_call>call:f{a:}<tool_call|>"),
     Gemma("a bare word", "<|tool_call>call:f{a:yes}<tool_call|>", content="<|tool_call>call:f{a:yes}<tool_call|>"),
-    Gemma("no header", "<|tool_call>f()<tool_call|>", content="<|tool_call>f()<tool_call|>"),
+    Gemma("malformed: no header", "<|tool_call>f()<tool_call|>", content="<|tool_call>f()<tool_call|>"),
     Gemma(
         "too deep",
         "<|tool_call>call:f{a:" + "[" * 40,

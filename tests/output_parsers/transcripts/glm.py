@@ -39,7 +39,7 @@ TRANSCRIPTS = [
         "<tool_call>f\n<arg_key>s</arg_key><arg_value>x</tool_call>",
         calls=(Call("f", '{"s": "x"}'),),
     ),
-    GLM("no name", "<tool_call>{}</tool_call>", content="<tool_call>{}</tool_call>"),
+    GLM("malformed: no name", "<tool_call>{}</tool_call>", content="<tool_call>{}</tool_call>"),
     Transcript(
         "glm47",
         "glm45",

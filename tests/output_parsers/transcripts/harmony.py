@@ -46,7 +46,7 @@ TRANSCRIPTS = [
         "cut off in the header", f"{ANALYSIS}{NEXT}<|channel|>fi", reasoning="Think.", content=f"{NEXT}<|channel|>fi"
     ),
     Harmony("cut off in the call", '<|channel|>commentary to=functions.f <|message|>{"a"', calls=(Call("f", '{"a"'),)),
-    Harmony("no header", "Hello <|x|>", content="Hello <|x|>"),
+    Harmony("malformed: no header", "Hello <|x|>", content="Hello <|x|>"),
     Harmony("header without a message", f"<|channel|>final<|end|>{NEXT}{FINAL}A", content="<|channel|>finalA"),
     Transcript(
         None,

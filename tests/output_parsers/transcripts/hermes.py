@@ -61,7 +61,7 @@ TRANSCRIPTS = [
         content=" Done.",
         calls=(Call("f", '{"a": 1'),),
     ),
-    Hermes("no JSON", "<tool_call>f(1)</tool_call> and more", content="<tool_call>f(1)</tool_call> and more"),
+    Hermes("malformed", "<tool_call>f(1)</tool_call> and more", content="<tool_call>f(1)</tool_call> and more"),
     Hermes(
         "not a call, then one",
         '<tool_call>{"nam": 1}</tool_call>' + PARIS_TEXT,

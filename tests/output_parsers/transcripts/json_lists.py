@@ -25,7 +25,7 @@ TRANSCRIPTS = [
     Granite("cut off", f"<|tool_call|>{LIST[:38]}", calls=(Call("f", '{"a": [1, '),)),
     Granite("no bracket at the end", f"<|tool_call|>{LIST[:-1]}", calls=(F, G)),
     Granite(
-        "second is none",
+        "malformed: second is none",
         '<|tool_call|>[{"name": "g", "arguments": {}}, {"no": 1}] x',
         content=', {"no": 1}] x',
         calls=(G,),

@@ -35,7 +35,9 @@ TRANSCRIPTS = [
     V3("cut off", f'{ALL}{BEGIN}function{SEP}f\n```json\n{{"a', calls=(Call("f", '{"a'),)),
     V3("cut off in the header", f"{ALL}{BEGIN}function{SEP}f", content=f"{BEGIN}function{SEP}f"),
     V3(
-        "no name", f"{BEGIN}function{SEP}\n```json\n{{}}\n```{END}", content=f"{BEGIN}function{SEP}\n```json\n{{}}\n```"
+        "malformed",
+        f"{BEGIN}function{SEP}\n```json\n{{}}\n```{END}",
+        content=f"{BEGIN}function{SEP}\n```json\n{{}}\n```",
     ),
     V31("one", f'{ALL}{BEGIN}f{SEP}{{"a": 1}}{END}{END_ALL}', calls=(Call("f", '{"a": 1}'),)),
     V31(
@@ -66,5 +68,9 @@ TRANSCRIPTS = [
         calls=(Call("f", "{}", r"functions\.f:0"),),
     ),
     Kimi("cut off", f'{SECTION}{CALL}functions.f:0{ARGUMENT}{{"a": "<|', calls=(Call("f", '{"a": "<|', ".*:0"),)),
-    Kimi("no arguments tag", f"{SECTION}{CALL}functions.f:0 {{}}{END_CALL}x", content=f"{CALL}functions.f:0 {{}}x"),
+    Kimi(
+        "malformed",
+        f"{SECTION}{CALL}functions.f:0 {{}}{END_CALL}x",
+        content=f"{CALL}functions.f:0 {{}}x",
+    ),
 ]

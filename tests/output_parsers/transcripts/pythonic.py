@@ -33,7 +33,7 @@ TRANSCRIPTS = [
     Pythonic("cut off behind a backslash", '[f(x="\\', content='[f(x="\\'),
     Pythonic("no closing bracket", "[f(x=1)", calls=(Call("f", '{"x": 1}'),)),
     Pythonic("not a literal", "[f(x=y)]", content="[f(x=y)]"),
-    Pythonic("an expression", "[f(x=1+1)]", content="[f(x=1+1)]"),
+    Pythonic("malformed: an expression", "[f(x=1+1)]", content="[f(x=1+1)]"),
     Pythonic("positional", "[f(1)]", content="[f(1)]"),
     Pythonic("keys that are no strings", "[f(x={1: 2})]", content="[f(x={1: 2})]"),
     Pythonic("too large a number", "[f(x=1e999)]", content="[f(x=1e999)]"),
@@ -64,5 +64,9 @@ TRANSCRIPTS = [
     Olmo("one line", "<function_calls>f(x=1) a.b()</function_calls> Bye", content=" Bye", calls=LINES),
     Olmo("cut off", "<function_calls>\nf(x=1)\na.b(", content="\na.b(", calls=LINES[:1]),
     Olmo("none", "<function_calls>\n</function_calls>", content="<function_calls>\n</function_calls>"),
-    Olmo("no call", "<function_calls>\nwhat?</function_calls>", content="<function_calls>\nwhat?</function_calls>"),
+    Olmo(
+        "malformed",
+        "<function_calls>\nwhat?</function_calls>",
+        content="<function_calls>\nwhat?</function_calls>",
+    ),
 ]

@@ -89,7 +89,7 @@ TRANSCRIPTS = [
     Coder("cut off in a number", "<function=f><parameter=i>1", calls=(Call("f", '{"i": 1'),)),
     Coder("cut off in a tag", "<function=f><parameter=s>a</par", calls=(Call("f", '{"s": "a</par'),)),
     Coder("cut off in the name", "<tool_call>\n<function=f", content="<tool_call>\n<function=f"),
-    Coder("no function", "<tool_call>\nabc</tool_call>", content="<tool_call>\nabc</tool_call>"),
+    Coder("malformed: no function", "<tool_call>\nabc</tool_call>", content="<tool_call>\nabc</tool_call>"),
     Coder("nameless", "<function=>\n<parameter=s>1", content="<function=>\n<parameter=s>1"),
     Coder(
         "words between",
