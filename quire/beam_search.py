@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
@@ -54,9 +54,14 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         number_between("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
         SamplingParams(temperature=self.temperature)
 
-    def step(self) -> SamplingParams:
-        """What each beam asks of the engine in each step."""
-        return SamplingParams(temperature=0.0, max_tokens=1, logprobs=2 * self.beam_width, detokenize=False)
+    def step(self, num_reported: int = 0) -> SamplingParams:
+        """What each beam asks of the engine in each step.
+
+        Args:
+            num_reported: Of how many likeliest tokens log probabilities are wanted.
+        """
+        asked = max(2 * self.beam_width, num_reported)
+        return SamplingParams(temperature=0.0, max_tokens=1, logprobs=asked, detokenize=False)
 
 
 @dataclass
@@ -64,6 +69,7 @@ class _Beam:
     tokens: list[int]
     logprob: float = 0.0
     end: int | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class BeamSearch:
@@ -73,10 +79,18 @@ class BeamSearch:
         prompt: Token ids.
         params: What is asked.
         eos_ids: Tokens that end a sequence.
+        num_reported: Of how many likeliest tokens `logprobs` are wanted beside the sequence's own; None for none.
     """
 
-    def __init__(self, prompt: Sequence[int], params: BeamSearchParams, eos_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: BeamSearchParams,
+        eos_ids: Collection[int],
+        num_reported: int | None = None,
+    ) -> None:
         self._params = params
+        self._num_reported = num_reported
         self._ends = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._longest = len(prompt) + params.max_tokens
         self._live = [_Beam(list(prompt))]
@@ -96,24 +110,41 @@ class BeamSearch:
         """Go one step on.
 
         Args:
-            answers: The 2 × width likeliest next tokens of each query.
+            answers: The likeliest next tokens of each query, 2 × width or more.
         """
-        extended: list[tuple[float, _Beam, int]] = []
+        extended: list[tuple[float, _Beam, int, TokenLogprobs]] = []
         for beam, answer in zip(self._live, answers, strict=True):
-            for token, logprob in zip(answer.top_ids, answer.top_logprobs, strict=True):
-                if token in self._ends:
-                    self._complete.append(_Beam(beam.tokens, beam.logprob + logprob, token))
+            for place in range(2 * self._params.beam_width):
+                logprob = beam.logprob + answer.top_logprobs[place]
+                if (token := answer.top_ids[place]) in self._ends:
+                    self._complete.append(_Beam(beam.tokens, logprob, token, self._reported(beam, answer, place)))
                 else:
-                    extended.append((beam.logprob + logprob, beam, token))
+                    extended.append((logprob, beam, place, answer))
         # All are equally long, so the likeliest have the best scores. Only these get token lists of their own.
         extended.sort(key=lambda each: -each[0])
         best = extended[: self._params.beam_width]
-        self._live = [_Beam([*beam.tokens, token], logprob) for logprob, beam, token in best]
+        self._live = [
+            _Beam([*beam.tokens, answer.top_ids[place]], logprob, None, self._reported(beam, answer, place))
+            for logprob, beam, place, answer in best
+        ]
         self._complete = self._best(self._complete)
 
     def result(self) -> list[BeamSearchSequence]:
         """The best sequences, best first; their text is left open."""
         return [self._sequence(beam) for beam in self._best([*self._complete, *self._live])]
+
+    def logprobs(self) -> list[list[TokenLogprobs]]:
+        """Of each sequence of `result`, one for each token of its output."""
+        kept = self._params.include_stop_str_in_output
+        found = self._best([*self._complete, *self._live])
+        return [beam.logprobs[:-1] if beam.end is not None and not kept else beam.logprobs for beam in found]
+
+    def _reported(self, beam: _Beam, answer: TokenLogprobs, place: int) -> list[TokenLogprobs]:
+        """The beam's log probabilities and those of its next token, which is the one at this place of the likeliest."""
+        if self._num_reported is None:
+            return []
+        ids, logprobs = answer.top_ids[: self._num_reported], answer.top_logprobs[: self._num_reported]
+        return [*beam.logprobs, TokenLogprobs(answer.top_logprobs[place], place + 1, ids, logprobs)]
 
     def _sequence(self, beam: _Beam) -> BeamSearchSequence:
         end = [] if beam.end is None or not self._params.include_stop_str_in_output else [beam.end]
@@ -144,10 +175,17 @@ class BatchedBeamSearch:
         prompts: Token ids.
         params: Of all of them.
         eos_ids: Tokens that end a sequence.
+        num_reported: See BeamSearch.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], params: BeamSearchParams, eos_ids: Collection[int]) -> None:
-        self._searches = [BeamSearch(prompt, params, eos_ids) for prompt in prompts]
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: BeamSearchParams,
+        eos_ids: Collection[int],
+        num_reported: int | None = None,
+    ) -> None:
+        self._searches = [BeamSearch(prompt, params, eos_ids, num_reported) for prompt in prompts]
         self._open = [search for search in self._searches if not search.done]
 
     @property
@@ -161,11 +199,7 @@ class BatchedBeamSearch:
         return [query for search in self._open for query in search.queries]
 
     def extend(self, answers: Sequence[TokenLogprobs]) -> None:
-        """Go one step on.
-
-        Args:
-            answers: The 2 × width likeliest next tokens of each query.
-        """
+        """Go one step on; see BeamSearch."""
         remaining = iter(answers)
         for search in self._open:
             search.extend(list(islice(remaining, len(search.queries))))
@@ -174,3 +208,7 @@ class BatchedBeamSearch:
     def results(self) -> list[list[BeamSearchSequence]]:
         """The best sequences of each prompt, best first; their text is left open."""
         return [search.result() for search in self._searches]
+
+    def logprobs(self) -> list[list[list[TokenLogprobs]]]:
+        """Of each sequence of `results`, one for each token of its output."""
+        return [search.logprobs() for search in self._searches]

@@ -16,15 +16,22 @@ MAX_ENTRIES = 2**22
 
 
 def check_answer_size(
-    prompt_lens: Sequence[int], params: SamplingParams, *, longest: int, prompts_shown: int, stream: bool
+    prompt_lens: Sequence[int],
+    params: SamplingParams,
+    *,
+    num_choices: int,
+    longest: int,
+    prompts_shown: int,
+    held: bool,
 ) -> None:
     """Refuse what would be answered with too much.
 
     Args:
         prompt_lens: Tokens of each prompt.
+        num_choices: Of each prompt; beams included.
         longest: Tokens that a sequence can have.
         prompts_shown: How often each prompt is in the answer, as text, token ids or log probabilities.
-        stream: A stream holds nothing of the output; what it says about prompts comes at once.
+        held: Whether all of the output is held; a stream writes it as it comes, and at once what it says about prompts.
 
     Raises:
         RequestError: The message names the fields that multiply.
@@ -34,14 +41,14 @@ def check_answer_size(
         prompt_lens = [min(length, keep) for length in prompt_lens]
     asked = params.num_reported
     shown = sum(prompt_lens) * prompts_shown * (1 + (params.prompt_logprobs or 0))
-    if asked is not None and not stream:
+    if asked is not None and held:
         most = sum(min(params.max_tokens or longest, max(1, longest - length)) for length in prompt_lens)
-        shown += params.n * most * (1 + asked)
+        shown += num_choices * most * (1 + asked)
     if shown > MAX_ENTRIES:
         streaming = " Streamed, log probabilities of the output do not count." if asked is not None else ""
         raise RequestError(
             f"The answer might have {shown} entries: prompts × n × (1 + prompt_logprobs), and with logprobs n × "
             f"max_tokens × (1 + logprobs). This server puts at most {MAX_ENTRIES} into one: lower one of these."
             + streaming,
-            param="n" if params.n > 1 else "prompt_logprobs" if params.prompt_logprobs is not None else "logprobs",
+            param="n" if num_choices > 1 else "prompt_logprobs" if params.prompt_logprobs is not None else "logprobs",
         )

@@ -107,8 +107,14 @@ class ChatService:
         if fields.longest is None:
             params = self.text.defaults.limit_chat(params, longest - len(tokens))
         with fields.named_as_sent():
-            stream = bool(fields.stream)
-            check_answer_size([len(tokens)], params, longest=longest, prompts_shown=shown, stream=stream)
+            check_answer_size(
+                [len(tokens)],
+                params,
+                num_choices=fields.num_sequences,
+                longest=longest,
+                prompts_shown=shown,
+                held=fields.held,
+            )
         turn = Turn.behind(text, fields.continued)
         parsing = self.parsers.parsing(tools, turn, formed=params.structured_outputs is not None)
         params = await self._constrained(params, tools, turn)

@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.beam_search_request import beam_choice, run_beam_search
+from quire.api.beam_search_request import FoundStream, FoundUsage, run_beam_search, whole
 from quire.api.chat_service import ChatService
 from quire.api.engine_session import EngineSession
 from quire.api.json_pieces import PiecesResponse, write_json
@@ -21,6 +21,7 @@ from quire.api.request_choices import RequestChoices
 from quire.api.schemas.request_fields import RequestFields
 from quire.api.schemas.sampling import SamplingFields
 from quire.api.serializers import Serializer
+from quire.api.shared_turn import SharedTurn
 from quire.api.sse_chunks import SseChunks
 from quire.api.stream_response import StreamResponse
 from quire.api.stream_writer import StreamFormat, StreamWriter
@@ -30,6 +31,7 @@ from quire.errors import RequestError, UnknownModelError
 from quire.messages import Add
 from quire.sampling import SamplingParams
 from quire.store.store import Store
+from quire.text.deltas import ChoiceDelta
 from quire.text.model_text import ModelText
 
 logger = logging.getLogger(__name__)
@@ -145,19 +147,23 @@ class Serving:
         sequences = len(prompts) * beams.beam_width
         computed = sum(map(len, prompts)) + sequences * beams.max_tokens
         self.session.check_room(fields.tenant, sequences, computed)
-        request_id, tokenizer = request.state.request_id, self.text.tokenizer
+        request_id, stream = request.state.request_id, bool(fields.stream)
         serializer = make_serializer(prompts)
-        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=False)
-        self.log_request(request_id, request.scope["path"], adds, stream=False)
-        found = await run_beam_search(self.session, prompts, beams, self.text.eos_ids, options)
-        choices = [
-            beam_choice(sequence, prompt, tokenizer, skip_special_tokens=fields.skip_special_tokens is not False)
-            for prompt, sequences in zip(prompts, found, strict=True)
-            for sequence in sequences
-        ]
-        num_prompt, num_output = sum(map(len, prompts)), sum(len(choice.tokens) for choice in choices)
-        usage = {"prompt_tokens": num_prompt, "total_tokens": num_prompt + num_output, "completion_tokens": num_output}
-        return json_response({**head, **await serializer.body(choices), "usage": usage})
+        head = serializer.head(request_id, int(time.time()), self.model_name(fields.model), stream=stream)
+        self.log_request(request_id, request.scope["path"], adds, stream=stream)
+        eos_ids, reported = self.text.eos_ids, params.num_reported
+        found = await run_beam_search(self.session, prompts, beams, eos_ids, options, reported)
+        usage = FoundUsage(prompts, found)
+        special = fields.skip_special_tokens is False
+        pieces = [choice.pieces(self.text.tokenizer, skip_special_tokens=not special) for choice in found]
+        if stream:
+            format = SseChunks(head, serializer, usage, fields.streams_usage)
+            return StreamResponse(FoundStream(format, pieces), self.slow_reader_s)
+        turn, choices = SharedTurn(), list[ChoiceDelta]()
+        for gained in pieces:
+            choices.append(whole(gained))
+            await turn.share()
+        return json_response({**head, **await serializer.body(choices), "usage": usage.usage()})
 
     def _check_beams(self, params: BeamSearchParams) -> None:
         """Each step asks for the 2 × n likeliest tokens of a beam."""

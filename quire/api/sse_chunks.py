@@ -6,11 +6,10 @@ after an error. Knows nothing about sockets.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from quire.api.request_choices import RequestChoices
 from quire.api.serializers import Serializer
 from quire.output_parsers.events import ContentDelta, OutputEvent
 from quire.text.deltas import ChoiceDelta
@@ -24,6 +23,14 @@ _encode = msgspec.json.Encoder().encode
 def event(body: dict[str, Any]) -> bytes:
     """One event with a JSON body."""
     return b"data: " + _encode(body) + b"\n\n"
+
+
+class TokenCounts(Protocol):
+    """OpenAI's `usage`, as RequestChoices has it."""
+
+    def usage(self) -> dict[str, Any]: ...
+
+    def usage_of(self, index: int, num_tokens: int | None = None) -> dict[str, int]: ...
 
 
 class SseChunks:
@@ -42,7 +49,7 @@ class SseChunks:
         self,
         head: dict[str, Any],
         serializer: Serializer,
-        choices: RequestChoices,
+        choices: TokenCounts,
         usage: tuple[bool, bool],
     ) -> None:
         self._head = head

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.api.disconnect import run_until_disconnect
 from quire.api.eager_start import start_eagerly
 from quire.api.error_responses import error_response
-from quire.api.stream_writer import StreamWriter
 from quire.errors import QuireError
 
 logger = logging.getLogger(__name__)
@@ -28,10 +27,26 @@ DIRECT_SEND = "direct_send"
 """Key in the scope's state: the server's own `send`, see DirectSendMiddleware."""
 
 
+class Writer(Protocol):
+    """Makes a stream's bytes, as StreamWriter does for choices that are running."""
+
+    @property
+    def media_type(self) -> str: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    async def wait(self) -> None: ...
+
+    async def next(self, write_now: Callable[[bytes], bool]) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
 class StreamResponse(Response):
     """What a writer makes, until it ends, the client disconnects, or it stops reading."""
 
-    def __init__(self, writer: StreamWriter, slow_reader_s: float) -> None:
+    def __init__(self, writer: Writer, slow_reader_s: float) -> None:
         """
         Args:
             writer: Makes the output; closed at the end in any case.

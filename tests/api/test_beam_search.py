@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from quire import LLM, BeamSearchParams
+from quire.api import beam_search_request
 from quire.clock import SystemClock
 from quire.engine.inprocess import InProcessClient
 from quire.executor.cpu_executor import CpuExecutor
@@ -20,6 +21,7 @@ from tests.api.scripted import READY, ScriptedClient
 from tests.api.server import Server, resolved, running
 from tests.api.test_lifetimes import eventually, in_background
 from tests.checkpoints import make_llama
+from tests.reference import Reference
 
 PROMPTS = [[5, 6, 7], [100, 200, 300, 4]]
 SETTINGS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
@@ -58,6 +60,63 @@ def test_completions_are_what_is_found_offline(model: Server, checkpoint: Path, 
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == 7
     assert answer.usage.completion_tokens == sum(len(tokens) for tokens, _, _ in expected)
+
+
+def test_log_probabilities_are_the_models(model: Server, checkpoint: Path) -> None:
+    """Of each token, and of the likeliest in its place; also more of these than the search takes."""
+    reference = Reference(checkpoint)
+    body = {"prompt": PROMPTS[0], "use_beam_search": True, "max_tokens": 6, "return_tokens_as_token_ids": True}
+    for n, top in ((3, 2), (1, 7), (2, 0)):
+        choices = model.post("/v1/completions", body | {"n": n, "logprobs": top, "return_token_ids": True}).json()[
+            "choices"
+        ]
+        assert len(choices) == n
+        for choice in choices:
+            rows = reference.logprobs([*PROMPTS[0], *choice["token_ids"]])[len(PROMPTS[0]) - 1 :]
+            shown = choice["logprobs"]
+            assert len(shown["tokens"]) == len(choice["token_ids"])
+            for row, token, logprob, likeliest in zip(
+                rows, choice["token_ids"], shown["token_logprobs"], shown["top_logprobs"], strict=False
+            ):
+                assert logprob == pytest.approx(float(row[token]), abs=2e-3)
+                names = [f"token_id:{other}" for other in sorted(range(len(row)), key=lambda other: -row[other])[:top]]
+                assert set(likeliest) == {*names, f"token_id:{token}"}
+    with LLM(str(checkpoint), **SETTINGS) as llm:
+        (found,) = llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=2, max_tokens=6))
+    for choice, sequence in zip(choices, found.sequences, strict=True):
+        if sequence.finish_reason == "length":  # else the end counts too, which is not shown
+            assert sum(choice["logprobs"]["token_logprobs"]) == pytest.approx(sequence.cum_logprob, abs=1e-4)
+
+
+def test_a_stream_says_what_the_whole_answer_says(model: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam_search_request, "PIECE_TOKENS", 3)
+    client = openai.OpenAI(base_url=model.url + "/v1", api_key="none", max_retries=0)
+    asked: Any = {"model": "tiny", "n": 2, "max_tokens": 8, "temperature": 0, "extra_body": {"use_beam_search": True}}
+    whole = client.completions.create(prompt=PROMPTS, logprobs=2, **asked)
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = client.completions.create(prompt=PROMPTS, logprobs=2, **asked, **options)
+    for choice in whole.choices:
+        parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+        assert "".join(part.text for part in parts) == choice.text
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + [choice.finish_reason]
+        offsets = [offset for part in parts if part.logprobs for offset in part.logprobs.text_offset or ()]
+        assert choice.logprobs
+        assert offsets == choice.logprobs.text_offset
+    assert last.usage == whole.usage
+    messages: Any = [{"role": "user", "content": "a"}]
+    said = client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=3, **asked).choices
+    streamed = list(
+        client.chat.completions.create(messages=messages, logprobs=True, top_logprobs=3, stream=True, **asked)
+    )
+    for one in said:
+        deltas = [part for chunk in streamed for part in chunk.choices if part.index == one.index]
+        assert deltas[0].delta.role == "assistant"
+        assert "".join(part.delta.content or "" for part in deltas) == one.message.content
+        assert deltas[-1].finish_reason == one.finish_reason
+        assert one.logprobs
+        assert [entry for part in deltas if part.logprobs for entry in part.logprobs.content or ()] == [
+            type(entry).model_validate(entry.model_dump()) for entry in one.logprobs.content or ()
+        ]
 
 
 def test_chat_echo_and_a_truncated_prompt(model: Server) -> None:

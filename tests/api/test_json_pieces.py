@@ -42,9 +42,9 @@ def test_every_write_is_small_and_they_are_as_long_as_announced() -> None:
 def size(**fields: Any) -> int:
     """The smallest limit under which a request passes."""
     lens, longest = fields.pop("lens", [100]), fields.pop("longest", 1_000)
-    shown, stream = fields.pop("shown", 0), fields.pop("stream", False)
+    shown, stream, params = fields.pop("shown", 0), fields.pop("stream", False), SamplingParams(**fields)
     try:
-        check_answer_size(lens, SamplingParams(**fields), longest=longest, prompts_shown=shown, stream=stream)
+        check_answer_size(lens, params, num_choices=params.n, longest=longest, prompts_shown=shown, held=not stream)
     except RequestError as error:
         return int(error.message.split(" might have ")[1].split()[0])
     return -1
@@ -98,4 +98,6 @@ def test_too_large_an_answer_is_refused_on_every_endpoint(
     assert error["param"] == param
     assert error["message"].startswith("The answer might have ")
     if "max_tokens" in body:
+        beams = {"use_beam_search": True, "stream": True, "temperature": 0}  # known only when all of it is
+        assert server.post(path, messages | body | beams).json()["error"]["param"] == param
         assert server.post(path, messages | body | {"stream": True}).status_code == 200

@@ -50,9 +50,10 @@ async def answer_completion(serving: Serving, request: Request, fields: Completi
     check_answer_size(
         [len(prompt) for prompt in tokens],
         params,
+        num_choices=fields.num_sequences,
         longest=serving.session.submission.longest,
-        prompts_shown=params.n * (bool(fields.echo) or fields.prompt_fields(tokens, None).shown),
-        stream=bool(fields.stream),
+        prompts_shown=fields.num_sequences * (bool(fields.echo) or fields.prompt_fields(tokens, None).shown),
+        held=fields.held,
     )
     if fields.use_beam_search:
         return await serving.respond_with_beams(
@@ -154,6 +155,10 @@ def _sampling(serving: Serving, fields: CompletionRequest) -> SamplingParams:
     if fields.echo and fields.logprobs is not None:
         if fields.stream:
             raise RequestError("echo with logprobs cannot be streamed: leave one of them out.", param="echo")
+        if fields.use_beam_search:
+            raise RequestError(
+                "echo with logprobs cannot be combined with use_beam_search: leave it out.", param="echo"
+            )
         more["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
     text = serving.text.tokenizer is not None
     return fields.sampling(serving.text.defaults, text=text, logprobs=fields.logprobs, **more)

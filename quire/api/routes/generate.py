@@ -46,9 +46,10 @@ async def answer_generate(serving: Serving, request: Request, fields: GenerateRe
         check_answer_size(
             [len(fields.token_ids)],
             params,
+            num_choices=params.n,
             longest=longest,
             prompts_shown=params.prompt_logprobs is not None,
-            stream=bool(fields.stream),
+            held=not fields.stream,
         )
         bad_words = await serving.renderer.bad_words(params.bad_words)
         collector = await serving.session.add_request(

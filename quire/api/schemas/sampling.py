@@ -22,7 +22,6 @@ from quire.validation import integer
 MAX_BIAS = 100.0
 """OpenAI's limit on logit_bias, both ways."""
 _NOT_FOR_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
-    "stream": (False,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -119,7 +118,7 @@ class SamplingFields(RequestFields, OutputFormFields):
         Raises:
             RequestError: A value is out of its range.
         """
-        self._check_combinations(more["logprobs"])
+        self._check_combinations()
         names = SamplingParams.__struct_fields__
         given = {name: getattr(self, name) for name in names if name in type(self).model_fields}
         given |= {"logit_bias": self._logit_bias(), "extra_args": self.vllm_xargs}
@@ -153,6 +152,11 @@ class SamplingFields(RequestFields, OutputFormFields):
             RequestError: `n` is out of its range.
         """
         return integer("n", 1 if self.n is None else self.n, 1, MAX_BEAM_WIDTH if self.use_beam_search else MAX_N)
+
+    @property
+    def held(self) -> bool:
+        """Whether the output is held until all of it is known."""
+        return not self.stream or bool(self.use_beam_search)
 
     def options(self) -> dict[str, Any]:
         """What EngineSession.add_request takes beside prompts, parameters and bad words.
@@ -191,7 +195,7 @@ class SamplingFields(RequestFields, OutputFormFields):
             show_token_ids=bool(self.return_token_ids),
         )
 
-    def _check_combinations(self, logprobs: int | None) -> None:
+    def _check_combinations(self) -> None:
         if self.best_of not in (None, self.n or 1):
             raise RequestError(f"best_of must be n ({self.n or 1}), got {self.best_of}.", param="best_of")
         if self.prompt_logprobs is not None and self.stream:
@@ -199,12 +203,12 @@ class SamplingFields(RequestFields, OutputFormFields):
         if self.guided_whitespace_pattern is not None and self.guided_json is None:
             raise RequestError("guided_whitespace_pattern needs guided_json.", param="guided_whitespace_pattern")
         if self.use_beam_search:
-            self._check_beam_search(logprobs)
+            self._check_beam_search()
         elif self.length_penalty not in (None, 1.0):
             raise RequestError("length_penalty needs use_beam_search=true.", param="length_penalty")
 
-    def _check_beam_search(self, logprobs: int | None) -> None:
-        asked = "logprobs" if logprobs is not None else None
+    def _check_beam_search(self) -> None:
+        asked = None
         for name, neutral in _NOT_FOR_BEAM_SEARCH.items():
             if (value := getattr(self, name)) is not None and value not in neutral:
                 asked = name
