@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +72,22 @@ class Processor:
 
 
 def this_processor() -> Processor:
-    """The machine's."""
+    """The machine's, as Linux tells of the first core: with many, reading about all of them takes a while."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        with open("/proc/cpuinfo") as lines:
+            return read_processor(lines)
     except OSError:
-        lines = []
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+        return read_processor(())
+
+
+def read_processor(lines: Iterable[str]) -> Processor:
+    """What the lines of /proc/cpuinfo say up to the first empty one."""
+    told = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        if not key.strip():
+            break
+        told[key.strip()] = value.strip()
     features = told.get("flags") or told.get("Features", "")  # on x86 and Arm
     return Processor(told.get("model name", platform.machine()), frozenset(features.split()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import stat
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from quire.kernels.cpu.build import (
     BuildError,
     Processor,
     build,
+    read_processor,
     this_processor,
     usable_instruction_sets,
 )
@@ -53,6 +55,26 @@ def _forgotten() -> Iterator[None]:
     library.cache_clear()
     yield
     library.cache_clear()
+
+
+X86 = ["processor\t: 0\n", "model name\t: Swift 3\n", "flags\t\t: fpu avx2 fma\n", "power management:\n", "\n"]
+ARM = ["processor\t: 0\n", "BogoMIPS\t: 50.00\n", "Features\t: fp asimd bf16\n", "CPU part\t: 0xd4f\n", "\n"]
+
+
+@pytest.mark.parametrize(
+    ("first", "model", "features"),
+    [(X86, "Swift 3", {"fpu", "avx2", "fma"}), (ARM, platform.machine(), {"fp", "asimd", "bf16"})],
+)
+def test_a_processor_is_known_by_its_first_core(first: list[str], model: str, features: set[str]) -> None:
+    lines = iter([*first, "processor\t: 1\n", "model name\t: Slow 1\n", "flags\t\t: fpu\n", "Features\t: fp\n", "\n"])
+    assert read_processor(lines) == Processor(model, frozenset(features))
+    assert next(lines) == "processor\t: 1\n", "more was read than is needed"
+
+
+def test_this_processor_is_found_on_linux() -> None:
+    whole = Path("/proc/cpuinfo").read_text()
+    assert this_processor().features
+    assert all(feature in whole for feature in this_processor().features)
 
 
 @pytest.fixture
