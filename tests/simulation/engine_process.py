@@ -16,11 +16,11 @@ from quire.engine.loop import turn_until
 from quire.engine.port import Undecodable
 from quire.engine.transport import _DECODING_ERRORS, _undecodable_messages, client_address, engine_address
 from quire.executor.fake import FakeExecutor
-from quire.messages import EngineId, FromEngine, ToEngine
+from quire.messages import Deltas, EngineId, FromEngine, ToEngine
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, LaunchConfig, Pulse, StatusReport
 from tests.simulation.blocking import BlockingThread
 from tests.simulation.executor import ExecutorFaults, PlantedDeath, PlantedFault, SimulatedExecutor
-from tests.simulation.invariants import check_engine
+from tests.simulation.invariants import LastMessages, check_engine
 from tests.simulation.model import VOCAB_SIZE, SimulatedGrammars, sample
 from tests.simulation.network import Connection
 from tests.simulation.processes import SimulatedProcess
@@ -40,6 +40,7 @@ class SimulatedPort:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
         self._waiting = False
+        self._last_messages = LastMessages(engine.process.world)
         address = engine_address(self._directory, engine.launch.engine)
         self.inbox = engine.process.network.bind(address, self._arrived)
 
@@ -65,6 +66,8 @@ class SimulatedPort:
         return messages
 
     def send(self, client: int, message: FromEngine) -> None:
+        if isinstance(message, Deltas):
+            self._last_messages.said(message)
         self._engine.effect()
         if client not in self._clients:
             self._clients[client] = self._engine.process.connect(client_address(self._directory, client))

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from quire.api.admission_limit import OVERFLOW
 from quire.engine.core import EngineCore
 from quire.kvcache.block_pool import DUMMY_BLOCK, BlockPool
 from quire.kvcache.host_pool import HostPool
-from quire.messages import CLIENT_SHIFT
+from quire.messages import CLIENT_SHIFT, Deltas
 from quire.scheduler.lengths import Lengths
 from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.waiting_queue import WaitingQueue
-from tests.simulation.settings import Settings
+from tests.simulation.settings import MOST_SEQUENCES, Settings
 from tests.simulation.world import World
 
 
@@ -25,10 +26,32 @@ class Violation(Exception):
     """Something does not hold."""
 
 
+class LastMessages:
+    """What one engine says of each sequence: its one End is the last.
+
+    Args:
+        world: Where a violation is reported.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ended: set[int] = set()
+
+    def said(self, message: Deltas) -> None:
+        """The engine sends this."""
+        if late := self._ended.intersection((*message.ids, *(number for number, _ in message.prompt_logprobs))):
+            self._world.fail(f"engine: sequences {sorted(late)} gain something after their End")
+        for end in message.ends:
+            if end.id in self._ended:
+                self._world.fail(f"engine: sequence {end.id} ends twice")
+            self._ended.add(end.id)
+
+
 def check_engine(core: EngineCore, world: World, settings: Settings) -> None:
     """Fail the run if something of an engine does not hold."""
     try:
         check_scheduler(core._scheduler, settings.max_in_flight)
+        _check_queue_limit(core._scheduler, settings)
     except Violation as violation:
         world.fail(f"engine: {violation}")
 
@@ -170,6 +193,17 @@ def _check_sums(waiting: WaitingQueue) -> None:
     awaiting = sum(bool(r.awaits) for r in waiting)
     _require(waiting.num_awaiting == awaiting, "awaiting requests are miscounted")
     _require(all(s.uncomputed >= 0 and s.queued > 0 for s in shares.values()), "a share is negative")
+
+
+def _check_queue_limit(scheduler: Scheduler, settings: Settings) -> None:
+    """The queue is at most as long as it may be with several tenants, beside what ran in an engine that died, and one
+    request that met an empty queue.
+    """
+    limit = settings.config.scheduler.max_queued_requests
+    if limit is not None:
+        fresh = sum(r.admitted_at is None for r in scheduler._waiting)
+        most = OVERFLOW * limit + scheduler._request_table.num_slots + MOST_SEQUENCES
+        _require(fresh <= most, f"{fresh} sequences wait, where {limit} may")
 
 
 def sequences_of(core: EngineCore, client: int) -> set[int]:

@@ -47,9 +47,7 @@ class Operator:
     def _act(self) -> None:
         if self._stopped:
             return
-        action = self._rng.choice(
-            ("reset_prefix_cache", "counts", "is_paused", "pause:keep", "pause:wait", "pause:abort")
-        )
+        action = self._rng.choice(ACTIONS)
         if self._server.is_up and not self.paused:
             self._world.say(f"operator: {action}")
             if action.startswith("pause"):

@@ -14,6 +14,9 @@ from quire.config.scheduler import Policy, PreemptionMode
 from quire.kvcache.group_windows import GroupWindow
 
 MAX_MODEL_LEN = 96
+MOST_PROMPTS, MOST_CHOICES = 2, 4
+MOST_SEQUENCES = MOST_PROMPTS * MOST_CHOICES
+"""Of one request."""
 SHUTDOWN_S = 900.0
 """What open requests get at the end: enough for all of them, whatever happens."""
 

@@ -9,14 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from quire.api import replay
+from quire.api.admission_limit import AdmissionLimit
 from quire.api.engine_connection import EngineConnection
 from quire.api.open_requests import OpenRequests, OpenSequence
 from quire.api.output_collector import OutputCollector
 from quire.engine.client import Lost
 from quire.engine.core import EngineCore
+from quire.engine.outbox import Outbox
 from quire.kvcache.block_pool import DUMMY_BLOCK
 from quire.kvcache.block_table import BlockTable
-from quire.messages import Add, Deltas, FromEngine
+from quire.messages import Add, Deltas, End, FromEngine
 from quire.scheduler.queue_order import KeyOrder
 from quire.scheduler.request import Request
 from quire.scheduler.waiting_queue import WaitingQueue
@@ -130,3 +132,20 @@ def test_a_token_that_comes_twice_after_a_replay_is_found(plant: Callable[..., N
 
     plant(replay, "_replay_add", make)
     assert "got tokens" in first_violation()
+
+
+def test_a_second_last_message_is_found(plant: Callable[..., None]) -> None:
+    def make(end: Callable[[Outbox, End], None]) -> Callable[[Outbox, End], None]:
+        def end_twice(outbox: Outbox, last: End) -> None:
+            end(outbox, last)
+            end(outbox, last)
+
+        return end_twice
+
+    plant(Outbox, "end", make)
+    assert "ends twice" in first_violation()
+
+
+def test_a_queue_without_its_limit_is_found(plant: Callable[..., None]) -> None:
+    plant(AdmissionLimit, "check", lambda original: lambda limit, tenant, sequences, tokens: None)
+    assert "sequences wait, where" in first_violation()

@@ -47,5 +47,5 @@ def test_a_thousand_seeds() -> None:
         outcomes.update(summary.outcomes)
     assert steps >= 200_000
     assert faults.keys() == set(FAULTS), "every kind of fault happened"
-    assert outcomes["answered"] > sum(outcomes.values()) / 2, outcomes
+    assert outcomes["answered"] >= 20_000, outcomes
     assert {"cut", "left", "timed out", "poison found", "row broken", "message corrupted"} <= outcomes.keys()
