@@ -156,9 +156,6 @@ CHAT = [
           messages=[{"role": "user", "content": [{"type": "text"}]}]),
     chat("an unknown field in a message", "messages[0]: 'colour' is not a known field.", "messages[0]",
           messages=[{"role": "user", "content": "a", "colour": "red"}]),
-    chat("tool arguments that are not JSON", "messages[0].tool_calls: arguments must be JSON.",
-          "messages[0].tool_calls", messages=[{"role": "assistant", "tool_calls": [
-              {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]),
     chat("a conversation beyond the context", "The prompt has …", "prompt",
           messages=[{"role": "user", "content": "a b " * 50_000}]),
     chat("top_logprobs alone", "top_logprobs needs logprobs=true.", "top_logprobs", top_logprobs=2),

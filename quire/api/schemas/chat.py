@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ class ContentPart(BaseModel):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(BaseModel):
@@ -42,6 +44,7 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    refusal: str | None = Field(default=None, description="Text, as content is.")
     reasoning: str | None = None
     reasoning_content: str | None = Field(default=None, description="Older name of reasoning.")
 
@@ -174,7 +177,7 @@ def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, 
     for name, value in (message.model_extra or {}).items():
         if value is not None and value != []:
             raise RequestError(f"{place}: '{name[:64]}' is not a known field.", param=place)
-    content: Any = message.content
+    content: Any = message.refusal if message.content is None else message.content
     if isinstance(content, list):
         texts = [_text(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
         content = "\n".join(texts) if form == "text" else [{"type": "text", "text": text} for text in texts]
@@ -196,6 +199,8 @@ def _plain(message: ChatMessage, place: str, form: MessageContent) -> dict[str, 
 
 
 def _text(part: ContentPart, place: str) -> str:
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
     if part.type != "text":
         raise RequestError(f"{place}: parts of type '{part.type[:64]}' are not supported yet: send text.", param=place)
     if part.text is None:
@@ -204,14 +209,13 @@ def _text(part: ContentPart, place: str) -> str:
 
 
 def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
-    """Templates want the arguments as an object; OpenAI sends them as a string with JSON."""
+    """Templates want the arguments as an object; OpenAI sends them as a string with JSON. Where the model has written
+    something else, it is shown that as it was."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{place}: each needs a function with a name.", param=place)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise RequestError(f"{place}: arguments must be JSON.", param=place) from None
     return {**call, "function": {**function, "arguments": arguments}}

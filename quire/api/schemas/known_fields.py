@@ -13,6 +13,7 @@ from typing import Any
 from quire.errors import RequestError, UnsupportedField
 
 IGNORED = frozenset({
+    "client_metadata",
     "user",
     "metadata",
     "store",

@@ -16,7 +16,11 @@ MESSAGES_FIELDS = FieldLists(
     ignored=frozenset({"metadata", "service_tier", "cache_control", "inference_geo", "diagnostics", "user_profile_id"}),
     unsupported={
         "container": (),
-        "context_management": ({},),
+        "context_management": (
+            {},
+            {"edits": []},
+            {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},  # Claude Code's
+        ),
         "mcp_servers": ([],),
         "speed": ("standard",),
         "workspace_id": (),
@@ -124,6 +128,8 @@ class AnthropicTool(BaseModel):
     strict: bool | None = Field(default=None, description="Calls must match the schema.")
     cache_control: dict[str, Any] | None = Field(default=None, description="Ignored: prefixes are always cached.")
     eager_input_streaming: bool | None = Field(default=None, description="Ignored: inputs are always streamed.")
+    defer_loading: Literal[False] | None = Field(default=None, description="No tool is searched for.")
+    allowed_callers: list[Literal["direct"]] | None = Field(default=None, description="No code is executed here.")
     input_examples: list[dict[str, Any]] | None = Field(default=None, description=_NEUTRAL)
 
 

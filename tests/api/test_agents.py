@@ -1,0 +1,131 @@
+"""What coding agents and long conversations send: bodies as they are, with all that changes no answer here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.server import Server
+from tests.api.speaker import Speaker
+
+SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {"command": {"type": "string"}},
+    "required": ["command"],
+    "additionalProperties": False,
+}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+CLAUDE_CODE: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 64,
+    "temperature": 1,
+    "metadata": {"user_id": "user_account_session"},
+    "system": [{"type": "text", "text": "You are an agent.", **CACHED}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "<system-reminder>a</system-reminder>"}]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "unsigned"},
+            {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_1", "content": "a.txt", "is_error": False, **CACHED},
+        ]},
+    ],
+    "tools": [{
+        "type": "custom", "name": "Bash", "description": "Run", "input_schema": SCHEMA, "eager_input_streaming": True,
+        "defer_loading": False, "allowed_callers": ["direct"], **CACHED,
+    }],
+    "thinking": {"type": "adaptive"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+}  # fmt: skip
+"""In the manner of Claude Code's, from the types of the `anthropic` package (`beta.messages`)."""
+CODEX: dict[str, Any] = {
+    "model": "tiny",
+    "instructions": "You are an agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+    ],
+    "tools": [{"type": "function", "name": "shell", "description": "Run", "strict": False, "parameters": SCHEMA}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": None,
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "session",
+    "client_metadata": {"installation": "a"},
+}
+"""In the manner of Codex's, from `ResponsesApiRequest` in openai/codex."""
+
+
+@pytest.fixture
+def server(conversations: tuple[Server, Speaker]) -> Server:
+    return conversations[0]
+
+
+def test_a_coding_agent_over_messages(server: Server, model: Speaker) -> None:
+    model.text = 'So.<tool_call>\n{"name": "Bash", "arguments": {"command": "cat a.txt"}}\n</tool_call>'
+    answer = server.post("/v1/messages?beta=true", CLAUDE_CODE).json()
+    assert [block["type"] for block in answer["content"]] == ["text", "tool_use"]
+    assert answer["content"][1]["input"] == {"command": "cat a.txt"}
+    counted = {name: CLAUDE_CODE[name] for name in ("model", "messages", "system", "tools", "thinking")}
+    tokens = server.post("/v1/messages/count_tokens?beta=true", counted).json()["input_tokens"]
+    assert tokens == answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}},
+        {"tools": [{**CLAUDE_CODE["tools"][0], "defer_loading": True}]},
+        {"tools": [{**CLAUDE_CODE["tools"][0], "allowed_callers": ["code_execution_20250825"]}]},
+    ],
+)
+def test_what_would_change_the_answer_is_refused(server: Server, wrong: dict[str, Any]) -> None:
+    answer = server.post("/v1/messages", {**CLAUDE_CODE, **wrong})
+    assert answer.status_code == 400
+    assert next(iter(wrong)) in answer.json()["error"]["message"]
+
+
+def test_a_coding_agent_over_responses(server: Server, model: Speaker) -> None:
+    model.text = "Done."
+    answer = server.post("/v1/responses", CODEX)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["output"][-1]["content"][0]["text"] == "Done."
+
+
+def prompt(server: Server, messages: list[dict[str, Any]]) -> str:
+    """What the model reads."""
+    body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    text: str = server.post("/detokenize", {"tokens": answer.json()["prompt_token_ids"]}).json()["prompt"]
+    return text
+
+
+def test_a_broken_call_goes_back_to_the_model_as_it_wrote_it(server: Server) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}
+    said = prompt(
+        server,
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "no JSON"},
+        ],
+    )
+    assert '"arguments": "{\\"a\\": "' in said
+    assert "no JSON" in said
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"content": None, "refusal": "I cannot."},
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+    ],
+)
+def test_a_refusal_of_another_model_is_text(server: Server, refused: dict[str, Any]) -> None:
+    said = prompt(server, [{"role": "user", "content": "a"}, {"role": "assistant", **refused}])
+    assert "assistant\nI cannot.<|im_end|>" in said
