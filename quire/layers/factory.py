@@ -7,7 +7,7 @@ their shapes, and this decides what serves them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ class LayerFactory:
         quantization: Says which modules' weights are not dense.
         mesh: This rank's place among those that divide each layer.
         collectives: Of these ranks.
+        stand_in: Returns what a model uses in place of a layer: something with the same methods.
 
     Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
     """
@@ -56,11 +57,13 @@ class LayerFactory:
         quantization: Quantization | None = None,
         mesh: Mesh | None = None,
         collectives: Collectives | None = None,
+        stand_in: Callable[[Layer], Any] | None = None,
     ) -> None:
         self.options = options
         self._quantization = quantization
         self._mesh = mesh or Mesh()
         self._collectives = collectives or OneRank()
+        self._stand_in = stand_in
         self.layers: list[Layer] = []
 
     def qkv(self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False) -> Linear:
@@ -217,7 +220,8 @@ class LayerFactory:
 
     def _remember(self, layer: L) -> L:
         self.layers.append(layer)
-        return layer
+        used: L = layer if self._stand_in is None else self._stand_in(layer)
+        return used
 
 
 def _by_module(names: tuple[str, ...], parts: tuple[Outputs, ...]) -> tuple[tuple[Outputs, ...], ...]:

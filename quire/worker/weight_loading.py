@@ -32,8 +32,7 @@ def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: 
     """
     dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
     size = spec.weight_bytes(dtype)
-    checkpoint = _open(config, specs)
-    check_weights(checkpoint, specs, spec.architecture)
+    checkpoint = open_checkpoint(config, spec, specs)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
     try:
         with factory.options.packed_weights:
@@ -50,6 +49,17 @@ def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: 
     gigabytes = size / _GB
     rate = gigabytes / (progress.seconds or 1)
     _log.info("weights     %.2f GB in %.1f s, %.2f GB/s", gigabytes, progress.seconds, rate)
+
+
+def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) -> Checkpoint:
+    """The model's files, which have all that its layers read; the caller closes them.
+
+    Raises:
+        CheckpointError: The checkpoint does not fit the model.
+    """
+    checkpoint = _open(config, specs)
+    check_weights(checkpoint, specs, spec.architecture)
+    return checkpoint
 
 
 def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:

@@ -116,7 +116,7 @@ class Worker:
             CheckpointError: The model's files do not serve.
             MemoryBudgetError: Weights, steps or the KV cache do not fit; the message names the flag to change.
         """
-        self._set_threads()
+        self.set_threads()
         with self._precompiler or nullcontext():
             loaded = self.read_weights()
             measured = self.measure(loaded)
@@ -129,6 +129,13 @@ class Worker:
         on_gpu = self._device.type == "cuda"
         sizes = self._shapes().mixed_sizes(self._limits.tokens) if on_gpu else []
         return DeviceLimits(blocks.device, loaded.spec.vocab_size, blocks.host, self._startup, sizes)
+
+    def set_threads(self) -> None:
+        """Of torch and of our kernels, in the thread that computes; `load` does it."""
+        threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), self._mesh.tp)
+        torch.set_num_threads(threads)
+        if self._device.type == "cpu" and (kernels := library()):  # before threads that read weights load one each
+            kernels.set_threads(torch.get_num_threads())
 
     # --- the steps of the start ---------------------------------------------------------------------------------------
 
@@ -241,13 +248,6 @@ class Worker:
         began = self._clock.now()
         yield
         self._startup[name] = self._clock.now() - began
-
-    def _set_threads(self) -> None:
-        """Of torch and of our kernels."""
-        threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), self._mesh.tp)
-        torch.set_num_threads(threads)
-        if self._device.type == "cpu" and (kernels := library()):  # before threads that read weights load one each
-            kernels.set_threads(torch.get_num_threads())
 
     def _compile_only(self) -> AbstractContextManager[None]:
         """Kernels that are launched within it are compiled and do not run, if there is a precompiler."""
