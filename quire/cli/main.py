@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": ("quire.cli.chat", "chat with a running server"),
     "complete": ("quire.cli.complete", "complete text with a running server"),
     "run-batch": ("quire.cli.run_batch", "answer the requests of a file, without a server"),
+    "check-quant": ("quire.cli.check_quant", "measure what quantization costs a model, and name the layers"),
     "bench": ("quire.cli.bench", "measure throughput, latency, a server under load, or start-up"),
     "collect-env": ("quire.cli.collect_env", "show versions and machine for a bug report"),
 }
