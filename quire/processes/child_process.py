@@ -48,6 +48,7 @@ class ChildProcess:
         os.set_blocking(self.report_fd, False)
         self._unread = b""
         self._killed_for = ""
+        self._closed = False
         self.failure: StatusReport | None = None
 
     @property
@@ -57,6 +58,8 @@ class ChildProcess:
 
     def reports(self) -> list[Report]:
         """Reports since the last call."""
+        if self._closed:
+            return []
         try:
             while chunk := os.read(self.report_fd, 65536):
                 self._unread += chunk
@@ -97,6 +100,10 @@ class ChildProcess:
         return f"it exited with code {code}"
 
     def close(self) -> None:
-        """Close the descriptors; a child that still runs exits, because its lifeline is closed."""
+        """Close the descriptors; a child that still runs exits, because its lifeline is closed. More calls do
+        nothing."""
+        if self._closed:
+            return
+        self._closed = True
         for fd in (self.report_fd, self.pid_fd, self._lifeline):
             os.close(fd)

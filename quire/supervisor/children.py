@@ -108,6 +108,10 @@ class Children:
         """Whether one of the present ones is."""
         return child in self._ready
 
+    def is_due(self, name: str) -> bool:
+        """Whether there is no such process at present, and one is to be started."""
+        return name in self._due
+
     def heard(self, child: Child, pulse: Pulse) -> None:
         """It is alive."""
         if (watchdog := self._watchdogs.get(child)) is not None:
@@ -166,12 +170,14 @@ class Children:
             child.close()
 
     def _replace(self, child: Child) -> None:
+        """It is dead and no longer waited for."""
         delay = 0.0
         if child not in self._ready:
             delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** self._early_deaths[child.name])
             self._early_deaths[child.name] = min(_MAX_DOUBLINGS, self._early_deaths[child.name] + 1)
         self._ready.discard(child)
         self._watchdogs.pop(child, None)
+        child.close()
         self._due[child.name] = self._clock.now() + delay
         self.start_due()
 

@@ -248,15 +248,23 @@ class Supervisor:
             f"{signal.Signals(number).name}: {taken}open requests get {timeout:g} s to finish; a second signal ends all"
         )
         self._drain_ends = self._clock.now() + delay + timeout + STOP_TIMEOUT_S
-        self._children.api.signal(signal.SIGTERM)
+        if self._children.is_due("api"):
+            self._stop_engine()  # no request is open, and none may come
+        else:
+            self._children.api.signal(signal.SIGTERM)
 
     def _drained(self) -> None:
         """The API process has ended: now the engine may."""
-        api, engine = self._children.api, self._children.engine
+        api = self._children.api
         stopped_early = not self._children.is_ready(api) and api.exit_code() == -signal.SIGTERM
         if api.exit_code() != 0 and not stopped_early:
             self._end(EXIT_CRASHED, f"api process did not end cleanly: {api.cause_of_death()}")
-            return
+        else:
+            self._stop_engine()
+
+    def _stop_engine(self) -> None:
+        """The last of the processes ends, and with it the server."""
+        engine = self._children.engine
         if self._children.is_ready(engine):
             engine.signal(STOP_ENGINE)
             again = self._wait_for(engine, STOP_TIMEOUT_S)

@@ -77,8 +77,10 @@ class Streamed:
             self.chunks += bool(choice["text"])
             for position in choice.get("prompt_logprobs") or ():
                 self.prompt_logprobs += [entry["logprob"] for entry in (position or {}).values()]
-            if choice.get("logprobs"):
-                self.logprobs.setdefault(index, []).extend(choice["logprobs"]["token_logprobs"])
+            if logprobs := choice.get("logprobs"):
+                values = self.logprobs.setdefault(index, [])
+                values += logprobs["token_logprobs"]
+                values += [value for top in logprobs["top_logprobs"] for value in sorted(top.values())]
             if choice["finish_reason"]:
                 self.reasons[index] = choice["finish_reason"]
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.faults.engine import FAULT_FILE, POISON, SLOW_STEP_S
 from tests.e2e.mixed_streams import ROUNDING, Streamed, bodies, run
+from tests.e2e.process_usage import Usage, usage
 from tests.e2e.serve import QuireServe
 
 pytestmark = pytest.mark.long("reliability")
@@ -23,6 +24,8 @@ RECOVERY_S = 10.0
 """Most that a stream may pause, the time until the failure is noticed included."""
 RESTART_S = 4.0
 """Most from an engine's death until its requests go on."""
+ZMQ_FDS, ZMQ_THREADS = 8, 2
+"""What the supervisor opens once, with the first death that it tells of. Each process has three descriptors there."""
 
 
 class Victim(QuireServe):
@@ -31,6 +34,7 @@ class Victim(QuireServe):
     Attributes:
         start_s: How long the first start took.
         undisturbed: What the streams get while nothing fails.
+        held: What the supervisor held before the first fault.
     """
 
     def __init__(self, fault_file: Path) -> None:
@@ -42,6 +46,11 @@ class Victim(QuireServe):
         self.wait_ready()
         self.start_s = float(re.search(r"Ready in ([\d.]+) s", self.log)[1])  # type: ignore[index]
         self.undisturbed: list[Streamed] = []
+        self.held = self.supervisor()
+
+    def supervisor(self) -> Usage:
+        """What the supervisor holds."""
+        return usage(self.process.pid)["serve"]  # the module that is run here
 
     def plant(self, fault: str) -> None:
         """The engine fails so at its next step."""
@@ -162,7 +171,20 @@ def test_an_api_process_that_fails_is_replaced(victim: Victim, fault: str) -> No
 
 def test_an_exception_in_a_handler_disturbs_nobody(victim: Victim) -> None:
     def disturb() -> None:
+        began = time.monotonic()
         assert httpx.get(victim.url + "/debug/raise").status_code == 500
+        answer = victim.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
+        print(f"exception: 500, and the next request was answered after {time.monotonic() - began:.1f} s")
+        assert answer.json()["usage"]["completion_tokens"] == 2
 
     assert differences(run(victim.url, bodies(16), disturb), victim.undisturbed[:16]) == []
     victim.assert_baseline()
+
+
+def test_the_supervisor_holds_no_more_after_all_this(victim: Victim) -> None:
+    restarts = victim.log.count("is started again")
+    assert restarts, "the tests before this one"
+    now = victim.supervisor()
+    print(f"after {restarts} restarts: {now}, before the first: {victim.held}")
+    assert now.fds <= victim.held.fds + ZMQ_FDS
+    assert now.threads <= victim.held.threads + ZMQ_THREADS

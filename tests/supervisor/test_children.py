@@ -10,12 +10,11 @@ from quire.processes.launch import LaunchConfig
 from quire.supervisor.children import LONGEST_DELAY_S, MODULES, Children
 from quire.supervisor.process_host import ProcessHost
 from tests.engine.test_client_liveness import ManualClock
+from tests.supervisor.machine import FakeChild
 
 
-def start(name: str, module: str, launch: LaunchConfig) -> MagicMock:
-    child = MagicMock(pid=launch.engine.epoch + 1)
-    child.name = name
-    return child
+def start(name: str, module: str, launch: LaunchConfig) -> FakeChild:
+    return FakeChild(name, launch, launch.engine.epoch + 1, lambda child, number: None)
 
 
 def test_a_process_that_never_starts_is_tried_for_ever_and_not_too_often(tmp_path: Path) -> None:

@@ -1,0 +1,279 @@
+"""What the supervisor decides when its processes report, hang and die, on a machine where none is really started."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from quire.messages import Dead, EngineId
+from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, StatusReport
+from quire.supervisor.supervisor import STOP_TIMEOUT_S
+from tests.supervisor.machine import Machine
+
+
+def ticks(count: int) -> Iterator[None]:
+    for _ in range(count):
+        yield
+
+
+def test_a_process_that_fails_to_start_ends_all_with_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine()
+
+    def script() -> Iterator[None]:
+        machine.latest("engine").failure = StatusReport("failed", "CheckpointError", "The file is broken.")
+        machine.die("engine", 1)
+        yield
+
+    assert machine.run(script()) == 4
+    assert capsys.readouterr().err.splitlines()[-1] == "quire: error: The file is broken."
+    assert all(child.code is not None and child.closed for child in machine.children)
+
+
+def test_an_engine_that_dies_has_a_successor_with_another_name_and_clients_are_told() -> None:
+    machine = Machine()
+    machine.in_flight = [7, 9]
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        for _ in range(3):
+            machine.die("engine")
+            yield
+            machine.ready("engine")
+            machine.report("api", Recovery(0, 2, complete=True))
+            yield
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    engines = [child for child in machine.children if child.name == "engine"]
+    assert [engine.launch.engine for engine in engines] == [EngineId(0, epoch) for epoch in range(4)]
+    told = [message for who, message in machine.told if who == "client 0"]
+    assert [(dead.source.epoch, dead.successor.epoch, dead.in_flight) for dead in told] == [
+        (epoch, epoch + 1, [7, 9]) for epoch in range(3)
+    ]
+    assert engines[-1].signals == [STOP_ENGINE, signal.SIGKILL][: len(engines[-1].signals)]
+
+
+def test_replaced_processes_leave_no_descriptors() -> None:
+    machine = Machine(max_restarts=100)
+    open_children: list[int] = []
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        for _ in range(8):
+            for name in ("engine", "api"):
+                machine.die(name)
+                yield
+                machine.ready(name)
+                yield
+            open_children.append(sum(not child.closed for child in machine.children))
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    assert open_children == [2] * 8
+
+
+def test_both_may_die_at_once_and_the_next_api_process_knows_the_next_engine() -> None:
+    for order in (("engine", "api"), ("api", "engine")):
+        machine = Machine()
+
+        def script(machine: Machine = machine, order: tuple[str, ...] = order) -> Iterator[None]:
+            machine.ready("engine", "api")
+            yield
+            for name in order:
+                machine.die(name)
+            yield
+            machine.ready("engine", "api")
+            yield
+            machine.interrupt()
+            yield
+
+        assert machine.run(script()) == 0
+        api = machine.latest("api")
+        assert api.launch.number == 1
+        dead = [message for who, message in machine.told if who == "client 1"]
+        knows = api.launch.engine if not dead else dead[-1].successor
+        assert knows == machine.latest("engine").launch.engine == EngineId(0, 1)
+
+
+def test_one_death_more_than_allowed_ends_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine(max_restarts=2)
+    machine.obedient = False
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        for _ in range(3):
+            machine.die("engine", 3)
+            yield
+            machine.ready("engine")
+            yield
+
+    assert machine.run(script()) == EXIT_CRASHED
+    assert machine.told[-1] == ("client 0", Dead("it exited with code 3", source=EngineId(0, 2)))
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "engine process died: it exited with code 3." in last
+    assert "--max-restarts allows" in last
+
+
+def test_deaths_in_the_search_for_a_request_do_not_count() -> None:
+    machine = Machine(max_restarts=1)
+    machine.in_flight = [7]
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        for _ in range(5):
+            machine.die("engine")
+            yield
+            machine.ready("engine")
+            machine.report("api", Recovery(0, 3))
+            yield
+        machine.report("api", Recovery(0, blamed=True))
+        yield
+        machine.report("api", Recovery(0, 3, complete=True))
+        yield
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    assert len([child for child in machine.children if child.name == "engine"]) == 6
+
+
+def test_who_is_stuck_is_killed_and_replaced() -> None:
+    machine = Machine()
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        machine.report("engine", Pulse(9.0, 4.0))
+        machine.report("api", Pulse())
+        yield
+        yield from ticks(3)
+        assert machine.children[0].killed_for == "it was stuck: a step took more than 4.0 s"
+        assert machine.latest("engine").launch.engine == EngineId(0, 1)
+        for _ in range(60):  # the API process is never heard again
+            machine.report("engine", Pulse())
+            machine.clock.time += 0.4
+            yield
+        assert "nothing was heard" in machine.children[1].killed_for
+        assert machine.latest("api").launch.number == 1
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+
+
+def test_a_drain_replaces_an_engine_and_ends_when_the_api_process_does() -> None:
+    machine = Machine()
+    machine.obedient = False
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        machine.interrupt()
+        yield
+        assert machine.latest("api").signals == [signal.SIGTERM]
+        machine.die("engine")
+        yield
+        machine.ready("engine")
+        yield from ticks(5)
+        machine.obedient = True
+        machine.die("api", 0)
+        yield
+
+    assert machine.run(script()) == 0
+    assert machine.latest("engine").signals == [STOP_ENGINE]
+    assert machine.latest("engine").launch.engine == EngineId(0, 1)
+
+
+def test_a_drain_comes_to_its_end_and_a_second_signal_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for again, code in ((False, EXIT_CRASHED), (True, 128 + signal.SIGINT)):
+        machine = Machine(shutdown_timeout=7.0)
+        machine.obedient = False
+        began = machine.clock.time
+
+        def script(machine: Machine = machine, again: bool = again) -> Iterator[None]:
+            machine.ready("engine", "api")
+            yield
+            machine.interrupt()
+            yield
+            if again:
+                machine.interrupt(signal.SIGINT)
+                yield
+
+        assert machine.run(script()) == code
+        took = machine.clock.time - began
+        assert (took < 1.0) if again else (7.0 + STOP_TIMEOUT_S <= took < 8.5 + STOP_TIMEOUT_S)
+        assert all(child.code is not None for child in machine.children), "nothing is left running"
+
+
+def test_a_drain_does_not_wait_for_an_api_process_that_is_about_to_be_started_again() -> None:
+    machine = Machine(shutdown_timeout=600.0)
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        for _ in range(5):  # it dies in each start, so the next one waits
+            machine.die("api", 1)
+            while machine.latest("api").code is not None:
+                yield
+        machine.die("api", 1)
+        yield
+        assert machine.latest("api").code is not None
+        machine.interrupt()
+        yield
+
+    began = machine.clock.time
+    assert machine.run(script()) == 0
+    assert machine.clock.time - began < 60
+    assert machine.latest("engine").signals == [STOP_ENGINE]
+
+
+def test_a_child_that_a_signal_to_all_has_ended_is_no_crash() -> None:
+    for name in ("engine", "api"):
+        machine = Machine()
+
+        def script(machine: Machine = machine, name: str = name) -> Iterator[None]:
+            machine.die(name, -signal.SIGTERM)  # while all start; the signal to this process comes a moment later
+            yield
+            machine.interrupt()
+            yield
+
+        assert machine.run(script()) == 0
+
+
+def test_an_api_process_that_such_a_signal_has_drained_before_is_no_crash_either() -> None:
+    machine = Machine()
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        machine.die("api", 0)
+        yield
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    assert machine.latest("engine").signals == [STOP_ENGINE]
+    assert len(machine.children) == 2, "none takes its place"
+
+
+def test_without_restarts_nothing_is_watched() -> None:
+    machine = Machine(max_restarts=0)
+    machine.obedient = False
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        machine.report("engine", Pulse(9.0, 4.0))
+        yield from ticks(10)
+        machine.die("engine", -11)
+        yield
+
+    assert machine.run(script()) == EXIT_CRASHED
+    assert machine.children[0].killed_for == ""
+    assert len(machine.children) == 2
