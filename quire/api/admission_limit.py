@@ -1,6 +1,7 @@
 """Which requests are turned away because the queue is too long: 429, and when to come back.
 
-The engine says how long its queue is and how fast it works it off (`Load`); what this process has sent since is added.
+The engine says how long its queue is and how fast it works it off (`Load`); what this process has sent since is added,
+and what it has let in and holds back, because the engine may not have it yet.
 While several tenants have requests in the queue, each may fill an equal share of it, even if the others have filled it
 already: then it grows beyond the limit, at most to OVERFLOW times as much.
 
@@ -11,13 +12,13 @@ supposes that the tenants' shares of the whole queue are as those of what it has
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.config import SchedulerConfig
 from quire.errors import OverloadedError
-from quire.messages import Add, Load
+from quire.messages import Add, Load, queued_tokens
 from quire.metrics.stats import Limit
 
 OVERFLOW = 2
@@ -71,8 +72,10 @@ class AdmissionLimit:
         self._limits = limits
         self._rejections = rejections
         self._load = Load()
-        self._unseen: deque[tuple[int, int, int]] = deque()  # Adds after `load`: last id, sequences, tokens
+        self._unseen = OrderedDict[int, tuple[int, int]]()  # Adds after `load`, by last id: sequences, tokens
         self._unseen_sequences = self._unseen_tokens = 0
+        self._held: dict[int, int] = {}  # tokens by sequence
+        self._held_tokens = 0
         self._usual_tokens = 0.0  # of a request that was let in, on average
         self._own: dict[int, _Queued] = {}  # by sequence
         self._own_tokens, self._own_sequences = Counter[str](), Counter[str]()  # by tenant
@@ -82,10 +85,8 @@ class AdmissionLimit:
     def observe(self, load: Load, last_add: int) -> None:
         """What the engine has to do, everything up to the Add `last_add` of this process included."""
         self._load = load
-        while self._unseen and self._unseen[0][0] <= last_add:
-            _, sequences, tokens = self._unseen.popleft()
-            self._unseen_sequences -= sequences
-            self._unseen_tokens -= tokens
+        while self._unseen and (first := next(iter(self._unseen))) <= last_add:
+            self._forget_unseen(first)
 
     def restart(self) -> None:
         """Another engine takes over. It has been sent nothing yet, and is as fast as the one before."""
@@ -96,10 +97,23 @@ class AdmissionLimit:
 
     def expect(self, add: Add) -> None:
         """An Add that was let in before goes to that engine."""
+        self._release((add.id, *(fork.id for fork in add.forks)))
         self._await(add, add.queued_tokens(self._load.expected_output))
 
-    def leave_queue(self, sequences: Iterable[int]) -> None:
+    def hold(self, adds: Iterable[Add]) -> None:
+        """These sequences were let in, and the present engine is not told of them until `expect`."""
+        for add in adds:
+            if add.fork_of is None:
+                self._forget_unseen(add.last_id)
+            if add.id not in self._held:
+                prompt, output = len(add.tokens) if add.fork_of is None else 1, add.sampling.max_tokens or 0
+                tokens = queued_tokens(add.sampling, prompt, min(output, self._load.expected_output))
+                self._held[add.id] = tokens
+                self._held_tokens += tokens
+
+    def leave_queue(self, sequences: Collection[int]) -> None:
         """These have brought tokens, have ended, or are not wanted any more. Others are ignored."""
+        self._release(sequences)
         for sequence in self._own.keys() & sequences if self._own else ():
             left = self._own.pop(sequence)
             self._own_tokens[left.tenant] -= left.tokens
@@ -113,12 +127,12 @@ class AdmissionLimit:
     def sequences(self) -> int:
         """Sequences in the queue. The latest ones find free slots first."""
         free = 0 if self._load.waiting else self._limits.slots - self._load.running
-        return self._load.waiting + max(0, self._unseen_sequences - free)
+        return self._load.waiting + max(0, self._unseen_sequences + len(self._held) - free)
 
     @property
     def tokens(self) -> int:
         """Tokens that are to be computed for them, see `quire.messages.queued_tokens`."""
-        return self._load.queued_tokens + self._unseen_tokens
+        return self._load.queued_tokens + self._unseen_tokens + self._held_tokens
 
     @property
     def max_tokens(self) -> float:
@@ -183,9 +197,19 @@ class AdmissionLimit:
 
     def _await(self, add: Add, tokens: int) -> None:
         """The engine's load does not include this one yet."""
-        self._unseen.append((add.last_id, 1 + len(add.forks), tokens))
+        self._forget_unseen(add.last_id)
+        self._unseen[add.last_id] = 1 + len(add.forks), tokens
         self._unseen_sequences += 1 + len(add.forks)
         self._unseen_tokens += tokens
+
+    def _forget_unseen(self, last_id: int) -> None:
+        sequences, tokens = self._unseen.pop(last_id, (0, 0))
+        self._unseen_sequences -= sequences
+        self._unseen_tokens -= tokens
+
+    def _release(self, sequences: Collection[int]) -> None:
+        for sequence in self._held.keys() & sequences if self._held else ():
+            self._held_tokens -= self._held.pop(sequence)
 
     def _refuse(self, limit: Limit) -> None:
         self._rejections[limit] += 1

@@ -15,6 +15,7 @@ from quire.api.open_requests import OpenRequests, OpenSequence
 from quire.api.output_collector import OutputCollector
 from quire.api.poison_search import PoisonSearch
 from quire.api.replay import replay_adds
+from quire.messages import Add
 from quire.metrics.stats import Stats
 from quire.processes.launch import Recovery, SendReport
 
@@ -31,7 +32,7 @@ class EngineRecovery:
         requests: Those that are open.
         engine: Where they go.
         stats: Counts what is sent again.
-        admission: Is told what a new engine has been sent.
+        admission: Is told what a new engine has been sent, and what waits here.
         report: Is told how a recovery goes.
     """
 
@@ -60,14 +61,12 @@ class EngineRecovery:
         for add in collector.adds:
             if add.fork_of is not None:
                 continue  # it travels with the first
-            if self._engine.state == "ready" and self._search.may_run(collector):
-                sequences = [self._requests.get(number) for number in (add.id, *(fork.id for fork in add.forks))]
-                if any(sequence is None or sequence.sent for sequence in sequences):
+            if self._engine.state == "ready":
+                found = [self._requests.get(number) for number in (add.id, *(fork.id for fork in add.forks))]
+                sequences = [sequence for sequence in found if sequence is not None and not sequence.sent]
+                if len(sequences) < len(found):
                     continue
-                for sequence in sequences:
-                    assert sequence is not None
-                    sequence.mark_sent()
-                self._engine.send(add)
+                self._send_new(add, sequences)
             yield
 
     def engine_died(self, in_flight: Sequence[int]) -> OutputCollector | None:
@@ -84,6 +83,7 @@ class EngineRecovery:
         """The next engine takes work."""
         self._admission.restart()
         resumed = self._send_unsent()
+        self._admission.hold(sequence.add for sequence in self._requests.unsent(lambda collector: True))
         self._report(Recovery(self._engine.engine.epoch, resumed, complete=not self._search.unproven))
 
     def gained(self, sequence: OpenSequence) -> None:
@@ -95,6 +95,15 @@ class EngineRecovery:
         """A sequence of this request is over, or not wanted any more."""
         if self._search.unproven:
             self._look(collector)
+
+    def _send_new(self, add: Add, sequences: list[OpenSequence]) -> None:
+        """Send one prompt for the first time, or hold it back while another request is on trial."""
+        if not self._search.may_run(sequences[0].collector):
+            self._admission.hold(sequence.add for sequence in sequences)
+            return
+        for sequence in sequences:
+            sequence.mark_sent()
+        self._engine.send(add)
 
     def _look(self, collector: OutputCollector) -> None:
         """Whether all that is open of a request has moved on."""

@@ -186,6 +186,28 @@ def test_all_accounts_are_empty_when_all_is_over() -> None:
     assert not stage.limit._unseen
 
 
+def test_what_is_held_back_counts_until_it_is_sent_or_not_wanted() -> None:
+    stage = Stage(requests=6)
+    stage.load()
+    message = add(1, [1] * 400, 100, forks=[2, 3])
+    stage.limit.enter(message.sequences())
+    before = stage.limit.sequences, stage.limit.tokens
+    stage.limit.hold(message.sequences())
+    assert (stage.limit.sequences, stage.limit.tokens) == before == (3, 702)
+    stage.last = 9  # the engine has had others, and not these
+    stage.load()
+    assert (stage.limit.sequences, stage.limit.tokens) == before
+    stage.limit.restart()
+    stage.load()
+    assert stage.limit.sequences == 3
+    stage.limit.leave_queue([2])
+    assert stage.limit.sequences == 2
+    stage.limit.expect(add(1, [1] * 400, 100, forks=[3]))
+    assert (stage.limit.sequences, stage.limit.tokens) == (2, 601)
+    stage.load()
+    assert (stage.limit.sequences, stage.limit.tokens) == (0, 0)
+
+
 def test_the_last_id_of_an_add_is_its_last_forks() -> None:
     message: Add = add(7, [1], 5, forks=[8, 9])
     assert (message.last_id, add(7, [1], 5).last_id) == (9, 7)

@@ -219,3 +219,24 @@ def test_a_request_that_kills_engines_fails_alone(scripted: tuple[Server, Script
     assert [result[0].status_code for _, result in runs] == [200, 500, 200]
     assert "each time it worked on this request" in runs[1][1][0].json()["error"]["message"]
     assert deaths <= 4
+
+
+def test_what_waits_for_a_search_fills_the_queue(tmp_path: Path) -> None:
+    client = ScriptedClient()
+    with Server(resolved(tmp_path, max_num_seqs=2, max_queued_requests=2), lambda: client) as server:
+        client.say(READY)
+        server.wait_ready()
+        runs = [post(server, LONG | {"prompt": [30 + i]}) for i in range(4)]
+        adds = list(client.wait_for_adds(4))
+        for epoch in (1, 2):
+            client.adds.clear()
+            replace_engine(client, EngineId(0, epoch), [add.id for add in adds])
+            client.wait_for_adds(4 if epoch == 1 else 2)
+        refused = httpx.post(server.url + "/v1/completions", json=LONG | {"prompt": [40]}, timeout=20)
+        assert refused.status_code == 429
+        for place in range(4):
+            add = client.wait_for_adds(place + 1)[place]
+            client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "length")], source=client.engine))
+        for thread, result in runs:
+            thread.join()
+            assert result[0].status_code == 200
