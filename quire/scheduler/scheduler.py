@@ -46,6 +46,8 @@ ADMITTED_TOKENS = 2**20
 """No more requests are admitted in a step, or ended because of their deadlines, once these have so many known tokens
 together: each token that a request shares costs the host some 12 ns, so 128 forks of a prompt of 131,072 tokens would
 take 0.2 s of one turn."""
+_ADMISSION_TOKENS = 2**13
+"""What the admission of a request costs besides, in such tokens: so no step admits more than 128."""
 
 
 @dataclass
@@ -356,7 +358,7 @@ class Scheduler:
                 continue
             self._start(request, step)
             reserved += admission.num_blocks_to_allocate(request)
-            known += len(request.tokens)
+            known += _ADMISSION_TOKENS + len(request.tokens)
         waiting.restore_skipped()
 
     def _start(self, request: Request, step: Step) -> None:

@@ -130,6 +130,7 @@ def test_a_prompt_needs_less_room_when_another_holds_the_blocks_that_it_shares()
 
 def test_many_forks_of_a_long_prompt_are_admitted_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.scheduler.scheduler.ADMITTED_TOKENS", 1_000)
+    monkeypatch.setattr("quire.scheduler.scheduler._ADMISSION_TOKENS", 0)
     stage = Stage(seqs=64, blocks=2_000, tokens=512)
     message = add(0, [1] * 300, 40, forks=range(1, 33))
     for sequence in message.sequences():
@@ -141,3 +142,14 @@ def test_many_forks_of_a_long_prompt_are_admitted_over_several_steps(monkeypatch
         admitted.append(stage.scheduler.num_running - before)
         assert all(count <= 4 for count in admitted if count > 0)
     assert sum(count for count in admitted if count > 0) == 33, "and all of them run at once"
+
+
+def test_a_crowd_of_short_prompts_is_admitted_over_several_steps() -> None:
+    stage = Stage(seqs=512, blocks=2_000, tokens=8_192)
+    for number in range(400):
+        stage.scheduler.add(add(number, [1 + number] * 5, 40))
+    running = []
+    for _ in range(4):
+        stage.step()
+        running.append(stage.scheduler.num_running)
+    assert running == [128, 256, 384, 400]

@@ -155,14 +155,16 @@ def beside_streams(stage: Stage, *prompts: int, streams: int = 1) -> list[int]:
     """Tokens of prompts in each step, from when they come while other requests stream until all are computed."""
     for number in range(streams):
         stage.scheduler.add(add(-1 - number, [510 - number], 500))
-    stage.step()
+    while stage.scheduler.num_waiting:
+        stage.step()
+    begun = len(stage.counts)
     for number, length in enumerate(prompts):
         stage.scheduler.add(add(number, [2 + number] * length, 1, arrival=1.0 + number))
     while not set(range(len(prompts))) <= set(stage.ended):
         assert len(stage.counts) < 2_000, "somebody starves"
         stage.step()
-    assert all(counts[-1 - number] == 1 for counts in stage.counts[1:] for number in range(streams))
-    return [sum(n for number, n in counts.items() if number >= 0) for counts in stage.counts[1:]]
+    assert all(counts[-1 - number] == 1 for counts in stage.counts[begun:] for number in range(streams))
+    return [sum(n for number, n in counts.items() if number >= 0) for counts in stage.counts[begun:]]
 
 
 def test_beside_a_stream_a_chunk_fits_the_time_and_shrinks_with_its_context() -> None:
