@@ -6,7 +6,6 @@ Owns what it is made of: session, application, uvicorn on an inherited socket, e
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from quire.api.process_life import serve_until_end
 from quire.config import ServerConfig
 from quire.engine.transport import ZmqClient
 from quire.errors import ConfigError
+from quire.processes import garbage
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport
 from quire.processes.scheduling import do_not_interrupt_others
@@ -60,7 +60,14 @@ def main(launch: LaunchConfig, report: SendReport, make_app: Callable[..., FastA
     listener = socket.socket(fileno=launch.listen_fd)
     with listener, asyncio.Runner(loop_factory=lambda: MeasuredLoop(session.stats.callbacks)) as runner:
         runner.run(
-            serve_until_end(http, session, listener, server.shutdown_timeout, report, replaces=launch.number > 0)
+            serve_until_end(
+                http,
+                session,
+                listener,
+                server.shutdown_timeout,
+                garbage.collecting(report, lambda: session.num_sequences),
+                replaces=launch.number > 0,
+            )
         )
 
 
@@ -73,7 +80,7 @@ class _HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        gc.freeze()  # keep garbage collections, which block the loop, from traversing what was loaded and stays
+        garbage.begin_serving()
 
 
 def load_tls(config: uvicorn.Config) -> None:

@@ -263,6 +263,11 @@ class EngineCore:
 
     # --- state ------------------------------------------------------------------------------------------------------
 
+    @property
+    def num_requests(self) -> int:
+        """Sequences that are not over."""
+        return self._scheduler.num_running + self._scheduler.num_waiting
+
     def pulse(self) -> Pulse:
         """For who watches this process."""
         return Pulse(self._steps.stalled_s, self._steps.limit_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from quire.engine.transport import ZmqPort
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.models.spec import read_spec
+from quire.processes import garbage
 from quire.processes.launch import STOP_ENGINE, LaunchConfig, SendReport, StatusReport
 
 
@@ -44,9 +44,9 @@ def main(
     flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, rows)
     core = EngineCore(config, device_limits, runtime_info, executor, port, clock, masker, flight)
     signal.signal(STOP_ENGINE, stop)
-    gc.freeze()  # garbage collections stop the loop: keep them from traversing what was loaded and stays
+    garbage.begin_serving()
     report(StatusReport("ready", startup=device_limits.startup))
-    turn_until(lambda: stopping, core, clock, report)
+    turn_until(lambda: stopping, core, clock, garbage.collecting(report, lambda: core.num_requests))
     if masker is not None:
         masker.close()
     executor.close()

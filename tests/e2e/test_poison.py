@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
 from quire import builtin
+from tests.e2e.machine_share import MachineShare
 from tests.e2e.poison import CORPUS
 from tests.e2e.poison.poison import CHAT, COMPLETIONS, Poison
 from tests.e2e.poison.sender import send
@@ -23,9 +24,11 @@ from tests.e2e.serve import QuireServe
 
 SENDERS = 4
 STALL_S = 1.0
-"""Longest wait of a stream. Where streams wait without any poison, twice the longest of these waits more."""
+"""Longest wait of a stream for its next token, of the time that others leave to this test: on a machine that does
+nothing else, of all time."""
+SHORT_S = 0.1
 LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.05, 0.05
-"""Processor time. 20 ms is the aim; this machine may be shared, its memory slow."""
+"""Processor time. 20 ms is the aim; a machine that is shared takes up to three times as long for the same work."""
 GROWTH_MB = 600
 """Of the API process and of the engine's, behind all of the corpus."""
 QUESTION = [{"role": "user", "content": "Tell me about rivers."}]
@@ -37,24 +40,40 @@ HEALTHY: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": "The sea", "max_tokens": 50, "n": 2, "seed": 5, "temperature": 1}),
     (COMPLETIONS, {"prompt": "The sea", "max_tokens": 50, "guided_regex": "[a-z ]{40,80}", "seed": 5}),
 ]
+ALWAYS = {"stream": True, "ignore_eos": True, "return_token_ids": True}  # so that each token is a chunk
 
 
 @dataclass
 class Lateness:
-    """How late this process itself runs: what a busy machine does to a stream is not the server's doing."""
+    """What is not the server's doing: how late this process itself runs, and what other processes take."""
 
     worst: list[tuple[float, float]] = field(default_factory=list)  # when, and by how much
+    machine: MachineShare = field(default_factory=MachineShare)
 
     async def watch(self) -> None:
         while True:
             begun = time.monotonic()
+            self.machine.sample()
             await asyncio.sleep(0.02)
             if (late := time.monotonic() - begun - 0.02) > 0.05:
                 self.worst.append((begun, late))
 
     def between(self, begin: float, end: float) -> float:
-        """All lateness in this time."""
-        return sum(late for when, late in self.worst if begin - late <= when <= end)
+        """All of it in this time."""
+        late = sum(late for when, late in self.worst if begin - late <= when <= end)
+        return max(late, self.machine.lost(begin, end))
+
+
+class Wait(NamedTuple):
+    """Between two tokens of a stream.
+
+    Attributes:
+        beside: The poisons that were under way.
+    """
+
+    begin: float
+    end: float
+    beside: list[str]
 
 
 @dataclass
@@ -63,8 +82,7 @@ class Streams:
 
     url: str
     lateness: Lateness = field(default_factory=Lateness)
-    stalls: list[tuple[float, str]] = field(default_factory=list)
-    longest_s: float = 0.0
+    waits: list[Wait] = field(default_factory=list)  # judged at the end: a wait may end before its lateness is known
     under_way: set[str] = field(default_factory=set)  # poisons
     read: int = 0
 
@@ -76,31 +94,43 @@ class Streams:
         """A stream's choices, without what differs between two answers."""
         path, body = HEALTHY[index]
         said, last = [], None
-        async with client.stream("POST", self.url + path, json=body | {"stream": True, "ignore_eos": True}) as answer:
+        async with client.stream("POST", self.url + path, json=body | ALWAYS) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
                 now = time.monotonic()
-                if last is not None:
-                    self._waited(index, last, now)
+                if last is not None and now - last > SHORT_S:
+                    self.waits.append(Wait(last, now, sorted(self.under_way)))
                 last = now
                 said.append(json.loads(line[6:])["choices"])
         self.read += 1
         return _merged(said)
 
-    def _waited(self, index: int, begin: float, end: float) -> None:
-        waited = end - begin - self.lateness.between(begin, end)
-        self.longest_s = max(self.longest_s, waited)
-        if waited > STALL_S:
-            self.stalls.append((waited, f"stream {index} waited {waited:.2f} s beside {sorted(self.under_way)}"))
+    @property
+    def longest_s(self) -> float:
+        """Of all waits, without what is not the server's doing."""
+        return max(
+            (wait.end - wait.begin - self.lateness.between(wait.begin, wait.end) for wait in self.waits), default=0.0
+        )
+
+    @property
+    def stalls(self) -> list[str]:
+        """The waits that were too long."""
+        found = []
+        for wait in self.waits:
+            late = self.lateness.between(wait.begin, wait.end)
+            if wait.end - wait.begin - late > STALL_S:
+                found.append(f"{wait.end - wait.begin:.2f} s, {late:.2f} of it not the server's, beside {wait.beside}")
+        return found
 
 
 def _merged(said: list[list[dict[str, Any]]]) -> str:
-    """Texts, log probabilities and ends by choice: how they are cut into chunks depends on timing."""
+    """Texts, tokens, log probabilities and ends by choice: how they are cut into chunks depends on timing."""
     choices: dict[int, list[Any]] = {}
     for choice in (choice for chunk in said for choice in chunk):
         text, tokens, ends = choices.setdefault(choice["index"], ["", [], []])
+        tokens += choice.get("token_ids") or []
         text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
         tokens += (choice.get("logprobs") or {}).get("token_logprobs", [])
         ends += [choice["finish_reason"]] * (choice["finish_reason"] is not None)
@@ -204,12 +234,14 @@ def test_every_poison_gets_its_answer_and_16_streams_notice_nothing(server: Quir
     senders = [Poisoning(streams, left, failures) for _ in range(SENDERS)]
     begun = time.monotonic()
     different = asyncio.run(beside_poison(streams, expected, senders))
+    lost = streams.lateness.machine.lost(begun, ended := time.monotonic()) / (ended - begun)
     page = httpx.get(server.url + "/metrics", timeout=30).text
     callback, turn = longest(page, "event_loop_callback"), longest(page, "engine_turn")
     after = {name: resident_mb(pid) for name, pid in processes.items()}
     print(
-        f"\n{len(CORPUS)} poisons in {time.monotonic() - begun:.0f} s beside {streams.read} streams; longest wait of "
-        f"a stream {streams.longest_s:.2f} s ({quiet.longest_s:.2f} s without poison), callback "
+        f"\n{len(CORPUS)} poisons in {ended - begun:.0f} s beside {streams.read} streams; longest wait of "
+        f"a stream {streams.longest_s:.2f} s ({quiet.longest_s:.2f} s without poison; others took {lost:.0%} of the "
+        f"machine), callback "
         f"{callback * 1e3:.0f} ms, turn {turn * 1e3:.0f} ms; MB {before} → {after}; "
         f"{len(different)} streams said something else",
         *(line for line in server.log.splitlines() if " held the event loop " in line),
@@ -217,15 +249,14 @@ def test_every_poison_gets_its_answer_and_16_streams_notice_nothing(server: Quir
     )
     assert failures == []
     assert different == []
-    allowed = STALL_S + 2 * quiet.longest_s
-    assert [stall for waited, stall in streams.stalls if waited > allowed] == []
+    assert streams.stalls == []
     assert streams.read >= len(HEALTHY)
     assert server.children() == processes, "a process died"
     assert callback < LONGEST_CALLBACK_S
     assert turn < LONGEST_TURN_S
     assert all(after[name] - before[name] < GROWTH_MB for name in before)
-    ended = wait_free(server)
-    assert ended["engine"]["free_slots"] == free["engine"]["free_slots"]
+    left_over = wait_free(server)
+    assert left_over["engine"]["free_slots"] == free["engine"]["free_slots"]
     assert "Traceback" not in server.log
 
 

@@ -1,0 +1,41 @@
+"""When a process that serves looks for cycles among all its objects: while few sequences are open.
+
+Such a collection holds all threads, in proportion to what lives: some thirty objects for each open sequence, so a crowd
+that lives for a moment makes it long. Only very much garbage is not left until then.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+from quire.processes.launch import Report, SendReport
+
+CALM_SEQUENCES = 256
+_PENDING = 10
+"""Fewer collections of younger objects than this leave nothing worth a search."""
+_MOST_PENDING = 100
+"""After so many, with some 700,000 objects more than before, Python searches whatever is open."""
+
+
+def begin_serving() -> None:
+    """What lives now stays, and is never searched again; `collect_in_calm` does most searches from here on."""
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _MOST_PENDING)
+
+
+def collect_in_calm(open_sequences: int) -> None:
+    """Search for cycles, if there may be some and few sequences are open; to be called every second or so."""
+    if open_sequences <= CALM_SEQUENCES and gc.get_count()[2] >= _PENDING:
+        gc.collect()
+
+
+def collecting(report: SendReport, open_sequences: Callable[[], int]) -> SendReport:
+    """Collect with each report; a process that lives sends one every second."""
+
+    def send(what: Report) -> None:
+        report(what)
+        collect_in_calm(open_sequences())
+
+    return send

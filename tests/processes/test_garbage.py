@@ -1,0 +1,52 @@
+"""Searches of all objects wait for a calm moment, but not for ever."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from quire.processes.garbage import CALM_SEQUENCES, begin_serving, collect_in_calm
+
+
+@pytest.fixture
+def searches() -> Iterator[list[int]]:
+    """The generations that were searched, in a process that serves."""
+    found: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            found.append(info["generation"])
+
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(50, 10, 10)
+    begin_serving()
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def make_objects(number: int) -> list[list[int]]:
+    return [[] for _ in range(number)]
+
+
+def test_a_crowd_is_not_searched_and_calm_is(searches: list[int]) -> None:
+    kept = make_objects(20_000)
+    collect_in_calm(CALM_SEQUENCES + 1)
+    assert 1 in searches
+    assert 2 not in searches
+    collect_in_calm(CALM_SEQUENCES)
+    assert searches.count(2) == 1
+    collect_in_calm(0)
+    assert searches.count(2) == 1, "nothing came since"
+    del kept
+
+
+def test_very_much_is_searched_whatever_is_open(searches: list[int]) -> None:
+    kept = make_objects(200_000)
+    assert 2 in searches
+    del kept
