@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.processes.garbage import CALM_SEQUENCES, begin_serving, collect_in_calm
+from quire.processes.garbage import CALM_SEQUENCES, begin_serving, collect_in_calm, collecting
+from quire.processes.launch import Pulse, Report
 
 
 @pytest.fixture
@@ -49,4 +50,16 @@ def test_a_crowd_is_not_searched_and_calm_is(searches: list[int]) -> None:
 def test_very_much_is_searched_whatever_is_open(searches: list[int]) -> None:
     kept = make_objects(200_000)
     assert 2 in searches
+    del kept
+
+
+def test_a_report_collects(searches: list[int]) -> None:
+    reported: list[Report] = []
+    kept = make_objects(20_000)
+    send = collecting(reported.append, lambda: CALM_SEQUENCES + 1)
+    send(Pulse())
+    assert 2 not in searches
+    collecting(reported.append, lambda: 3)(Pulse())
+    assert searches.count(2) == 1
+    assert len(reported) == 2
     del kept
