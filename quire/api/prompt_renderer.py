@@ -62,6 +62,11 @@ class Conversation:
     template: str | None = None
 
 
+_NO_TOKENIZER = (
+    "This server has no tokenizer (--skip-tokenizer-init): send token ids to /v1/completions or /inference/v1/generate."
+)
+
+
 class PromptRenderer:
     """Renders chat templates and encodes prompts for one model."""
 
@@ -103,7 +108,7 @@ class PromptRenderer:
             RequestError: The server works on token ids only.
         """
         if self._text.tokenizer is None:
-            raise RequestError("This server has no tokenizer: send token ids.", param="prompt")
+            raise RequestError(_NO_TOKENIZER, param="prompt")
         return self._text.tokenizer
 
     @cached_property
@@ -195,6 +200,8 @@ class PromptRenderer:
 
     async def _template(self, conversation: Conversation) -> ChatTemplate:
         template = self._text.chat_template
+        if self._text.tokenizer is None:
+            raise RequestError(_NO_TOKENIZER, param="messages")
         if template is None:
             raise RequestError(
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",

@@ -21,7 +21,13 @@ def test_token_ids_in_and_texts_refused(tmp_path: Path) -> None:
             refused = server.post(path, body)
             assert refused.status_code == 400
             assert "no tokenizer" in refused.json()["error"]["message"]
-        chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
-        assert (chat.status_code, "no chat template" in chat.json()["error"]["message"]) == (400, True)
+        messages = [{"role": "user", "content": "a"}]
+        for path, body in (
+            ("/v1/chat/completions", {}),
+            ("/v1/messages", {"max_tokens": 1}),
+            ("/api/chat", {"model": "tiny"}),
+        ):
+            chat = server.post(path, {"messages": messages, **body})
+            assert (chat.status_code, "no tokenizer (--skip-tokenizer-init)" in chat.text) == (400, True)
         stop = server.post("/v1/completions", {"prompt": [67], "stop": "a"})
         assert (stop.status_code, stop.json()["error"]["param"]) == (400, "stop")

@@ -18,7 +18,12 @@ F = Call("f", '{"s": "a b", "i": 3}')
 
 TRANSCRIPTS = [
     GLM("one", CALL, calls=(F,)),
-    GLM("two and text", f"Ok.\n{CALL}\n{CALL}", content="Ok.\n", calls=(F, F)),
+    GLM(
+        "two and text",
+        "Ok.\n<tool_call>f\n<arg_key>i</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>",
+        content="Ok.\n",
+        calls=(Call("f", '{"i": 3}'), Call("f", "{}")),
+    ),
     GLM("no newlines", CALL.replace("\n", ""), calls=(F,)),
     GLM("no arguments", "<tool_call>f\n</tool_call><tool_call>f</tool_call>", calls=(Call("f", "{}"), Call("f", "{}"))),
     GLM(

@@ -71,9 +71,8 @@ TRANSCRIPTS = [
         "cohere_command3",
         "plan and actions",
         "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n"
-        '    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": [1, 2]}},\n'
-        '    {"tool_call_id": "1", "tool_name": "g", "parameters": {}}\n]<|END_ACTION|>',
+        '    {"tool_call_id": "0", "tool_name": "f", "parameters": {"a": [1, 2]}}\n]<|END_ACTION|>',
         reasoning="I look.",
-        calls=(F, G),
+        calls=(F,),
     ),
 ]

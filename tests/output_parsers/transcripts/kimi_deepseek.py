@@ -29,7 +29,7 @@ TRANSCRIPTS = [
     V3("one", "Ok" + ALL + v3("f", '{"a": 1}') + END_ALL, content="Ok", calls=(Call("f", '{"a": 1}'),)),
     V3(
         "two",
-        ALL + v3("f", "{}") + "\n" + v3("g", '{"b": "```"}') + END_ALL,
+        v3("f", "{}") + "\n" + v3("g", '{"b": "```"}'),
         calls=(Call("f", "{}"), Call("g", '{"b": "```"}')),
     ),
     V3("cut off", f'{ALL}{BEGIN}function{SEP}f\n```json\n{{"a', calls=(Call("f", '{"a'),)),
@@ -58,8 +58,7 @@ TRANSCRIPTS = [
     ),
     Kimi(
         "two, numbered on",
-        f"{SECTION}{CALL}functions.f:3{ARGUMENT}{{}}{END_CALL}"
-        f"{CALL}functions.a.b:4 {ARGUMENT}{{}}{END_CALL}{END_SECTION}",
+        f"{CALL}functions.f:3{ARGUMENT}{{}}{END_CALL}{CALL}functions.a.b:4 {ARGUMENT}{{}}{END_CALL}",
         calls=(Call("f", "{}", r"functions\.f:3"), Call("a.b", "{}", r"functions\.a\.b:4")),
     ),
     Kimi(

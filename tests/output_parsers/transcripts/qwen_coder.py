@@ -124,9 +124,8 @@ TRANSCRIPTS = [
         "deepseek_v32",
         None,
         "types in the tags",
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="q" string="true">1'
-        '</｜DSML｜parameter>\n<｜DSML｜parameter name="a" string="false">[1]</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        '<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="q" string="true">1</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="a" string="false">[1]</｜DSML｜parameter>\n</｜DSML｜invoke>',
         tools=(F,),
         calls=(Call("f", '{"q": "1", "a": [1]}'),),
     ),

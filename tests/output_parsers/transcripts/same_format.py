@@ -46,8 +46,8 @@ def json_calls(tool: str, opening: str, closing: str) -> Iterator[Transcript]:
 
 def coder_calls(tool: str) -> Iterator[Transcript]:
     """Calls as Qwen3-Coder writes them."""
-    text = call(parameter("s", "a b"), parameter("i", "3"))
-    yield Transcript(tool, None, "whole", text, tools=(TYPED,), calls=(Call("f", '{"s": "a b", "i": 3}'),))
+    text = call(parameter("i", "3"))
+    yield Transcript(tool, None, "whole", text, tools=(TYPED,), calls=(Call("f", '{"i": 3}'),))
     text = "<tool_call>\n<function=f>\n<parameter=s>\nab"
     yield Transcript(tool, None, "cut off", text, tools=(TYPED,), calls=(Call("f", '{"s": "ab'),))
     text = "<tool_call>\n<function>\nf(1)\n</function>\n</tool_call>"
@@ -103,6 +103,14 @@ TRANSCRIPTS = [
         f'{_DSML} name="f">\n<｜DSML｜parameter name="s" string="true">ab',
         tools=(TYPED,),
         calls=(Call("f", '{"s": "ab'),),
+    ),
+    Transcript(
+        "deepseek_v32",
+        None,
+        "whole",
+        f'{_DSML} name="f">\n<｜DSML｜parameter name="i" string="false">1</｜DSML｜parameter>{_END_DSML}',
+        tools=(TYPED,),
+        calls=(Call("f", '{"i": 1}'),),
     ),
     refused("deepseek_v32", f"{_DSML}>{_END_DSML}", TYPED),
     Transcript(
