@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.api.server import Server, running
+from tests.api.scripted import READY, ScriptedClient
+from tests.api.server import Server, resolved, running
 from tests.api.speaker import Speaker, speaking
 
 
@@ -27,3 +29,12 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Se
 def model(conversations: tuple[Server, Speaker]) -> Speaker:
     """What the model of `conversations` says."""
     return conversations[1]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[tuple[Server, ScriptedClient]]:
+    """A server of its own, ready, and the engine that does what the test says."""
+    client = ScriptedClient()
+    with Server(resolved(tmp_path), lambda: client) as server:
+        client.say(READY)
+        yield server.wait_ready(), client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,6 @@ from tests.api.server import Server, resolved
 from tests.api.test_lifetimes import LONG, eventually, in_background
 
 SECOND = EngineId(0, 1)
-
-
-@pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[tuple[Server, ScriptedClient]]:
-    client = ScriptedClient()
-    with Server(resolved(tmp_path), lambda: client) as server:
-        client.say(READY)
-        server.wait_ready()
-        yield server, client
 
 
 def post(server: Server, body: dict[str, Any]) -> Any:

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
 
 from quire.messages import Deltas, End
 from tests.api.responses.wire import checked_events, connect
-from tests.api.scripted import READY, ScriptedClient
-from tests.api.server import Server, resolved
-
-
-@pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[tuple[Server, ScriptedClient]]:
-    client = ScriptedClient()
-    with Server(resolved(tmp_path), lambda: client) as server:
-        client.say(READY)
-        yield server.wait_ready(), client
+from tests.api.scripted import ScriptedClient
+from tests.api.server import Server
 
 
 def fail(client: ScriptedClient) -> None:

@@ -12,6 +12,18 @@ from openai.types.responses import ResponseStreamEvent
 from tests.api.openai_types import check, unknown_fields
 from tests.api.server import Server
 
+TEXT_EVENTS = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
+"""Of an answer that is one text, in front of what ends it."""
+
 
 def connect(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
