@@ -105,9 +105,10 @@ def test_windows_share_blocks_and_bytes(tmp_path: Path) -> None:
 
 GPU = Machine(64 * GIB, fast_bfloat16=True, gpu=Gpu("H100", (9, 0), 80 * GIB, 79 * GIB), why_no_gpu="")
 CPU = Machine(64 * GIB, fast_bfloat16=True)
+NO_COMPILER = Machine(64 * GIB, fast_bfloat16=True, own_kernels=False)
 
 
-@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("machine", [CPU, NO_COMPILER, GPU], ids=["cpu", "torch alone", "gpu"])
 @pytest.mark.parametrize("settings", [{}, {"swap_space": 1.7}, {"kv_cache_memory_bytes": 10**7}, {"block_size": 32}])
 def test_a_worker_that_finds_the_estimated_bytes_makes_the_same_plan(
     tmp_path: Path, machine: Machine, settings: dict[str, object]
@@ -115,7 +116,7 @@ def test_a_worker_that_finds_the_estimated_bytes_makes_the_same_plan(
     make_llama(tmp_path, tokenizer=False)
     resolved = resolve(Config().with_values(model=str(tmp_path), **settings), machine)
     left = resolved.memory.footprint.kv_cache if machine.gpu else None
-    measured = plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(left))
+    measured = plan_kv_cache(resolved.config, resolved.spec, MeasuredMemory(left, machine.own_kernels))
     expected = resolved.memory
     assert measured.footprint == expected.footprint
     assert (measured.num_blocks, measured.num_host_blocks) == (expected.num_blocks, expected.num_host_blocks)
