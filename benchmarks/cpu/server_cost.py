@@ -5,7 +5,9 @@
 Two `LLM`s in this process, one with the server's own --performance-mode (balanced) and one with the default of `LLM`
 (throughput), and a `quire serve` with default settings take turns, `--runs` times; who waits uses no processor. The
 server is asked by `quire bench serve`. Each keeps `--clients` requests running until all are done. Printed are tokens a
-second, the server's share of either `LLM`'s by the medians, and processor time by process.
+second, means of the time to a request's first token and of the time between tokens (`LLM` gets all requests at once, so
+its first tokens compare only with as many requests as clients; the client sees text alone, the end of an output may
+have none), the server's share of either `LLM`'s tokens a second by the medians, and processor time by process.
 
 The server's own cost is its difference to the `LLM` with equal settings: HTTP, text, messages between processes, and
 the client, which runs on the same cores. What `throughput` gains beyond that is another order of work, which the server
@@ -29,11 +31,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "h200"))
 from serving import vocabulary, with_tokenizer
 
 from quire import LLM, SamplingParams
+from quire.metrics.reader import Histogram
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILTIN = ROOT / "quire" / "builtin" / "quill"
@@ -59,23 +63,48 @@ class Workload:
         return [{"prompt_token_ids": self._draw.choices(ids, k=self.input)} for _ in range(self.requests)]
 
 
+class Figures(NamedTuple):
+    """Of one run; times are means over requests."""
+
+    tokens_per_s: float
+    ttft_ms: float
+    tpot_ms: float
+
+    def shown(self) -> dict[str, float]:
+        return {name: round(value, 2) for name, value in self._asdict().items()}
+
+
 class Offline:
-    """An `LLM` that runs as many requests at a time as there are clients."""
+    """An `LLM` that runs as many requests at a time as there are clients, and counts as the server does."""
 
     def __init__(self, model: Path, mode: str, workload: Workload, max_model_len: int) -> None:
         self._workload = workload
         self._llm = LLM(
-            str(model), max_num_seqs=workload.clients, performance_mode=mode, max_model_len=max_model_len, seed=0
+            str(model),
+            disable_log_stats=False,
+            max_num_seqs=workload.clients,
+            performance_mode=mode,
+            max_model_len=max_model_len,
+            seed=0,
         )
 
-    def tokens_per_s(self) -> float:
-        """Output tokens by the time of one run."""
+    def run(self) -> Figures:
+        """All requests once."""
         load = self._workload
         params = SamplingParams(max_tokens=load.output, ignore_eos=True, temperature=0.0)
-        prompts = load.prompts()
+        prompts, before = load.prompts(), self._sums()
         began = time.perf_counter()
         self._llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
-        return load.requests * load.output / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        first, each = (
+            1e3 * (after - sum_before) / load.requests for after, sum_before in zip(self._sums(), before, strict=True)
+        )
+        return Figures(load.requests * load.output / seconds, first, each)
+
+    def _sums(self) -> list[float]:
+        """Seconds of all requests so far, until the first token and between tokens."""
+        found = {each.name: each.sum for each in self._llm.get_metrics() if isinstance(each, Histogram)}
+        return [found["vllm:time_to_first_token_seconds"], found["vllm:request_time_per_output_token_seconds"]]
 
     def close(self) -> None:
         self._llm.close()
@@ -111,7 +140,7 @@ def _wait_ready(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise RuntimeError(f"The server did not start:\n{log.read_text()[-2_000:]}")
 
 
-def ask(port: int, load: Workload, scratch: Path) -> dict[str, float]:
+def ask(port: int, load: Workload, scratch: Path) -> Figures:
     """What `quire bench serve` says of one run.
 
     Raises:
@@ -127,8 +156,8 @@ def ask(port: int, load: Workload, scratch: Path) -> dict[str, float]:
     )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(f"quire bench serve failed:\n{(done.stdout + done.stderr)[-2_000:]}")
-    figures: dict[str, float] = json.loads(result.read_text())
-    return figures
+    figures = json.loads(result.read_text())
+    return Figures(figures["output_throughput"], figures["mean_ttft_ms"], figures["mean_tpot_ms"])
 
 
 def processor_s(parent: int) -> dict[str, float]:
@@ -153,18 +182,16 @@ def measure(model: Path, arguments: argparse.Namespace, scratch: Path) -> None:
         offline = {mode: Offline(model, mode, load, length) for mode in MODES}
         runs: dict[str, list[float]] = {name: [] for name in (*MODES, "server")}
         for run in range(arguments.runs + 1):  # the first warms up
-            for mode, engine in offline.items():
-                speed = engine.tokens_per_s()
-                runs[mode] += [speed] if run else []
+            found = {mode: engine.run() for mode, engine in offline.items()}
             before = processor_s(pid)
-            figures = ask(port, load, scratch)
+            found["server"] = ask(port, load, scratch)
             used = {name: seconds - before.get(name, 0.0) for name, seconds in processor_s(pid).items()}
             if run:
-                runs["server"].append(figures["output_throughput"])
                 tokens = load.requests * load.output
-                emit(run=run, **{name: round(each[-1], 1) for name, each in runs.items()},
-                     ttft_ms=round(figures["median_ttft_ms"]), tpot_ms=round(figures["median_tpot_ms"], 2),
+                emit(run=run, **{name: figures.shown() for name, figures in found.items()},
                      us_a_token={name: round(1e6 * seconds / tokens) for name, seconds in used.items()})  # fmt: skip
+                for name, figures in found.items():
+                    runs[name].append(figures.tokens_per_s)
         for engine in offline.values():
             engine.close()
     server = statistics.median(runs["server"])
