@@ -21,6 +21,7 @@ from tests.e2e.test_load import assert_all_free
 pytestmark = pytest.mark.long("reliability")
 
 ABORTS, WARM_UP, AT_ONCE = 1_000, 300, 40
+KINDS = 8
 REGEX = "[a-z]{3,9}( [a-z]{3,9}){30,60}"
 
 
@@ -45,6 +46,12 @@ class Storm:
         self._url = url
         self._rng = random.Random(seed)
         self.ended: list[str] = []
+
+    async def calm(self) -> None:
+        """Before it: requests of all kinds that are waited for, so that whatever they need has been started."""
+        async with httpx.AsyncClient(base_url=self._url, timeout=60) as client:
+            bodies = [self._body(number) for number in range(2 * KINDS)]
+            await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
 
     async def run(self, aborts: int) -> None:
         """So many, AT_ONCE at a time."""
@@ -85,6 +92,7 @@ class Storm:
             {"timeout": 0.1},
             {"use_beam_search": True, "n": 2, "stream": False, "temperature": 0},
         ]
+        assert len(kinds) == KINDS
         body = {"prompt": "the quick brown fox", "max_tokens": 90, "ignore_eos": True, "stream": True, "temperature": 1}
         return body | kinds[number % len(kinds)]
 
@@ -110,6 +118,7 @@ def held_more(now: dict[str, Usage], before: dict[str, Usage]) -> list[str]:
 
 
 def test_a_thousand_aborts_leave_nothing_behind(server: QuireServe) -> None:
+    asyncio.run(Storm(server.url, seed=1).calm())
     asyncio.run(Storm(server.url, seed=1).run(WARM_UP))  # pools of threads and helper processes are full
     assert_all_free(server, 1_000)
     time.sleep(1.0)
