@@ -56,6 +56,8 @@ class KVView:
         windows: By KV group, how many tokens a token sees, itself included; None: all before it. Table entries that
             no token sees any more name blocks of others, or nothing.
         block_size: Tokens a block.
+        scales: By layer, [2, kv_heads] fp32: what stored keys and values are multiplied with. None: they are stored as
+            they are, in the model's dtype.
     """
 
     keys: tuple[Tensor, ...]
@@ -63,6 +65,11 @@ class KVView:
     groups: tuple[int, ...]
     windows: tuple[int | None, ...]
     block_size: int
+    scales: tuple[Tensor, ...] | None = None
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A layer's keys, values and scales."""
+        return self.keys[layer], self.values[layer], None if self.scales is None else self.scales[layer]
 
 
 @dataclass(frozen=True)

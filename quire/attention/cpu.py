@@ -54,8 +54,8 @@ class CpuAttention:
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
         kv, step = self._kv, self._step
-        keys, values, group = kv.keys[layer.number], kv.values[layer.number], kv.groups[layer.number]
+        (keys, values, scales), group = kv.of_layer(layer.number), kv.groups[layer.number]
         q = torch.empty_like(out)
-        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mappings[group], q)
+        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mappings[group], q, scales)
         rows = (step.tables[group], step.slots, step.starts, step.counts, kv.windows[group])
-        self._paged_attention(q, keys, values, *rows, out, layer.scale, layer.cap)
+        self._paged_attention(q, keys, values, *rows, out, layer.scale, layer.cap, scales)

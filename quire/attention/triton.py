@@ -84,21 +84,31 @@ class TritonAttention:
         heads: Query heads.
         max_rows, max_tokens: The largest step.
         max_length: Of the longest sequence.
+        dtype: Of queries; None: the cache's.
 
     Raises:
         ConfigError: The kernels do not serve this shape of attention.
     """
 
-    def __init__(self, kv: KVView, heads: int, max_rows: int, max_tokens: int, max_length: int) -> None:
+    def __init__(
+        self,
+        kv: KVView,
+        heads: int,
+        max_rows: int,
+        max_tokens: int,
+        max_length: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         cache = kv.keys[0]
-        device, (kv_heads, d), item = cache.device, cache.shape[2:], cache.element_size()
+        dtype = dtype or cache.dtype
+        device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
         if d > _MAX_HEAD_DIM or heads % kv_heads or heads // kv_heads > _MAX_GROUP:
             raise ConfigError(
                 f"Attention of {heads} query heads and {kv_heads} KV heads, {d} wide, is not supported on a GPU: heads "
                 f"may be {_MAX_HEAD_DIM} wide, and {_MAX_GROUP} query heads share a KV head, at most."
             )
         self._kv = kv
-        self._tiling = _tiling(kv, heads, max_tokens, max_length)
+        self._tiling = _tiling(kv, heads, dtype, max_tokens, max_length)
         self._keys_of_tile = keys_of_tile(d, item)
         self._splits_at_once = kv_splits_at_once(kv_heads, device)
         splits = kv_splits_for(max_rows + 1, self._splits_at_once)  # one row for a step's padding
@@ -108,7 +118,7 @@ class TritonAttention:
         groups = len(kv.windows)
         self._kv_splits = torch.zeros((groups, splits, KV_SPLIT_COLUMNS), dtype=torch.int32, device=device)
         self._slot_mapping = torch.zeros((groups, max(max_rows, max_tokens)), dtype=torch.int64, device=device)
-        self._gathered = torch.empty((2, self._tiling.gather_capacity, kv_heads, d), dtype=cache.dtype, device=device)
+        self._gathered = torch.empty((2, self._tiling.gather_capacity, kv_heads, d), dtype=dtype, device=device)
         self._aux_stream = AuxStream(device)
         self._steps: list[_GroupStep] = []
         self._qk_norm_rope_and_cache = kernel("qk_norm_rope_and_cache", "cuda")
@@ -129,43 +139,43 @@ class TritonAttention:
         self._steps = [self._prepare_group(rows, group) for group in range(len(self._kv.windows))]
 
     def run(self, layer: AttentionLayer, qkv: Tensor, norm_rope: QKNormRope, out: Tensor) -> None:
-        keys, values = self._kv.keys[layer.number], self._kv.values[layer.number]
+        keys, values, scales = cache = self._kv.of_layer(layer.number)
         step = self._steps[self._kv.groups[layer.number]]
         q = torch.empty_like(out)
-        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mapping, q)
+        self._qk_norm_rope_and_cache(qkv, *norm_rope, keys, values, step.slot_mapping, q, scales)
         mixed = step.kv_splits is not None and step.prefill is not None
         if step.prefill is not None:
             with self._aux_stream.fork() if mixed else nullcontext():
-                self._run_prefill(layer, q, keys, values, step, step.prefill, out)
+                self._run_prefill(layer, q, cache, step, step.prefill, out)
         if step.kv_splits is not None:
             rows = 0 if mixed else step.decode_rows  # persistent programs would leave tiles no room beside them
-            rest = (self._decode_partials, out, layer.scale, layer.cap, rows)
+            rest = (self._decode_partials, out, layer.scale, layer.cap, rows, scales)
             self._decode_attention(q, keys, values, step.table, step.kv_splits, *rest)
         if mixed:
             self._aux_stream.join()
         if (dense := step.dense) is not None:
-            self._gather_kv(keys, values, step.table, step.slots, *dense.metadata.chunks, dense.k, dense.v)
+            self._gather_kv(keys, values, step.table, step.slots, *dense.metadata.chunks, dense.k, dense.v, scales)
             self._prefill_attention_dense(q, dense.k, dense.v, *dense.metadata.tiles, out, layer.scale, layer.cap)
 
     def _run_prefill(
         self,
         layer: AttentionLayer,
         q: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        kv: tuple[Tensor, Tensor, Tensor | None],
         step: _GroupStep,
         prefill: PrefillMetadata[Tensor],
         out: Tensor,
     ) -> None:
+        keys, values, scales = kv
         cache, tiles = (q, keys, values, step.table), (prefill.tile_rows, prefill.tile_offsets)
         rows = (step.starts, prefill.counts, prefill.first_tokens, step.slots)
         rest = (step.window, self._tiling.tile_queries)
         if (splits := prefill.splits) is None:
-            self._prefill_attention(*cache, *tiles, *rows, *rest, out, layer.scale, layer.cap)
+            self._prefill_attention(*cache, *tiles, *rows, *rest, out, layer.scale, layer.cap, scales)
             return
         self._prefill_attention_split_kv(
             *cache, *tiles, splits.numbers, splits.counts, *rows, *rest, self._prefill_partials,
-            out, layer.scale, layer.cap,
+            out, layer.scale, layer.cap, scales,
         )  # fmt: skip
 
     def _prepare_group(self, rows: Rows, group: int) -> _GroupStep:
@@ -204,10 +214,10 @@ def _without_dense_tiles(prefill: PrefillMetadata[Tensor]) -> PrefillMetadata[Te
     )
 
 
-def _tiling(kv: KVView, heads: int, max_tokens: int, max_length: int) -> PrefillTiling:
+def _tiling(kv: KVView, heads: int, dtype: torch.dtype, max_tokens: int, max_length: int) -> PrefillTiling:
     """What the prefill kernels of this device take, for heads of this shape."""
     cache = kv.keys[0]
-    device, (kv_heads, d), item = cache.device, cache.shape[2:], cache.element_size()
+    device, (kv_heads, d), item = cache.device, cache.shape[2:], dtype.itemsize
     shape = tile_shape(d, item, device)
     tiling = PrefillTiling(
         queries_of_tile(d, item, heads // kv_heads, device),
@@ -219,7 +229,7 @@ def _tiling(kv: KVView, heads: int, max_tokens: int, max_length: int) -> Prefill
         shared_slowdown=prefill_split_kv.SHARED_SLOWDOWN,
         max_splits_of_tile=prefill_split_kv.MAX_SPLITS_OF_TILE,
     )
-    if None not in kv.windows or not prefill_dense.serves_dense_prefill(device, cache.dtype, d):
+    if None not in kv.windows or not prefill_dense.serves_dense_prefill(device, dtype, d):
         return tiling
     return dataclasses.replace(
         tiling,

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig
+from quire.config.kv_cache_dtype import element_dtype
 from quire.config.load import LoadConfig
 from quire.config.model import BUILTIN_MODEL, ModelConfig
 from quire.config.scheduler import SchedulerConfig
@@ -40,6 +41,11 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+
+    @property
+    def kv_dtype(self) -> str:
+        """The name of the type of the KV cache's elements; --dtype is resolved."""
+        return element_dtype(self.cache.kv_cache_dtype, self.model.dtype)
 
     def with_values(self, **values: Any) -> Config:
         """A copy with fields of any part replaced by their flat names, as `LLM(...)` and flags use them.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.config.kv_cache_dtype import KVCacheDtype
+
 UTILIZATION = 0.9
 """Share of memory that the engine may take where none was asked for."""
 
@@ -15,6 +17,10 @@ class CacheConfig:
 
     block_size: Literal[8, 16, 32] = 16
     """Tokens a block."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Of keys and values. auto: as --dtype. fp8 (which is fp8_e4m3), fp8_e5m2 and int8 hold twice as many tokens as
+    bfloat16, with a scale for each KV head: the checkpoint's, or else chosen at the start by what a built-in text
+    brings."""
     gpu_memory_utilization: float | None = None
     """Share of memory that the engine may take: weights and activations first, the KV cache at most the rest. On a CPU,
     of what is available at the start. Default: 0.9, of which the KV cache leaves half free on a CPU."""

@@ -73,25 +73,29 @@ class Roofline:
 
     Args:
         spec: The model.
-        dtype: Of dense weights and KV cache.
+        dtype: Of dense weights.
         hardware: The device.
         block_size: Tokens per KV block.
+        kv_dtype: Of the KV cache; None: as weights.
     """
 
-    def __init__(self, spec: ModelSpec, dtype: str, hardware: Hardware, block_size: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, dtype: str, hardware: Hardware, block_size: int, kv_dtype: str | None = None
+    ) -> None:
+        kv_dtype = kv_dtype or dtype
         self._hardware = hardware
         self._used = UsedWeights(spec)
         self._weight_ms = 1e3 * self._used.mean_bytes(dtype) / hardware.bandwidth
         self._product_ms = 1e3 * 2 * self._used.per_token / hardware.flops
         self._windows = Counter(spec.window if local else None for local in spec.local)  # layers by window
-        self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(dtype) / spec.layers / hardware.bandwidth
+        self._kv_read_ms = 1e3 * spec.kv_bytes_per_token(kv_dtype) / spec.layers / hardware.bandwidth
         self._score_ms = 1e3 * 4 * spec.heads * spec.head_dim / hardware.flops
         least_ms = (
             hardware.overhead_ms + self._used.read(_ALL_EXPERTS_TOKENS) * self._weight_ms
         )  # of a step with a chunk in it
         self._free_tokens = int(least_ms / self._product_ms)
         self._min_learned_ms = max(least_ms, spec.layers * hardware.launch_ms)
-        self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(dtype, block_size) / hardware.host_bandwidth
+        self._swap_ms = 2 * 1e3 * spec.kv_block_bytes(kv_dtype, block_size) / hardware.host_bandwidth
         self._step = Correction()  # kept apart: small models are bound by the overhead of a step, not by tokens
         self._chunk = Correction()
 

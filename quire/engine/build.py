@@ -53,7 +53,7 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
     hardware = hardware.at(config.model.dtype)
     return ModelRuntimeInfo(
         group_windows(spec),
-        Roofline(spec, config.model.dtype, hardware, config.cache.block_size),
+        Roofline(spec, config.model.dtype, hardware, config.cache.block_size, config.kv_dtype),
         spec.rope_length_mode,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quire.config.kv_cache_dtype import element_bytes
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, Family
@@ -144,16 +145,16 @@ class ModelSpec:
             mlps += with_experts * self.experts.count * 3 * h * self.experts.width
         return self.layers * (h * (q + 2 * kv) + q * h) + mlps
 
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values that one token takes over all layers."""
-        return self.layers * self._layer_kv_bytes(dtype)
+    def kv_bytes_per_token(self, kv_dtype: str) -> int:
+        """Bytes of keys and values that one token takes over all layers, of a type of kv_cache_dtype.py."""
+        return self.layers * self._layer_kv_bytes(kv_dtype)
 
-    def kv_block_bytes(self, dtype: str, block_size: int) -> int:
+    def kv_block_bytes(self, kv_dtype: str, block_size: int) -> int:
         """Bytes of one block: keys and values of `block_size` tokens over the layers of one group."""
-        return block_size * max(len(group.layers) for group in self.kv_groups()) * self._layer_kv_bytes(dtype)
+        return block_size * max(len(group.layers) for group in self.kv_groups()) * self._layer_kv_bytes(kv_dtype)
 
-    def _layer_kv_bytes(self, dtype: str) -> int:
-        return 2 * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+    def _layer_kv_bytes(self, kv_dtype: str) -> int:
+        return 2 * self.kv_heads * self.head_dim * element_bytes(kv_dtype, DTYPE_BYTES)
 
     def kv_groups(self) -> tuple[KVCacheGroup, ...]:
         """The layers by block table."""

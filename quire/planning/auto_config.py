@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from quire.config import Config, DeviceConfig, SchedulerConfig
+from quire.config.kv_cache_dtype import check_kv_cache_dtype
 from quire.errors import ConfigError
 from quire.kvcache.group_windows import max_cached_tokens
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
@@ -69,6 +70,7 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
     if device.device == "cuda":
         spec = on_a_gpu(spec)
     gpu = machine.gpu if device.device == "cuda" else None
+    check_kv_cache_dtype(config.cache.kv_cache_dtype)
     dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)
     check_length(config, spec)
     _check_not_negative(
@@ -194,7 +196,8 @@ def _cache_line(config: Config, plan: KVCachePlan, spec: ModelSpec) -> str:
     assert chunk, "the batch is resolved first"
     tokens = max_cached_tokens(group_windows(spec), plan.num_blocks, size, chunk, plan.max_model_len)
     about = "about " if plan.is_estimate else ""
-    return f"kv cache    {about}{plan.num_blocks:,} blocks of {size} = {tokens:,} tokens: {plan.reason}"
+    kind = "" if config.kv_dtype == config.model.dtype else f" of {config.kv_dtype}"
+    return f"kv cache    {about}{plan.num_blocks:,} blocks of {size} = {tokens:,} tokens{kind}: {plan.reason}"
 
 
 def _memory_line(config: Config, plan: KVCachePlan, available: int) -> str:

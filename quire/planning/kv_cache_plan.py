@@ -152,7 +152,7 @@ def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> K
     A cache that turns out too small for the longest sequence is no error: longer requests are refused one by one.
     """
     dtype, limits = config.model.dtype, StepLimits.of(config)
-    block_bytes = spec.kv_block_bytes(dtype, config.cache.block_size)
+    block_bytes = spec.kv_block_bytes(config.kv_dtype, config.cache.block_size)
     requested = requested_blocks(config.cache, block_bytes)
     reason, num_blocks, bytes_left = "as asked", requested, memory.bytes_left
     if num_blocks is None:

@@ -34,7 +34,7 @@ class KVDemand:
         rows, chunk = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         assert rows and chunk, "the batch is resolved first"
         block_size = config.cache.block_size
-        return cls(group_windows(spec), rows, chunk, block_size, spec.kv_block_bytes(config.model.dtype, block_size))
+        return cls(group_windows(spec), rows, chunk, block_size, spec.kv_block_bytes(config.kv_dtype, block_size))
 
     def blocks_for_one_sequence(self, length: int) -> int:
         """Blocks of a sequence of `length` tokens."""

@@ -13,6 +13,15 @@ from quire.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTr
 from quire.worker.startup.host_memory import lazy_zeros
 
 _GIB = 2**30
+ELEMENTS = {
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "float": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "int8": torch.int8,
+}
+"""By name, see `config/kv_cache_dtype.py`."""
 
 
 def allocate_kv_cache(
@@ -38,8 +47,12 @@ def allocate_kv_cache(
     )
 
 
-def kv_view(kv_cache: torch.Tensor, spec: ModelSpec) -> KVView:
-    """The KV cache by layer, as attention reads it."""
+def kv_view(kv_cache: torch.Tensor, spec: ModelSpec, scales: torch.Tensor | None = None) -> KVView:
+    """The KV cache by layer, as attention reads it.
+
+    Args:
+        scales: [layers, 2, kv_heads] fp32 of a quantized cache.
+    """
     groups = spec.kv_groups()
     keys, values = list(kv_cache[:, 0]), list(kv_cache[:, 1])
     by_layer = {layer: (number, i) for number, group in enumerate(groups) for i, layer in enumerate(group.layers)}
@@ -50,6 +63,7 @@ def kv_view(kv_cache: torch.Tensor, spec: ModelSpec) -> KVView:
         groups=tuple(number for number, _ in positions),
         windows=tuple(group.window for group in groups),
         block_size=kv_cache.shape[3],
+        scales=None if scales is None else scales.unbind(),
     )
 
 
@@ -60,11 +74,13 @@ def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfe
         MemoryBudgetError: There is not that much host memory.
     """
     flat = kv_cache.flatten(0, 1)  # [2 · layers of a group, blocks, …]
+    if flat.element_size() == 1:
+        flat = flat.view(torch.uint8)  # not all that torch does with bytes it does with floats of 8 bits
     if kv_cache.device.type != "cpu":
         return GpuBlockTransfer(flat, num_host_blocks)
     shape = (len(flat), num_host_blocks, *flat.shape[2:])
     what = f"A swap space of {num_host_blocks} blocks"
-    host = _allocate(shape, kv_cache.dtype, kv_cache.device, what, "lower --swap-space")
+    host = _allocate(shape, flat.dtype, kv_cache.device, what, "lower --swap-space")
     return CpuBlockTransfer(flat, host)
 
 

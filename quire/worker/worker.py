@@ -34,7 +34,7 @@ from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cach
 from quire.planning.step_limits import StepLimits
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShapes
-from quire.worker.kv_tensors import allocate_kv_cache, block_transfer, kv_view
+from quire.worker.kv_tensors import ELEMENTS, allocate_kv_cache, block_transfer, kv_view
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
@@ -42,6 +42,7 @@ from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
 from quire.worker.startup.host_memory import trim_heap
+from quire.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.worker.startup.packed_weights import packed_weights_for
 from quire.worker.startup.threads import compute_threads
 from quire.worker.step_handle import StepHandle
@@ -101,6 +102,7 @@ class Worker:
         self._collectives = collectives or OneRank()
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
+        self._kv_scales: Tensor | None = None
         self._runner: ModelRunner
         self._transfer: BlockTransfer | None = None
         self._reported_host_blocks = 0
@@ -149,16 +151,19 @@ class Worker:
         factory = LayerFactory(
             replace(options, packed_weights=packed_weights), spec.quantization, self._mesh, self._collectives
         )
-        model = build_model(spec, factory)
+        model, share = build_model(spec, factory), rank_share(spec, self._mesh.tp)
+        self._kv_scales = new_kv_scales(share, self._config.kv_dtype, self._device)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False
         if self._precompiler is not None:
             with self._stage("rehearsal"):
                 kernels_known = self._warm_up_compilation(spec)
-        share = rank_share(spec, self._mesh.tp)
         with self._stage("weights"):
             load_weights(self._config, share, factory, self._clock)
             trim_heap()
+        if self._kv_scales is not None:
+            with self._stage("kv_scales"):
+                choose_kv_scales(self._config, share, model, self._kv_scales)
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
             return LoadedModel(share, model, self._slot_table(share), kernels_known, gemm_warmup)
 
@@ -286,7 +291,8 @@ class Worker:
         return GraphShapes(most, limits.rows, limits.tokens, limits.length)
 
     def _allocate_kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
-        return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, _dtype(self._config), self._device)
+        dtype = ELEMENTS[self._config.kv_dtype]
+        return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, dtype, self._device)
 
     def _slot_table(self, spec: ModelSpec) -> SlotTable:
         limits, size = self._limits, self._config.cache.block_size
@@ -301,7 +307,7 @@ class Worker:
         limits = self._limits
         return ModelRunner(
             model,
-            _attention(kv_view(kv_cache, spec), spec, limits),
+            _attention(kv_view(kv_cache, spec, self._kv_scales), spec, limits, self._options.dtype),
             transfer or block_transfer(kv_cache, 0),
             slots,
             limits,
@@ -320,7 +326,7 @@ def _room_for(what: str, advice: str) -> Iterator[None]:
         raise MemoryBudgetError(f"The GPU has no room for {what}: {advice}.") from None
 
 
-def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits) -> AttentionBackend:
+def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dtype) -> AttentionBackend:
     """The backend that serves the device on which the cache lies."""
     if kv.keys[0].device.type == "cpu":
         from quire.attention.cpu import CpuAttention
@@ -328,7 +334,7 @@ def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits) -> AttentionBack
         return CpuAttention(kv)
     from quire.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
 
-    return TritonAttention(kv, spec.heads, limits.rows, limits.tokens, limits.length)
+    return TritonAttention(kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype)
 
 
 def _dtype(config: Config) -> torch.dtype:

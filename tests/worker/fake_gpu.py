@@ -87,8 +87,8 @@ class FakeGpu:
             max_model_len=min(LONGEST, self.spec.max_model_len),
             logprobs_mode=mode,
         )
-        worker._attention = lambda kv, spec, limits: attention.TritonAttention(  # type: ignore[assignment]
-            kv, spec.heads, limits.rows, limits.tokens, limits.length
+        worker._attention = lambda kv, spec, limits, dtype: attention.TritonAttention(  # type: ignore[assignment]
+            kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype
         )
         self.worker = worker.Worker(self.config, SystemClock(), self.precompiler)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from quire.attention.backend import AttentionBackend, KVView
 from quire.kernels.dispatch import KERNELS
@@ -29,7 +30,7 @@ SEED = 5
 LONGEST = 200
 
 
-def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBackend:
+def attention(kv: KVView, spec: ModelSpec, largest: StepLimits, dtype: torch.dtype) -> AttentionBackend:
     """A GPU's, with references for its kernels."""
     from quire.attention.triton import TritonAttention
 
@@ -42,7 +43,7 @@ def attention(kv: KVView, spec: ModelSpec, largest: StepLimits) -> AttentionBack
             ("qk_norm_rope_and_cache", "cuda"),
             "quire.kernels.reference.rowwise_attention:qk_norm_rope_and_cache",
         )
-        return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length)
+        return TritonAttention(kv, spec.heads, largest.rows, largest.tokens, largest.length, dtype)
 
 
 @pytest.fixture(autouse=True)

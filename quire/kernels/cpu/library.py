@@ -19,7 +19,15 @@ from quire.config.environment import NativeKernels
 from quire.kernels.cpu.build import FLAGS, BuildError, Processor, build, this_processor, usable_instruction_sets
 
 _P, _I, _N, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+_CACHED: dict[str, tuple[type, ...]] = {
+    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 7, _F, _F, _P),
+    "qk_norm_rope_and_cache": (_P, *[_I] * 4, _P, _N, _F, _P, _P, _I, *[_P] * 5),
+}
+"""Of kernels that read or write the KV cache, which may have elements of its own."""
+QUANTIZED_CACHES = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2", torch.int8: "int8"}
 SIGNATURES: dict[str, tuple[type, ...]] = {
+    **_CACHED,
+    **{f"{name}_{cache}": types for cache in QUANTIZED_CACHES.values() for name, types in _CACHED.items()},
     "pack": (_P, _I, _I, _I, _P),
     "embed": (_P, _I, _P, _I, _F, _P),
     "angles": (_P, _I, _P, _I, _I, _F, _P, _P),
@@ -28,9 +36,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "block_linear": (_P, _I, _I, _P, _I, _I, _I, _P, _P, _I),
     "block_linear_silu_and_mul": (_P, _I, _I, _P, _I, _I, _I, _P, _P, _I),
     "block_embed": (_P, _I, _P, _I, _I, _F, _P),
-    "paged_attention": (*[_P] * 5, _I, *[_P] * 3, *[_I] * 7, _F, _F),
     "rms_norm": (_P, _P, _P, _N, _I, _F, _I, _I, _P),
-    "qk_norm_rope_and_cache": (_P, *[_I] * 4, _P, _N, _F, _P, _P, _I, *[_P] * 4),
     "layer_norm": (*[_P] * 4, _F, _I, _I, _P),
     "silu_and_mul": (_P, _I, _I, _P),
     "gelu_and_mul": (_P, _I, _I, _P),

@@ -1,11 +1,11 @@
-"""Attention over a paged KV cache by our own kernels, in bf16 and fp32."""
+"""Attention over a paged KV cache by our own kernels, in bf16 and fp32; the cache may be quantized."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu.library import address, library
+from quire.kernels.cpu.library import QUANTIZED_CACHES, address, library
 from quire.kernels.cpu.norm import serves_weight
 from quire.kernels.reference import rowwise_attention as reference
 
@@ -20,17 +20,19 @@ def qk_norm_rope_and_cache(
     values: Tensor,
     slot_mapping: Tensor,
     q: Tensor,
+    scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/rowwise_attention.py."""
     kernels = library()
     whole = all(t is None or t.is_contiguous() for t in (qkv, cos, sin, keys, values, slot_mapping, q))
-    served = kernels is not None and whole and kernels.serves(qkv, cos, sin, keys, values, q)
-    if kernels is None or not served or not (norm is None or serves_weight(norm, qkv)):
-        reference.qk_norm_rope_and_cache(qkv, norm, eps, cos, sin, keys, values, slot_mapping, q)
+    served = kernels is not None and whole and kernels.serves(qkv, cos, sin, q)
+    name = _name("qk_norm_rope_and_cache", qkv, keys, scales)
+    if kernels is None or not served or name is None or not (norm is None or serves_weight(norm, qkv)):
+        reference.qk_norm_rope_and_cache(qkv, norm, eps, cos, sin, keys, values, slot_mapping, q, scales)
         return
     tokens, heads, d = q.shape
     kernels(
-        "qk_norm_rope_and_cache",
+        name,
         qkv.dtype,
         qkv.data_ptr(),
         tokens,
@@ -47,6 +49,7 @@ def qk_norm_rope_and_cache(
         keys.data_ptr(),
         values.data_ptr(),
         q.data_ptr(),
+        address(scales),
     )
 
 
@@ -62,6 +65,7 @@ def paged_attention(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/rowwise_attention.py."""
     kernels = library()
@@ -69,11 +73,12 @@ def paged_attention(
     kv_heads = keys.shape[2]
     caches = keys.stride() == values.stride() and keys.stride()[1:] == (kv_heads * d, d, 1)
     whole = q.is_contiguous() and out.is_contiguous() and table.stride(1) == 1 and caches
-    if kernels is None or not whole or d % 2 or not kernels.serves(q, keys, values, out):
-        reference.paged_attention(q, keys, values, table, slots, starts, counts, window, out, scale, cap)
+    name = _name("paged_attention", q, keys, scales)
+    if kernels is None or not whole or d % 2 or name is None or not kernels.serves(q, out):
+        reference.paged_attention(q, keys, values, table, slots, starts, counts, window, out, scale, cap, scales)
         return
     kernels(
-        "paged_attention",
+        name,
         q.dtype,
         q.data_ptr(),
         keys.data_ptr(),
@@ -93,4 +98,13 @@ def paged_attention(
         window or 0,
         scale,
         cap or 0.0,
+        address(scales),
     )
+
+
+def _name(op: str, x: Tensor, cache: Tensor, scales: Tensor | None) -> str | None:
+    """Of the kernel for a cache whose elements are x's, or quantized; None: there is none."""
+    if scales is None:
+        return op if cache.dtype == x.dtype else None
+    kind = QUANTIZED_CACHES.get(cache.dtype)
+    return None if kind is None else f"{op}_{kind}"

@@ -155,6 +155,7 @@ def decode_attention(
     scale: float,
     cap: float | None = None,
     rows: int | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """One query token a row over what the row sees, from its splits.
 
@@ -169,11 +170,14 @@ def decode_attention(
         cap: A bound c of the scores, c · tanh(score / c), if there is one.
         rows: How many rows the splits are of, at most; None: as many as there are tokens. It decides what is fastest,
             as 0 does where other kernels run beside this one.
+        scales: [2, kv_heads] fp32 of a quantized cache: what values are multiplied with stands behind what queries were
+            multiplied with, see rowwise_attention.py.
     """
     for number, (token, slot, _, _, seen_from, first, count, _) in enumerate(splits.tolist()):
         if number == first and count:
             end = int(splits[first + count - 1, 3])
             k, v = (_context(x, block_table[slot], seen_from, end) for x in (keys, values))
+            v = _scaled(v, scales)
             out[token] = _attend(q[token : token + 1], k, v, None, scale, cap)[0]
 
 
@@ -193,6 +197,7 @@ def prefill_attention(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Tiles of several query tokens of one row, causally, over what is before them and themselves.
 
@@ -206,7 +211,7 @@ def prefill_attention(
         window: How many tokens a token sees, itself included; None: all before it.
         queries: Tokens a tile; a row's last tile may have fewer.
         out: [tokens, heads, d]; rows of the tiles' tokens are written.
-        scale, cap: See decode_attention.
+        scale, cap, scales: See decode_attention.
     """
     for row, offset in zip(tile_rows.tolist(), tile_offsets.tolist(), strict=True):
         start, begin = int(starts[row]), int(first_tokens[row]) + offset
@@ -214,6 +219,7 @@ def prefill_attention(
         position = start + offset + torch.arange(n, device=q.device)
         seen_from, end = 0 if window is None else max(0, start + offset + 1 - window), start + offset + n
         k, v = (_context(x, block_table[int(slots[row])], seen_from, end) for x in (keys, values))
+        v = _scaled(v, scales)
         other = torch.arange(seen_from, end, device=q.device)
         hidden = other > position[:, None]
         if window is not None:
@@ -240,6 +246,7 @@ def prefill_attention_split_kv(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """The same as `prefill_attention`, for tiles whose keys are split.
 
@@ -250,12 +257,26 @@ def prefill_attention_split_kv(
             as many as the tile's keys are long enough for. Padding has none.
         starts, counts, first_tokens, slots, window, queries: See prefill_attention.
         partials: Memory for `queries` of each split, up to the last split of the last tile.
-        out, scale, cap: See prefill_attention.
+        out, scale, cap, scales: See prefill_attention.
     """
     own = split_numbers == 0
     tiles = (tile_rows[own], tile_offsets[own])
     prefill_attention(
-        q, keys, values, block_table, *tiles, starts, counts, first_tokens, slots, window, queries, out, scale, cap
+        q,
+        keys,
+        values,
+        block_table,
+        *tiles,
+        starts,
+        counts,
+        first_tokens,
+        slots,
+        window,
+        queries,
+        out,
+        scale,
+        cap,
+        scales,
     )
 
 
@@ -269,6 +290,7 @@ def gather_kv(
     chunk_counts: Tensor,
     k: Tensor,
     v: Tensor,
+    scales: Tensor | None = None,
 ) -> None:
     """Copy rows' keys and values from the paged cache into contiguous memory, chunk by chunk.
 
@@ -278,16 +300,16 @@ def gather_kv(
         chunk_rows, chunk_offsets, chunk_counts: [chunks] int64: a row, the chunk's first position in its context, and
             how many of its positions exist.
         k, v: [chunks · n, kv_heads, d], what comes out: n positions of each chunk, 0 for those that do not exist.
+        scales: See decode_attention; values come out multiplied.
     """
     each = len(k) // len(chunk_rows)
     k.zero_()
     v.zero_()
     columns = (chunk_rows.tolist(), chunk_offsets.tolist(), chunk_counts.tolist())
     for chunk, (row, begin, count) in enumerate(zip(*columns, strict=True)):
-        for cache, out in ((keys, k), (values, v)):
-            out[chunk * each : chunk * each + count] = _context(
-                cache, block_table[int(slots[row])], begin, begin + count
-            )
+        context = [_context(cache, block_table[int(slots[row])], begin, begin + count) for cache in (keys, values)]
+        own = slice(chunk * each, chunk * each + count)
+        k[own], v[own] = context[0].to(k.dtype), _scaled(context[1], scales).to(v.dtype)
 
 
 def prefill_attention_dense(
@@ -326,6 +348,11 @@ def _context(cache: Tensor, line: Tensor, begin: int, end: int) -> Tensor:
     position = torch.arange(begin, end, device=cache.device)
     size = cache.shape[1]
     return cache[line[position // size], position % size]
+
+
+def _scaled(v: Tensor, scales: Tensor | None) -> Tensor:
+    """Values [length, kv_heads, d] as what they stand for."""
+    return v if scales is None else v.float() * scales[1, :, None]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, cap: float | None) -> Tensor:

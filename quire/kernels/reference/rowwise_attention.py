@@ -24,6 +24,7 @@ def qk_norm_rope_and_cache(
     values: Tensor,
     slot_mapping: Tensor,
     q: Tensor,
+    scales: Tensor | None = None,
 ) -> None:
     """Norm and rotate queries and keys; store each token's key and value at its place.
 
@@ -35,6 +36,8 @@ def qk_norm_rope_and_cache(
         keys, values: [blocks, block_size, kv_heads, d], written in place.
         slot_mapping: [tokens] int64, block · block_size + offset.
         q: [tokens, heads, d], the queries that come out.
+        scales: [2, kv_heads] fp32 where keys and values are quantized: they are stored divided by these, and queries
+            come out multiplied with their head's of keys. None: as they are.
     """
     heads, kv_heads = q.shape[1], keys.shape[2]
     qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -46,9 +49,17 @@ def qk_norm_rope_and_cache(
         turned = torch.empty(qk.shape, dtype=qk.dtype, device=qk.device)
         rotary(qk, cos, sin, turned)
         qk = turned
-    q.copy_(qk[:, :heads])
-    keys.flatten(0, 1).index_copy_(0, slot_mapping, qk[:, heads:])
-    values.flatten(0, 1).index_copy_(0, slot_mapping, v)
+    if scales is None:
+        q.copy_(qk[:, :heads])
+        keys.flatten(0, 1).index_copy_(0, slot_mapping, qk[:, heads:])
+        values.flatten(0, 1).index_copy_(0, slot_mapping, v)
+        return
+    of_keys, of_values = scales[:, :, None].unbind()
+    q.copy_(qk[:, :heads].float() * of_keys.repeat_interleave(heads // kv_heads, 0))
+    for cache, x, scale in ((keys, qk[:, heads:], of_keys), (values, v, of_values)):
+        cache.view(torch.uint8).flatten(0, 1)[slot_mapping] = quantized(x.float() / scale, cache.dtype).view(
+            torch.uint8
+        )
 
 
 def paged_attention(
@@ -63,6 +74,7 @@ def paged_attention(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Each row's tokens, causally, over what is before them and themselves: one token or many, there is no difference.
 
@@ -78,6 +90,7 @@ def paged_attention(
         out: [tokens, heads, d].
         scale: Of the products.
         cap: A bound c of the scores, c · tanh(score / c), if there is one.
+        scales: See qk_norm_rope_and_cache; queries are multiplied already.
     """
     first, size = 0, keys.shape[1]
     for slot, start, count in zip(slots.tolist(), starts.tolist(), counts.tolist(), strict=True):
@@ -87,8 +100,21 @@ def paged_attention(
         span = slice(skipped, skipped + start + count - seen_from)
         k, v = (cache.index_select(0, blocks).flatten(0, 1)[span] for cache in (keys, values))
         tokens = slice(first, first + count)
-        out[tokens] = _attend(q[tokens], k, v, window, scale, cap)
+        if scales is None:
+            out[tokens] = _attend(q[tokens], k, v, window, scale, cap)
+        else:
+            wide = _attend(q[tokens].float(), k.float(), v.float() * scales[1, :, None], window, scale, cap)
+            out[tokens] = wide.to(out.dtype)
         first += count
+
+
+def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Fp32 to the nearest that a cache of this type can store, of two as near ones the even one; NaN stays NaN where
+    the type has one."""
+    if dtype == torch.int8:
+        return x.round().clamp_(-127, 127).nan_to_num_(0).to(dtype)
+    most = torch.finfo(dtype).max
+    return x.clamp(-most, most).to(dtype)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float, cap: float | None) -> Tensor:

@@ -119,3 +119,88 @@ def test_qk_norm_rope_and_cache(dtype: torch.dtype, wide: bool, d: int, rotated:
         reference.qk_norm_rope_and_cache(qkv, norm, 1e-5, cos, sin, *expected, places, expected_q)
         for own, other in zip((*found, q), (*expected, expected_q), strict=True):
             torch.testing.assert_close(own, other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def cached(dtype: torch.dtype, x: Tensor) -> Tensor:
+    """To the nearest of the cache's numbers, as torch rounds."""
+    if dtype == torch.int8:
+        return x.round().clamp(-127, 127).to(dtype)
+    return x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max).to(dtype)
+
+
+QUANTIZED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("cache", QUANTIZED, ids=str)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4], CASES[7], CASES[8]], ids=str)
+def test_a_quantized_cache_is_read_as_what_it_stands_for(case: Case, cache: torch.dtype, dtype: torch.dtype) -> None:
+    """Each head has scales of its own. Queries, already multiplied with those of keys, meet the stored numbers."""
+    lengths = [before + count for before, count in case.rows]
+    blocks = [-(-length // case.block_size) for length in lengths]
+    shape = (sum(blocks) + 1, case.block_size, case.kv_heads, case.d)
+    of_keys, of_values = scales = 0.01 + normal(2, case.kv_heads, seed=5).abs() / 40
+    keys, values = (
+        cached(cache, normal(*shape, seed=seed) / own[:, None]) for seed, own in ((1, of_keys), (2, of_values))
+    )
+    table = torch.zeros(len(case.rows), max(blocks), dtype=torch.int64)
+    for row, own in enumerate((torch.arange(sum(blocks)) + 1).split(blocks)):
+        table[row, : len(own)] = own
+    starts, counts = (torch.tensor(column) for column in zip(*case.rows, strict=True))
+    q = normal(int(counts.sum()), case.heads, case.d, seed=7)
+    group = case.heads // case.kv_heads
+    scaled = (q * of_keys.repeat_interleave(group)[:, None]).to(dtype)
+    rows = (table, torch.arange(len(case.rows)), starts, counts, case.window)
+    out, expected = torch.full_like(scaled, float("nan")), torch.empty(q.shape)
+    paged_attention(scaled, keys, values, *rows, out, case.d**-0.5, case.cap, scales)
+    meant = (keys.float() * of_keys[:, None], values.float() * of_values[:, None])
+    exact = scaled.float() / of_keys.repeat_interleave(group)[:, None]
+    reference.paged_attention(exact, *meant, *rows, expected, case.d**-0.5, case.cap)
+    torch.testing.assert_close(out.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("cache", QUANTIZED, ids=str)
+@pytest.mark.parametrize("rotated", [64, 32, 0])
+def test_keys_and_values_are_stored_divided_by_their_scales(
+    cache: torch.dtype, rotated: int, dtype: torch.dtype
+) -> None:
+    """As torch rounds, too large and too small ones too; queries come out multiplied."""
+    heads, kv_heads, d, tokens = 6, 2, 64, 9
+    qkv = normal(tokens, heads + 2 * kv_heads, d, seed=0)
+    qkv[0, heads:] *= 1e6
+    qkv[1, heads:] *= 1e-4
+    qkv = qkv.to(dtype)
+    angle = normal(tokens, rotated // 2, seed=1) * 3
+    cos, sin = (angle.cos().to(dtype), angle.sin().to(dtype)) if rotated else (None, None)
+    places = torch.randperm(16, generator=torch.Generator().manual_seed(3))[:tokens]
+    scales = torch.tensor([[0.25, 0.01], [0.5, 0.03]])
+    dense = [torch.zeros(2, 8, kv_heads, d, dtype=dtype) for _ in range(2)]
+    found = [torch.zeros(2, 8, kv_heads, d, dtype=cache) for _ in range(2)]
+    plain, q = (torch.empty(tokens, heads, d, dtype=dtype) for _ in range(2))
+    reference.qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, *dense, places, plain)
+    qk_norm_rope_and_cache(qkv, None, 0.0, cos, sin, *found, places, q, scales)
+    of_queries = scales[0].repeat_interleave(3)[:, None]
+    torch.testing.assert_close(q.float(), plain.float() * of_queries, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 4)
+    for own, other, scale in zip(found, dense, scales, strict=True):
+        expected = cached(cache, other.float() / scale[:, None])
+        bits, meant = own.view(torch.uint8), expected.view(torch.uint8)
+        assert (bits == meant).float().mean() > (0.97 if rotated and dtype == torch.bfloat16 else 0.999)
+        torch.testing.assert_close(own.float(), expected.float(), rtol=0.26, atol=1.0)
+
+
+def test_every_number_that_a_cache_can_hold_is_widened_exactly() -> None:
+    """One key for each byte: its score with a query of ones in one place is the number itself."""
+    for cache in QUANTIZED:
+        numbers = torch.arange(256, dtype=torch.uint8).view(cache)
+        finite = numbers[numbers.float().isfinite()].clone()
+        values = finite.repeat_interleave(16).view(1, len(finite), 1, 16)
+        keys = torch.zeros(values.shape, dtype=torch.uint8).view(cache)
+        out = torch.empty(1, 1, 16)
+        rows = (torch.tensor([[0]]), torch.tensor([0]), torch.tensor([0]), torch.tensor([1]), None)
+        for at in range(len(finite)):
+            one = values[:, at : at + 1].contiguous()
+            paged_attention(
+                torch.zeros(1, 1, 16), keys[:, :1].contiguous(), one, *rows, out, 1.0, None, torch.ones(2, 1)
+            )
+            assert torch.equal(out, finite[at].float().expand(1, 1, 16))

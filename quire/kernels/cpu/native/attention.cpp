@@ -2,12 +2,14 @@
 // is some tokens of a row and one KV head with all query heads that share it.
 //
 // Few queries at once go over keys and values where they lie; more are worth rearranging a tile of keys and values
-// into panels, which the product of linear layers then multiplies.
+// into panels, which the product of linear layers then multiplies. A quantized cache's elements (C is not T) are widened
+// as they are read; queries have their keys' scale already, and sums take their values'.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 #include <vector>
 
+#include "cache.h"
 #include "calls.h"
 #include "pool.h"
 #include "tile.h"
@@ -24,15 +26,20 @@ constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; fewer take less than another thread's help
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-template <class T>
+template <class T, class C>
 struct Step {
-    const T *q, *keys, *values;
+    const T* q;
+    const C *keys, *values;
     T* out;
     const int64_t* table;
     int64_t table_stride;
     const int64_t *slots, *starts, *counts;
     int64_t rows, heads, kv_heads, d, block_size, block_stride, window;
     float scale, cap;
+    const float* scales;  // [2, kv_heads] of a quantized cache
+
+    static constexpr bool kQuantized = !std::is_same_v<T, C>;
+    float value_scale(int64_t head) const { return kQuantized ? scales[kv_heads + head] : 1.0f; }
 };
 
 // Of one chunk of work: query tokens at `position` and after it, their first one's place in the batch, and the keys from
@@ -42,15 +49,15 @@ struct Piece {
     const int64_t* blocks;
 };
 
-template <class T>
-const T* at(const Step<T>& s, const T* cache, const Piece& piece, int64_t position) {
+template <class T, class C>
+const C* at(const Step<T, C>& s, const C* cache, const Piece& piece, int64_t position) {
     int64_t block = piece.blocks[position / s.block_size], offset = position % s.block_size;
     return cache + block * s.block_stride + (offset * s.kv_heads + piece.head) * s.d;
 }
 
 // The keys of a tile and those behind it; behind the last that is seen stands the last.
-template <class T>
-void find_keys(const Step<T>& s, const Piece& piece, int64_t begin, const T** key) {
+template <class T, class C>
+void find_keys(const Step<T, C>& s, const Piece& piece, int64_t begin, const C** key) {
     int64_t block = begin / s.block_size, offset = begin % s.block_size;
     int n = int(std::min<int64_t>(kKeys + kAhead, piece.end - begin));
     for (int j = 0; j < n; ++j) {
@@ -60,8 +67,8 @@ void find_keys(const Step<T>& s, const Piece& piece, int64_t begin, const T** ke
     for (int j = n; j < kKeys + kAhead; ++j) key[j] = key[n - 1];
 }
 
-template <class T>
-void bound_scores(const Step<T>& s, float* scores, int n) {
+template <class T, class C>
+void bound_scores(const Step<T, C>& s, float* scores, int n) {
     for (int j = 0; j < n; j += W) {
         vf x = mul(load(scores + j), all(s.scale));
         if (s.cap > 0) x = mul(tanh(div(x, all(s.cap))), all(s.cap));
@@ -91,8 +98,8 @@ float weigh(float* scores, int begin, int end, T* weights, float& highest, float
 }
 
 template <class T>
-void finish(const float* sums, float total, T* out, int64_t d) {
-    vf factor = all(1.0f / total);
+void finish(const float* sums, float total, float scale, T* out, int64_t d) {
+    vf factor = all(scale / total);
     for (int64_t c = 0; c < d; c += W) store(out + c, mul(load(sums + c), factor), int(std::min<int64_t>(W, d - c)));
 }
 
@@ -107,14 +114,19 @@ inline vf multiply_add(const bf16* a, const bf16* b, vf c) {
 #endif
 }
 
-template <class T, int R>
-void attend_in_place(const Step<T>& s, const Piece& piece) {
-    constexpr int E = W * Element<T>::kGroup;
+template <class T, class C>
+inline vf multiply_add(const T* a, const C* b, vf c) {
+    return fma(load(a), load(b), c);
+}
+
+template <class T, class C, int R>
+void attend_in_place(const Step<T, C>& s, const Piece& piece) {
+    constexpr int E = s.kQuantized ? W : W * Element<T>::kGroup;
     const T* q = s.q + (piece.token * s.heads + piece.head * R) * s.d;
     T* out = s.out + (piece.token * s.heads + piece.head * R) * s.d;
     float* sums = static_cast<float*>(scratch(0, R * (s.d + W) * 4));
     alignas(64) float scores[R][kKeys], weights[R][kKeys];
-    const T* key[kKeys + kAhead];
+    const C* key[kKeys + kAhead];
     float highest[R], total[R] = {};
     std::fill(highest, highest + R, kMinusInfinity);
     std::fill(sums, sums + R * s.d, 0.0f);
@@ -123,7 +135,7 @@ void attend_in_place(const Step<T>& s, const Piece& piece) {
         find_keys(s, piece, begin, key);
         for (int first = 0; first < n; first += kKeysAtOnce) {
             for (int j = first; j < first + kKeysAtOnce; ++j) {
-                for (int64_t c = 0; c < s.d; c += kLine / int64_t(sizeof(T))) {
+                for (int64_t c = 0; c < s.d; c += kLine / int64_t(sizeof(C))) {
                     _mm_prefetch(key[j + kAhead] + c, _MM_HINT_T0);
                     _mm_prefetch(key[j] - s.keys + s.values + c, _MM_HINT_T0);
                 }
@@ -160,31 +172,43 @@ void attend_in_place(const Step<T>& s, const Piece& piece) {
         for (; c + 32 <= s.d; c += 32) add_values(std::integral_constant<int, 32 / W>(), c);
         if (c < s.d) add_values(std::integral_constant<int, 16 / W>(), c);
     }
-    for (int r = 0; r < R; ++r) finish(sums + r * s.d, total[r], out + r * s.d, s.d);
+    float scale = s.value_scale(piece.head);
+    for (int r = 0; r < R; ++r) finish(sums + r * s.d, total[r], scale, out + r * s.d, s.d);
 }
 
-// [n keys, d] → [d / group, kKeys, group], each key and value where the block table says.
-template <class T>
-void gather_keys(const Step<T>& s, const Piece& piece, int64_t begin, int n, T* panel) {
+// A key or value as T, in `own` [d] unless that is what it is in the cache.
+template <class T, class C>
+const T* widened(const Step<T, C>& s, const C* from, T* own) {
+    if constexpr (Step<T, C>::kQuantized) {
+        widen_row(from, s.d, own);
+        return own;
+    } else {
+        return from;
+    }
+}
+
+// [n keys, d] → [d / group, kKeys, group], each key and value where the block table says; `wide` is [16, d].
+template <class T, class C>
+void gather_keys(const Step<T, C>& s, const Piece& piece, int64_t begin, int n, T* wide, T* panel) {
     constexpr int G = Element<T>::kGroup;
     int64_t groups = s.d / G;
     for (int first = 0; first < n; first += 16) {
         const T* key[16];
         int some = std::min(16, n - first);
-        for (int j = 0; j < some; ++j) key[j] = at(s, s.keys, piece, begin + first + j);
+        for (int j = 0; j < some; ++j) key[j] = widened(s, at(s, s.keys, piece, begin + first + j), wide + j * s.d);
         for (int64_t g = 0; g < groups; ++g)
             for (int j = 0; j < some; ++j) std::memcpy(panel + (g * kKeys + first + j) * G, key[j] + g * G, 4);
     }
 }
 
 // [n keys, d] → [keys / group, width, group]; behind the last key and the last dimension stand zeros.
-template <class T>
-void gather_values(const Step<T>& s, const Piece& piece, int64_t begin, int n, int64_t width, T* panel) {
+template <class T, class C>
+void gather_values(const Step<T, C>& s, const Piece& piece, int64_t begin, int n, int64_t width, T* wide, T* panel) {
     constexpr int G = Element<T>::kGroup;
     for (int j = 0; j < n; j += G) {
         T* to = panel + j * width;
         for (int i = 0; i < G; ++i) {
-            const T* from = j + i < n ? at(s, s.values, piece, begin + j + i) : nullptr;
+            const T* from = j + i < n ? widened(s, at(s, s.values, piece, begin + j + i), wide) : nullptr;
             for (int64_t c = 0; c < s.d; ++c) to[c * G + i] = from ? from[c] : T(0);
             for (int64_t c = s.d; c < width; ++c) to[c * G + i] = T(0);
         }
@@ -208,15 +232,16 @@ T* take(char*& memory, int64_t n) {
     return part;
 }
 
-template <class T>
-void attend_gathered(const Step<T>& s, const Piece& piece) {
+template <class T, class C>
+void attend_gathered(const Step<T, C>& s, const Piece& piece) {
     constexpr int G = Element<T>::kGroup;
     int64_t group = s.heads / s.kv_heads, queries = piece.tokens * group, width = (s.d + W - 1) / W * W;
-    int64_t bytes = queries * (s.d + 2 * kKeys + width + 4) * 4 + kKeys * (s.d + width) * 4 + 1024;
+    int64_t bytes = queries * (s.d + 2 * kKeys + width + 4) * 4 + (kKeys * (s.d + width) + 16 * s.d) * 4 + 1024;
     char* memory = static_cast<char*>(scratch(0, bytes));
     T* q = take<T>(memory, queries * s.d);
     T* keys = take<T>(memory, kKeys * s.d);
     T* values = take<T>(memory, kKeys * width);
+    T* wide = take<T>(memory, 16 * s.d);
     T* weights = take<T>(memory, queries * kKeys);
     float* scores = take<float>(memory, queries * kKeys);
     float* sums = take<float>(memory, queries * width);
@@ -231,8 +256,8 @@ void attend_gathered(const Step<T>& s, const Piece& piece) {
     std::fill(sums, sums + queries * width, 0.0f);
     for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
         int n = int(std::min<int64_t>(kKeys, piece.end - begin));
-        gather_keys(s, piece, begin, n, keys);
-        gather_values(s, piece, begin, n, width, values);
+        gather_keys(s, piece, begin, n, wide, keys);
+        gather_values(s, piece, begin, n, width, wide, values);
         multiply_all<T>(queries, q, s.d, keys, kKeys * G, s.d / G, (n + W - 1) / W, scores, kKeys, false);
         for (int64_t r = 0; r < queries; ++r) {
             int64_t position = piece.position + r / group;
@@ -252,27 +277,27 @@ void attend_gathered(const Step<T>& s, const Piece& piece) {
     }
     for (int64_t r = 0; r < queries; ++r) {
         T* out = s.out + ((piece.token + r / group) * s.heads + piece.head * group + r % group) * s.d;
-        finish(sums + r * width, total[r], out, s.d);
+        finish(sums + r * width, total[r], s.value_scale(piece.head), out, s.d);
     }
 }
 
-template <class T>
-void attend_piece(const Step<T>& s, const Piece& piece) {
+template <class T, class C>
+void attend_piece(const Step<T, C>& s, const Piece& piece) {
     int64_t group = s.heads / s.kv_heads;
     constexpr int E = std::max(16, W * Element<T>::kGroup);  // whole vectors of keys and of sums
     if (piece.tokens == 1 && group <= kQueriesInPlace && s.d % E == 0) {
         switch (group) {
-            case 1: return attend_in_place<T, 1>(s, piece);
-            case 2: return attend_in_place<T, 2>(s, piece);
-            case 3: return attend_in_place<T, 3>(s, piece);
-            default: return attend_in_place<T, 4>(s, piece);
+            case 1: return attend_in_place<T, C, 1>(s, piece);
+            case 2: return attend_in_place<T, C, 2>(s, piece);
+            case 3: return attend_in_place<T, C, 3>(s, piece);
+            default: return attend_in_place<T, C, 4>(s, piece);
         }
     }
     attend_gathered(s, piece);
 }
 
-template <class T>
-void paged_attention(const Step<T>& s) {
+template <class T, class C>
+void paged_attention(const Step<T, C>& s) {
     int64_t most = std::max<int64_t>(1, kQueries * s.kv_heads / s.heads);  // tokens in a piece
     std::vector<int64_t> pieces(s.rows + 1), tokens(s.rows + 1);           // before each row
     int64_t products = 0;
@@ -298,16 +323,22 @@ void paged_attention(const Step<T>& s) {
 
 using namespace quire;
 
-#define QUIRE_ATTENTION(name, T)                                                                                       \
+#define QUIRE_ATTENTION(name, T, C)                                                                                    \
     extern "C" void quire_paged_attention_##name(                                                                      \
-        const T* q, const T* keys, const T* values, T* out, const int64_t* table, int64_t table_stride,                \
+        const T* q, const C* keys, const C* values, T* out, const int64_t* table, int64_t table_stride,                \
         const int64_t* slots, const int64_t* starts, const int64_t* counts, int64_t rows, int64_t heads,               \
         int64_t kv_heads, int64_t d, int64_t block_size, int64_t block_stride, int64_t window, float scale,            \
-        float cap) {                                                                                                   \
-        paged_attention(Step<T>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,\
-                             d, block_size, block_stride, window, scale, cap});                                        \
+        float cap, const float* scales) {                                                                              \
+        paged_attention(Step<T, C>{q, keys, values, out, table, table_stride, slots, starts, counts, rows, heads, kv_heads,\
+                             d, block_size, block_stride, window, scale, cap, scales});                             \
     }                                                                                                                  \
     QUIRE_ENTRY(paged_attention_##name)
 
-QUIRE_ATTENTION(bf16, bf16)
-QUIRE_ATTENTION(fp32, float)
+QUIRE_ATTENTION(bf16, bf16, bf16)
+QUIRE_ATTENTION(fp32, float, float)
+QUIRE_ATTENTION(fp8_e4m3_bf16, bf16, e4m3)
+QUIRE_ATTENTION(fp8_e4m3_fp32, float, e4m3)
+QUIRE_ATTENTION(fp8_e5m2_bf16, bf16, e5m2)
+QUIRE_ATTENTION(fp8_e5m2_fp32, float, e5m2)
+QUIRE_ATTENTION(int8_bf16, bf16, int8_t)
+QUIRE_ATTENTION(int8_fp32, float, int8_t)

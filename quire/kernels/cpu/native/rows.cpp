@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cache.h"
 #include "calls.h"
 #include "pool.h"
 #include "tile.h"
@@ -98,34 +99,66 @@ void rotate_head(const T* x, const T* cos, const T* sin, int64_t half, int64_t d
     if (2 * half < d && x != out) std::memcpy(out + 2 * half, x + 2 * half, (d - 2 * half) * sizeof(T));
 }
 
-template <class T>
+template <class T, class C>
 struct Projected {
     const T* qkv;
     int64_t tokens, heads, kv_heads, d;
     const T *cos, *sin;
     int64_t half;
     const int64_t* places;
-    T *keys, *values, *q;
+    C *keys, *values;
+    T* q;
+    const float* scales;  // [2, kv_heads] of a quantized cache
 };
 
-template <class T, class V>
-void norm_rope_and_cache(const Projected<T>& s, const V* norm, float eps) {
+// A query that is multiplied with the scale of its keys; what is in the model's own type is stored divided by one.
+template <class T>
+void multiply_row(T* x, int64_t width, float scale) {
+    for (int64_t c = 0; c < width; c += W) {
+        int n = int(std::min<int64_t>(W, width - c));
+        store(x + c, mul(load(x + c, n), all(scale)), n);
+    }
+}
+
+template <class T, class C, class V>
+void norm_rope_and_cache(const Projected<T, C>& s, const V* norm, float eps) {
+    constexpr bool kQuantized = !std::is_same_v<T, C>;
+
     int64_t wide = (s.heads + 2 * s.kv_heads) * s.d;
     parallel_rows(s.tokens, wide, [&](int64_t token) {
         const T* x = s.qkv + token * wide;
-        T* key = s.keys + s.places[token] * s.kv_heads * s.d;
-        T* normed = static_cast<T*>(scratch(0, s.d * 4));
+        C* key = s.keys + s.places[token] * s.kv_heads * s.d;
+        C* value = s.values + s.places[token] * s.kv_heads * s.d;
+        T* normed = static_cast<T*>(scratch(0, s.d * 8));
+        T* rotated = normed + s.d;
         for (int64_t head = 0; head < s.heads + s.kv_heads; ++head) {
-            T* to = head < s.heads ? s.q + (token * s.heads + head) * s.d : key + (head - s.heads) * s.d;
+            T* to = s.q + (token * s.heads + head) * s.d;
+            if (head >= s.heads) {
+                if constexpr (kQuantized)
+                    to = rotated;
+                else
+                    to = key + (head - s.heads) * s.d;
+            }
             const T* from = x + head * s.d;
             if (norm) {
                 norm_row(from, norm + head * s.d, eps, s.d, normed);
                 from = normed;
             }
             rotate_head(from, s.cos + token * s.half, s.sin + token * s.half, s.half, s.d, to);
+            if constexpr (kQuantized) {
+                if (head < s.heads)
+                    multiply_row(to, s.d, s.scales[head / (s.heads / s.kv_heads)]);
+                else
+                    store_scaled(to, s.d, s.scales[head - s.heads], key + (head - s.heads) * s.d);
+            }
         }
-        std::memcpy(s.values + s.places[token] * s.kv_heads * s.d, x + (s.heads + s.kv_heads) * s.d,
-                    s.kv_heads * s.d * sizeof(T));
+        const T* from = x + (s.heads + s.kv_heads) * s.d;
+        if constexpr (kQuantized) {
+            for (int64_t head = 0; head < s.kv_heads; ++head)
+                store_scaled(from + head * s.d, s.d, s.scales[s.kv_heads + head], value + head * s.d);
+        } else {
+            std::memcpy(value, from, s.kv_heads * s.d * sizeof(T));
+        }
     });
 }
 
@@ -158,16 +191,6 @@ using namespace quire;
             rms_norm(x, delta, static_cast<const T*>(weight), heads, eps, rows, width, out);                           \
         }                                                                                                              \
     }                                                                                                                  \
-    extern "C" void quire_qk_norm_rope_and_cache_##name(                                                               \
-        const T* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, const void* norm, int32_t wide,      \
-        float eps, const T* cos, const T* sin, int64_t half, const int64_t* places, T* keys, T* values, T* q) {        \
-        Projected<T> s{qkv, tokens, heads, kv_heads, d, cos, sin, half, places, keys, values, q};                      \
-        if (wide) {                                                                                                    \
-            norm_rope_and_cache(s, static_cast<const float*>(norm), eps);                                              \
-        } else {                                                                                                       \
-            norm_rope_and_cache(s, static_cast<const T*>(norm), eps);                                                  \
-        }                                                                                                              \
-    }                                                                                                                  \
     extern "C" void quire_layer_norm_##name(T* x, const T* delta, const T* weight, const T* bias, float eps,           \
                                             int64_t rows, int64_t width, T* out) {                                     \
         layer_norm(x, delta, weight, bias, eps, rows, width, out);                                                     \
@@ -186,7 +209,6 @@ using namespace quire;
     }                                                                                                                  \
     QUIRE_ENTRY(rms_norm_##name)                                                                                       \
     QUIRE_ENTRY(layer_norm_##name)                                                                                     \
-    QUIRE_ENTRY(qk_norm_rope_and_cache_##name)                                                                         \
     QUIRE_ENTRY(silu_and_mul_##name)                                                                                   \
     QUIRE_ENTRY(gelu_and_mul_##name)                                                                                   \
     QUIRE_ENTRY(gelu_##name)                                                                                           \
@@ -194,3 +216,26 @@ using namespace quire;
 
 QUIRE_ROWS(bf16, bf16)
 QUIRE_ROWS(fp32, float)
+
+#define QUIRE_QK_NORM_ROPE_AND_CACHE(name, T, C)                                                                       \
+    extern "C" void quire_qk_norm_rope_and_cache_##name(                                                               \
+        const T* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, const void* norm, int32_t wide,      \
+        float eps, const T* cos, const T* sin, int64_t half, const int64_t* places, C* keys, C* values, T* q,          \
+        const float* scales) {                                                                                         \
+        Projected<T, C> s{qkv, tokens, heads, kv_heads, d, cos, sin, half, places, keys, values, q, scales};           \
+        if (wide) {                                                                                                    \
+            norm_rope_and_cache(s, static_cast<const float*>(norm), eps);                                              \
+        } else {                                                                                                       \
+            norm_rope_and_cache(s, static_cast<const T*>(norm), eps);                                                  \
+        }                                                                                                              \
+    }                                                                                                                  \
+    QUIRE_ENTRY(qk_norm_rope_and_cache_##name)
+
+QUIRE_QK_NORM_ROPE_AND_CACHE(bf16, bf16, bf16)
+QUIRE_QK_NORM_ROPE_AND_CACHE(fp32, float, float)
+QUIRE_QK_NORM_ROPE_AND_CACHE(fp8_e4m3_bf16, bf16, e4m3)
+QUIRE_QK_NORM_ROPE_AND_CACHE(fp8_e4m3_fp32, float, e4m3)
+QUIRE_QK_NORM_ROPE_AND_CACHE(fp8_e5m2_bf16, bf16, e5m2)
+QUIRE_QK_NORM_ROPE_AND_CACHE(fp8_e5m2_fp32, float, e5m2)
+QUIRE_QK_NORM_ROPE_AND_CACHE(int8_bf16, bf16, int8_t)
+QUIRE_QK_NORM_ROPE_AND_CACHE(int8_fp32, float, int8_t)

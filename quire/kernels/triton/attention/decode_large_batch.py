@@ -62,6 +62,7 @@ def serves_large_batch(q: Tensor, keys: Tensor, rows: int) -> bool:
         and d in (64, 128, 256)
         and q.shape[1] // kv_heads <= _M.value
         and q.dtype in _DTYPES
+        and keys.dtype == q.dtype
         and is_sm_90(q.device)
         and supports_blocks(block_size, d)
     )

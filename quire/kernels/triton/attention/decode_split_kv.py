@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.paged_attention import SPLIT_OVERHEAD_TILES, DecodePartials
+from quire.kernels.triton.attention.cache_elements import widened
 from quire.kernels.triton.attention.decode_large_batch import decode_attention_large_batch, serves_large_batch
 from quire.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
@@ -192,6 +193,7 @@ def decode_attention(
     scale: float,
     cap: float | None = None,
     rows: int | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
     assert all(map(Tensor.is_contiguous, (q, keys, values, splits, out)))
@@ -207,7 +209,7 @@ def decode_attention(
     overlap = can_overlap(q.device)
     _decode_attention_split_kv[(splits.shape[0] * kv_heads,)](
         q, keys, values, block_table, splits, partials.outputs, partials.sums, partials.arrived, out,
-        block_table.stride(0), before, after,
+        scales, block_table.stride(0), before, after,
         CAPPED=cap is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=group,
         GROUP_BLOCK=next_power_of_2(group), M=padded_size(group), D=d, D_BLOCK=d_block,
         BLOCK_SIZE=block_size, COLUMNS=splits.shape[1], TILE=shape.keys, MERGED=_MERGED, STAGES=shape.stages,
@@ -227,6 +229,7 @@ def _decode_attention_split_kv(
     sums,
     arrived,
     out,
+    scales,
     block_table_stride,
     before,
     after,
@@ -270,16 +273,18 @@ def _decode_attention_split_kv(
             place = (block * BLOCK_SIZE + position % BLOCK_SIZE) * (KV_HEADS * D) + kv_head * D
             where = place[:, None] + column[None, :]
             read = seen[:, None] & (column < D)[None, :]
-            k = tl.load(keys + where, read, 0.0)
+            k = widened(tl.load(keys + where, read, 0.0), x.dtype)
             score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
             score = tl.where(seen[None, :], score, float("-inf"))
             new_highest = tl.maximum(highest, tl.max(score, 1))
             shrink = tl.exp2(highest - new_highest)
             weight = tl.exp2(score - new_highest[:, None])
-            v = tl.load(values + where, read, 0.0)
+            v = widened(tl.load(values + where, read, 0.0), x.dtype)
             total = tl.dot(weight.to(v.dtype), v, total * shrink[:, None], input_precision="ieee")
             weights = weights * shrink[:, None] + weight
             highest = new_highest
+        if scales is not None:
+            total *= tl.load(scales + KV_HEADS + kv_head)
         sum_of_weights = tl.sum(weights, 1)
         result = out + ((token * HEADS + head) * D)[:, None] + column[None, :]
         if count == 1:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.attention.cache_elements import widened
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
 
@@ -27,6 +28,7 @@ def gather_kv(
     chunk_counts: Tensor,
     k: Tensor,
     v: Tensor,
+    scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/paged_attention.py; all but the block table are contiguous."""
     _, block_size, kv_heads, d = keys.shape
@@ -36,8 +38,8 @@ def gather_kv(
     assert all(map(Tensor.is_contiguous, (keys, values, slots, chunk_rows, chunk_offsets, chunk_counts, k, v)))
     overlap = can_overlap(k.device)
     _gather_kv[(chunks, each // _TOKENS)](
-        keys, values, block_table, slots, chunk_rows, chunk_offsets, chunk_counts, k, v, block_table.stride(0),
-        WIDTH=kv_heads * d, BLOCK_SIZE=block_size, EACH=each, TOKENS=_TOKENS, COLUMNS=_COLUMNS, OVERLAP=overlap,
+        keys, values, block_table, slots, chunk_rows, chunk_offsets, chunk_counts, k, v, scales, block_table.stride(0),
+        D=d, WIDTH=kv_heads * d, BLOCK_SIZE=block_size, EACH=each, TOKENS=_TOKENS, COLUMNS=_COLUMNS, OVERLAP=overlap,
         num_warps=4, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -57,7 +59,9 @@ def _gather_kv(
     chunk_counts,
     k,
     v,
+    scales,
     block_table_stride,
+    D: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     EACH: tl.constexpr,
@@ -79,5 +83,9 @@ def _gather_kv(
         inside = column < WIDTH
         x = tl.load(keys + source + column, exists[:, None] & inside, 0.0)
         y = tl.load(values + source + column, exists[:, None] & inside, 0.0)
+        x, y = widened(x, k.dtype.element_ty), widened(y, v.dtype.element_ty)
+        if scales is not None:
+            scale = tl.load(scales + (WIDTH + column) // D, inside, 1.0)
+            y = (y.to(tl.float32) * scale).to(v.dtype.element_ty)
         tl.store(k + target + column, x, inside & (token >= 0)[:, None])
         tl.store(v + target + column, y, inside & (token >= 0)[:, None])

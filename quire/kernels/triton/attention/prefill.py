@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.triton.attention.cache_elements import widened
 from quire.kernels.triton.attention.score_scaling import padded_size, scaled_scores, score_factors
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.device_properties import program_memory
@@ -87,6 +88,7 @@ def prefill_attention(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
     contiguous."""
@@ -101,7 +103,7 @@ def prefill_attention(
     overlap = can_overlap(q.device)
     _prefill_attention[(kv_heads, tile_rows.shape[0])](
         q, keys, values, block_table, tile_rows, tile_offsets, starts, counts, first_tokens, slots, out,
-        block_table.stride(0), window or 0, before, after,
+        scales, block_table.stride(0), window or 0, before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages, OVERLAP=overlap, num_warps=shape.warps, launch_pdl=overlap,
@@ -125,6 +127,7 @@ def _prefill_attention(
     first_tokens,
     slots,
     out,
+    scales,
     block_table_stride,
     window,
     before,
@@ -160,7 +163,7 @@ def _prefill_attention(
     end = start + tl.minimum(offset + QUERIES, count)
     seen_from = tl.maximum(start + offset + 1 - window, 0) if WINDOWED else 0
     _, weights, total = attention_over_keys(
-        x, keys, values, block_table + slot * block_table_stride, start + query, kv_head, column, lane,
+        x, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head, column, lane,
         seen_from // N * N, end, seen_from, end, window, before, after, CAPPED, WINDOWED, WINDOWED, KV_HEADS, D,
         D_BLOCK, BLOCK_SIZE, M, N, STAGES,
     )  # fmt: skip
@@ -172,6 +175,7 @@ def attention_over_keys(
     x,
     keys,
     values,
+    scales,
     blocks,
     position,
     kv_head,
@@ -207,12 +211,15 @@ def attention_over_keys(
         if WINDOWED:
             read = tl.maximum(read, seen_from)
         k, v = _load_kv_tile(keys, values, blocks, read, kv_head, column, KV_HEADS, D, D_BLOCK, BLOCK_SIZE)
+        k, v = widened(k, x.dtype), widened(v, x.dtype)
         score = scaled_scores(tl.dot(x, tl.trans(k), input_precision="ieee"), before, after, CAPPED)
         seen = other[None, :] <= position[:, None]
         if WINDOWED:
             seen &= other[None, :] > position[:, None] - window
         score = tl.where(seen, score, float("-inf"))
         highest, weights, total = _online_softmax(score, v, highest, weights, total, MAY_SEE_NOTHING)
+    if scales is not None:
+        total *= tl.load(scales + KV_HEADS + kv_head)
     return highest, weights, total
 
 

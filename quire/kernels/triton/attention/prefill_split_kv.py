@@ -65,6 +65,7 @@ def prefill_attention_split_kv(
     out: Tensor,
     scale: float,
     cap: float | None = None,
+    scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/paged_attention.py; `queries` is that of `queries_of_tile`. All but the block table are
     contiguous."""
@@ -78,7 +79,8 @@ def prefill_attention_split_kv(
     overlap = can_overlap(q.device)
     left = (partials.outputs, partials.sums)
     _prefill_attention_split_kv[(kv_heads, items)](
-        q, keys, values, block_table, *columns, slots, *left, out, block_table.stride(0), window or 0, before, after,
+        q, keys, values, block_table, *columns, slots, *left, out, scales, block_table.stride(0), window or 0,
+        before, after,
         CAPPED=cap is not None, WINDOWED=window is not None, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads,
         QUERIES=queries, D=d, D_BLOCK=padded_size(d), BLOCK_SIZE=block_size, M=shape.rows, N=shape.keys,
         STAGES=shape.stages + shape.ahead, MIN_SPLIT_TILES=MIN_SPLIT_TILES, OVERLAP=overlap,
@@ -122,6 +124,7 @@ def _prefill_attention_split_kv(
     outputs,
     sums,
     out,
+    scales,
     block_table_stride,
     window,
     before,
@@ -166,7 +169,7 @@ def _prefill_attention_split_kv(
     where = (((first + query) * HEADS + head) * D)[:, None] + column[None, :]
     x = tl.load(q + where, inside, 0.0)
     highest, weights, total = attention_over_keys(
-        x, keys, values, block_table + slot * block_table_stride, start + query, kv_head, column, lane, begin,
+        x, keys, values, scales, block_table + slot * block_table_stride, start + query, kv_head, column, lane, begin,
         tl.minimum(begin + each * N, end), seen_from, end, window, before, after, CAPPED, WINDOWED, True, KV_HEADS, D,
         D_BLOCK, BLOCK_SIZE, M, N, STAGES,
     )  # fmt: skip

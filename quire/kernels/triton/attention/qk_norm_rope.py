@@ -7,6 +7,7 @@ and the norm's weight stay in the cache.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -30,6 +31,7 @@ def qk_norm_rope_and_cache(
     values: Tensor,
     slot_mapping: Tensor,
     q: Tensor,
+    scales: Tensor | None = None,
 ) -> None:
     """Arguments as in reference/rowwise_attention.py; tokens of qkv may lie apart; all else is contiguous."""
     tokens, heads, d = q.shape
@@ -43,11 +45,16 @@ def qk_norm_rope_and_cache(
     overlap = can_overlap(qkv.device)
     tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
     _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
-        qkv, norm, cos, sin, keys, values, slot_mapping, q, qkv.stride(0), eps,
-        HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
+        qkv, norm, cos, sin, keys, values, slot_mapping, q, scales, qkv.stride(0), eps,
+        MOST=_most(keys.dtype), HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
         HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
         TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
+
+
+def _most(dtype: torch.dtype) -> float:
+    """The largest number that a quantized cache can hold."""
+    return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
 
 
 def _block(n: int) -> int:
@@ -66,8 +73,10 @@ def _qk_norm_rope_and_cache(
     values,
     slot_mapping,
     q,
+    scales,
     qkv_token,
     eps,
+    MOST: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -115,10 +124,14 @@ def _qk_norm_rope_and_cache(
         x, y = first.to(tl.float32), second.to(tl.float32)
         first = tl.where(changes[:, None], (x * c - y * s).to(first.dtype), first)
         second = tl.where(changes[:, None], (y * c + x * s).to(second.dtype), second)
-        _store(first, q, keys, values, token, cache_slot, head, turning, turns, HEADS, KV_HEADS, D)
-        _store(second, q, keys, values, token, cache_slot, head, turning + HALF, turns, HEADS, KV_HEADS, D)
+        _store(first, q, keys, values, scales, token, cache_slot, head, turning, turns, MOST, HEADS, KV_HEADS, D)
+        _store(
+            second, q, keys, values, scales, token, cache_slot, head, turning + HALF, turns, MOST, HEADS, KV_HEADS, D
+        )
     if D > 2 * HALF:
-        _store(rest, q, keys, values, token, cache_slot, head, resting + 2 * HALF, rests, HEADS, KV_HEADS, D)
+        _store(
+            rest, q, keys, values, scales, token, cache_slot, head, resting + 2 * HALF, rests, MOST, HEADS, KV_HEADS, D
+        )
 
 
 @triton.jit
@@ -137,11 +150,13 @@ def _store(
     q,
     keys,
     values,
+    scales,
     token,
     cache_slot,
     head,
     column,
     mask,
+    MOST: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -150,6 +165,23 @@ def _store(
     is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
     of_query = ((token * HEADS + head) * D)[:, None] + column[None, :]
     of_key = ((cache_slot * KV_HEADS + head - HEADS) * D)[:, None] + column[None, :]
-    tl.store(q + of_query, x, mask & is_query[:, None])
-    tl.store(keys + of_key, x, mask & (~is_query & ~is_value)[:, None])
-    tl.store(values + of_key - KV_HEADS * D, x, mask & is_value[:, None])
+    if scales is None:
+        tl.store(q + of_query, x, mask & is_query[:, None])
+        tl.store(keys + of_key, x, mask & (~is_query & ~is_value)[:, None])
+        tl.store(values + of_key - KV_HEADS * D, x, mask & is_value[:, None])
+    else:
+        number = tl.where(is_query, head // (HEADS // KV_HEADS), head - HEADS)  # keys' scales, then values'
+        scale = tl.load(scales + number, head < HEADS + 2 * KV_HEADS, 1.0)[:, None]
+        tl.store(q + of_query, (x.to(tl.float32) * scale).to(x.dtype), mask & is_query[:, None])
+        stored = _quantized(x.to(tl.float32) / scale, keys.dtype.element_ty, MOST)
+        tl.store(keys + of_key, stored, mask & (~is_query & ~is_value)[:, None])
+        tl.store(values + of_key - KV_HEADS * D, stored, mask & is_value[:, None])
+
+
+@triton.jit
+def _quantized(x, dtype: tl.constexpr, MOST: tl.constexpr):
+    """Fp32 to the nearest of what the cache can hold, of two the even one."""
+    x = tl.minimum(tl.maximum(x, -MOST, propagate_nan=tl.PropagateNan.ALL), MOST, propagate_nan=tl.PropagateNan.ALL)
+    if dtype == tl.int8:
+        x = (x + 12582912.0) - 12582912.0  # 1.5 · 2²³ leaves no digits behind the point
+    return x.to(dtype)
