@@ -44,6 +44,7 @@ FLAGS = {
     "--block-size 16": "block_size=16",
     "--enforce-eager": "enforce_eager=True",
     "--load-format auto": "load_format='auto'",
+    "--kv-cache-dtype=fp8": "kv_cache_dtype='fp8'",
     "--quantization awq": "quantization='awq'",
     "--quantization fp8": "quantization='fp8'",
     "--quantization gguf --gguf-file llama-2-70b.Q4_K_M.gguf": "gguf_file='llama-2-70b.Q4_K_M.gguf'",
@@ -57,7 +58,6 @@ REFUSED = {
     "--tensor-parallel-size 4 --pipeline-parallel-size 2": "--tensor-parallel-size 4",
     "--speculative-model S --num-speculative-tokens 5": "--speculative-model S",
     "--enable-expert-parallel": "--enable-expert-parallel",
-    "--kv-cache-dtype=fp8": "--kv-cache-dtype fp8",
     "--enable-lora --lora-modules a=/path/to/a b=/path/to/b --max-loras 3 --max-lora-rank 64": "--enable-lora",
 }
 
