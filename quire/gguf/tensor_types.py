@@ -38,11 +38,11 @@ class QuantizedType(TensorType):
     """A type of integers with scales.
 
     Attributes:
-        bits: 4 or 8: what codes are kept in where they are multiplied; they may have fewer.
+        bits: 4, 5, 6 or 8: what codes are kept in where they are multiplied; they may have fewer.
         group: Columns that share s and m: 16 or 32.
         has_groups: There is s (and m, where there is dmin); otherwise a block is one group.
         has_minimum: There is dmin.
-        zero: See above; also of codes that are not kept signed.
+        zero: See above; 0 for codes that have a sign.
         nonlinear: value(code) is NONLINEAR[code] instead of the code.
     """
 
@@ -69,14 +69,14 @@ TYPES: dict[int, TensorType] = {
     1: TensorType("F16", 1, 2),
     2: QuantizedType("Q4_0", 32, 18, zero=8),
     3: QuantizedType("Q4_1", 32, 20, has_minimum=True),
-    6: QuantizedType("Q5_0", 32, 22, bits=8),
-    7: QuantizedType("Q5_1", 32, 24, bits=8, has_minimum=True),
+    6: QuantizedType("Q5_0", 32, 22, bits=5, zero=16),
+    7: QuantizedType("Q5_1", 32, 24, bits=5, has_minimum=True),
     8: QuantizedType("Q8_0", 32, 34, bits=8),
     10: QuantizedType("Q2_K", 256, 84, group=16, has_groups=True, has_minimum=True),
     11: QuantizedType("Q3_K", 256, 110, group=16, has_groups=True, zero=4),
     12: QuantizedType("Q4_K", 256, 144, has_groups=True, has_minimum=True),
-    13: QuantizedType("Q5_K", 256, 176, bits=8, has_groups=True, has_minimum=True),
-    14: QuantizedType("Q6_K", 256, 210, bits=8, group=16, has_groups=True),
+    13: QuantizedType("Q5_K", 256, 176, bits=5, has_groups=True, has_minimum=True),
+    14: QuantizedType("Q6_K", 256, 210, bits=6, group=16, has_groups=True, zero=32),
     20: QuantizedType("IQ4_NL", 32, 18, nonlinear=True),
     23: QuantizedType("IQ4_XS", 256, 136, has_groups=True, nonlinear=True),
     30: TensorType("BF16", 1, 2),

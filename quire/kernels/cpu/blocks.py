@@ -1,9 +1,11 @@
 """Products with weights in the blocks of a GGUF file, computed in integers; without our kernels by the reference.
 
 A weight is packed in panels of PANEL outputs, and in a panel block by block: d and dmin of all its outputs, fp16; s and
-m, int8, group by group; then codes. Codes of 8 bits lie in pairs of columns, output beside output. Those of 4 bits lie
-in words of 8 columns, of which columns 0, 2, 4 and 6 take the low half, from its lowest bits on, the others the high
-half: so that a shift gives 16-bit pairs of neighbours. See native/blocks.cpp.
+m, int8, group by group; then codes, group by group. Codes of 8 bits lie in pairs of columns, output beside output.
+Those of 4 bits lie in words of 8 columns, of which columns 0, 2, 4 and 6 take the low half, from its lowest bits on,
+the others the high half: so that a shift gives 16-bit pairs of neighbours. Codes of 5 and 6 bits lie so with their low
+4 bits, and behind them is a word for each output with the other bits of all columns of the group: of even columns in
+its low half, of odd ones in its high half. See native/block_forms.h.
 """
 
 from __future__ import annotations
@@ -111,10 +113,32 @@ def _pack(blocks: Tensor, form: QuantizedType, to: Tensor) -> None:
         if whole is not None:
             by_group = whole.view(panels, PANEL, count, groups).permute(0, 2, 3, 1)  # [panels, blocks, groups, PANEL]
             pieces.append(by_group.reshape(panels, count, -1).view(torch.uint8))
-    if form.bits == 4:
-        words = parts.codes.view(panels, PANEL, count, -1, 8)
-        codes = words[..., _LOW] | words[..., _HIGH] << 4  # [panels, PANEL, blocks, words, 4]
-    else:
-        codes = parts.codes.view(torch.uint8).view(panels, PANEL, count, -1, 2)
-    pieces.append(codes.permute(0, 2, 3, 1, 4).reshape(panels, count, -1))
+    codes = parts.codes.view(torch.uint8).view(panels, PANEL, count * groups, form.group)
+    by_group = _pairs(codes) if form.bits == 8 else torch.cat((_words(codes & 15), *_high_bits(codes, form.bits)), 2)
+    pieces.append(by_group.reshape(panels, count, -1))
     torch.cat(pieces, 2, out=to)
+
+
+def _pairs(codes: Tensor) -> Tensor:
+    """[panels, PANEL, groups, group] → [panels, groups, bytes]: pairs of columns, output beside output."""
+    panels, _, groups, group = codes.shape
+    return codes.view(panels, PANEL, groups, group // 2, 2).permute(0, 2, 3, 1, 4).reshape(panels, groups, -1)
+
+
+def _words(codes: Tensor) -> Tensor:
+    """The same of codes of 4 bits: words of 8 columns, output beside output."""
+    panels, _, groups, group = codes.shape
+    words = codes.view(panels, PANEL, groups, group // 8, 8)
+    packed = words[..., _LOW] | words[..., _HIGH] << 4  # [panels, PANEL, groups, words, 4]
+    return packed.permute(0, 2, 3, 1, 4).reshape(panels, groups, -1)
+
+
+def _high_bits(codes: Tensor, bits: int) -> tuple[Tensor, ...]:
+    """The same of the bits beyond 4, if there are any: a word for each output."""
+    if bits == 4:
+        return ()
+    panels, _, groups, group = codes.shape
+    pairs = (codes >> 4).to(torch.int32).view(panels, PANEL, groups, group // 2, 2)
+    places = torch.arange(group // 2, dtype=torch.int32).view(-1, 1) * (bits - 4)
+    halves = (pairs << places).sum(3).to(torch.uint16)  # [panels, PANEL, groups, 2]
+    return (halves.view(torch.uint8).permute(0, 2, 1, 3).reshape(panels, groups, -1),)

@@ -18,7 +18,7 @@ class Unpacked(NamedTuple):
     """A weight [rows, columns] in parts: d · s · (value(code) - zero) - dmin · m; see QuantizedType.
 
     Attributes:
-        codes: [rows, columns]: uint8 below 16 where the type keeps 4 bits, else int8.
+        codes: [rows, columns]: uint8 below 2^bits, int8 where the type keeps 8 bits.
         d, dmin: [rows, blocks] fp16; dmin None: there is none.
         s, m: [rows, groups] int8; None: there are none.
     """
@@ -59,7 +59,7 @@ def dequantize(blocks: Tensor, name: str) -> Tensor:
     values = parts.codes.float()
     if form.nonlinear:
         values = torch.tensor(NONLINEAR, dtype=torch.float32)[parts.codes.long()]
-    values = (values - form.zero if form.bits == 4 else values).view(rows, -1, form.group)
+    values = (values - form.zero).view(rows, -1, form.group)
     in_block = form.block // form.group
     scale = parts.d.float().repeat_interleave(in_block, 1)  # [rows, groups]
     scale = scale if parts.s is None else scale * parts.s.float()
@@ -150,12 +150,12 @@ def _q4_1(flat: Tensor) -> _Parts:
 
 def _q5_0(flat: Tensor) -> _Parts:
     codes = _nibbles(flat[:, 6:], 16) | _fifth_bits(flat, 2)
-    return _signed(codes, 16), _half(flat, 0), None, None, None
+    return codes, _half(flat, 0), None, None, None
 
 
 def _q5_1(flat: Tensor) -> _Parts:
     codes = _nibbles(flat[:, 8:], 16) | _fifth_bits(flat, 4)
-    return _signed(codes, 0), _half(flat, 0), -_half(flat, 2), None, None
+    return codes, _half(flat, 0), -_half(flat, 2), None, None
 
 
 def _q8_0(flat: Tensor) -> _Parts:
@@ -195,7 +195,7 @@ def _q5_k(flat: Tensor) -> _Parts:
     scales, minima = _scales_and_minima(flat[:, 4:16])
     fifth = _bits(flat[:, 16:48], 1).reshape(len(flat), -1) << 4
     codes = _nibbles(flat[:, 48:], 32) | fifth
-    return _signed(codes, 0), _half(flat, 0), _half(flat, 2), scales, minima
+    return codes, _half(flat, 0), _half(flat, 2), scales, minima
 
 
 def _q6_k(flat: Tensor) -> _Parts:
@@ -203,7 +203,7 @@ def _q6_k(flat: Tensor) -> _Parts:
     low = torch.cat((low & 15, low >> 4), 1)  # [2n, 128]
     high = _bits(flat[:, 128:192].reshape(-1, 32), 2).reshape(-1, 128)
     codes = (low | high << 4).reshape(len(flat), -1)
-    return _signed(codes, 32), _half(flat, 208), None, flat[:, 192:208].contiguous().view(torch.int8), None
+    return codes, _half(flat, 208), None, flat[:, 192:208].contiguous().view(torch.int8), None
 
 
 def _iq4_xs(flat: Tensor) -> _Parts:

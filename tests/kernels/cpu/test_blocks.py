@@ -44,6 +44,22 @@ def test_products_are_those_of_the_dequantized_weights(name: str, tokens: int, r
     assert (y[:, rows + 2 :] == 7).all()
 
 
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_row_has_the_same_bits_beside_any_others(name: str, instructions: str) -> None:
+    """Few rows and many are multiplied in different ways."""
+    columns = 256 + 2 * QUANTIZED[name].block  # in the middle of what is widened at once
+    weight, dense = weight_of(name, 48, columns)
+    x = rows_of(83, columns)
+    y = torch.empty((83, 48))
+    kernels.block_linear(x, weight, None, y)
+    assert_close(y, F.linear(x.double(), dense.double()), ROUNDING)
+    for first, last in ((0, 1), (5, 7), (20, 24), (40, 48), (60, 69), (82, 83)):
+        alone = torch.empty((last - first, 48))
+        kernels.block_linear(x[first:last], weight, None, alone)
+        if instructions != "none":
+            assert torch.equal(alone, y[first:last])
+
+
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "IQ4_XS"])
 @pytest.mark.parametrize("width", [16, 24, 48])
 def test_gated_products(name: str, width: int, instructions: str) -> None:

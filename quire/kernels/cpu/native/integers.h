@@ -11,9 +11,19 @@ namespace quire {
 
 inline vi integers(int32_t x) { return _mm512_set1_epi32(x); }
 inline vi load_integers(const void* p) { return _mm512_loadu_si512(p); }
+inline void store_integers(void* p, vi x) { _mm512_storeu_si512(p, x); }
 // W pairs of 8-bit numbers, widened.
 inline vi load_bytes(const void* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
-inline vi low_nibbles(vi x) { return _mm512_and_si512(x, _mm512_set1_epi16(15)); }
+// Of each 16 bits, those of the mask.
+template <int Mask>
+inline vi low_bits(vi x) {
+    return _mm512_and_si512(x, _mm512_set1_epi16(Mask));
+}
+inline vi either(vi a, vi b) { return _mm512_or_si512(a, b); }
+template <int N>
+inline vi shift_left(vi x) {
+    return _mm512_slli_epi16(x, N);
+}
 template <int N>
 inline vi shift_right(vi x) {
     return _mm512_srli_epi16(x, N);
@@ -45,8 +55,18 @@ inline vf absolute(vf x) { return _mm512_abs_ps(x); }
 
 inline vi integers(int32_t x) { return _mm256_set1_epi32(x); }
 inline vi load_integers(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline void store_integers(void* p, vi x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
 inline vi load_bytes(const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
-inline vi low_nibbles(vi x) { return _mm256_and_si256(x, _mm256_set1_epi16(15)); }
+// Of each 16 bits, those of the mask.
+template <int Mask>
+inline vi low_bits(vi x) {
+    return _mm256_and_si256(x, _mm256_set1_epi16(Mask));
+}
+inline vi either(vi a, vi b) { return _mm256_or_si256(a, b); }
+template <int N>
+inline vi shift_left(vi x) {
+    return _mm256_slli_epi16(x, N);
+}
 template <int N>
 inline vi shift_right(vi x) {
     return _mm256_srli_epi16(x, N);
