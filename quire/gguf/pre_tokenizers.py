@@ -18,6 +18,8 @@ _QWEN2 = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _TEKKEN = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}"
+_ANY_CASE = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}?"
+_GPT4O = rf"{_ANY_CASE}|\p{{N}}{{1,3}}|{_SLASHED}"
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,9 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
-    "smaug-bpe": PreTokenizer(_split(_GPT4), whole_words=True),
+    "smaug-bpe": PreTokenizer(_split(_GPT4)),
     "dbrx": PreTokenizer(_split(_GPT4)),
+    "gpt-4o": PreTokenizer(_split(_GPT4O)),
     "qwen2": PreTokenizer(_split(_QWEN2), normalizer={"type": "NFC"}),
     "deepseek-r1-qwen": PreTokenizer(_split(_QWEN2), normalizer={"type": "NFC"}),
     "tekken": PreTokenizer(_split(_TEKKEN), whole_words=True, adds_bos=True),

@@ -24,6 +24,8 @@ _ENDS = (
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>",
 )  # fmt: skip
 """Control tokens that end a turn, whether or not the file names them so."""
+_NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
+"""See _stripping."""
 _MARKS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _VARINT, _BYTES, _FLOAT = 0, 2, 5
 """Protobuf's wire types."""
@@ -54,6 +56,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """
     kind = metadata.get(f"{_PREFIX}model")
     vocabulary = _vocabulary(metadata)
+    settings: dict[str, Any] = {}
     if kind == "gpt2":
         split = pre_tokenizer_of(metadata.get(f"{_PREFIX}pre"))
         files = {"tokenizer.json": _dumped(_byte_level(vocabulary, split))}
@@ -61,9 +64,11 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     elif kind == "llama":
         files = {"tokenizer.model": b"".join(_sentencepiece(vocabulary, metadata))}
         adds_bos = True
+        settings = _stripping(metadata, vocabulary)
     else:
         raise _refused(f"is {kind!r}, which is not supported: served are gpt2 and llama", "model")
-    return files | {"tokenizer_config.json": _dumped(_settings(metadata, vocabulary, adds_bos))}
+    settings |= _settings(metadata, vocabulary, adds_bos)
+    return files | {"tokenizer_config.json": _dumped(settings)}
 
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
@@ -170,6 +175,19 @@ def _varint(value: int) -> bytes:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     return bytes([*out, value])
+
+
+def _stripping(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Phi-3's special tokens take the white space behind them; no key says so, llama.cpp goes by the name as well."""
+    name = str(metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return {}
+    listed = {
+        str(number): _added(number, token, special=True) | {"rstrip": True}
+        for number, token in enumerate(vocabulary.tokens)
+        if token == "</s>" or (vocabulary.types[number] == CONTROL and token not in _NOT_STRIPPING)
+    }
+    return {"added_tokens_decoder": listed}
 
 
 def _settings(metadata: Mapping[str, Any], vocabulary: Vocabulary, adds_bos: bool) -> dict[str, Any]:

@@ -7,7 +7,7 @@ run time. Knows nothing about tokenizer_config.json.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,19 +55,20 @@ class SpmModel:
         return next((p.text for p in self.pieces if p.kind == kind), None)
 
 
-def load(path: Path, *, legacy: bool = True) -> tokenizers.Tokenizer:
+def load(path: Path, *, legacy: bool = True, stripping: Collection[str] = ()) -> tokenizers.Tokenizer:
     """The tokenizer that the file describes.
 
     Args:
         path: `tokenizer.model`.
         legacy: Put the dummy prefix in front of every stretch between special tokens, as sentencepiece itself and most
             published models do; otherwise in front of the whole text, unless that begins with a space.
+        stripping: Special tokens that take the white space behind them (`rstrip`).
 
     Raises:
         CheckpointError: The file is not a sentencepiece model of kind BPE or unigram.
     """
     try:
-        return convert(parse(path.read_bytes()), legacy=legacy)
+        return convert(parse(path.read_bytes()), legacy=legacy, stripping=stripping)
     except (IndexError, ValueError, struct.error) as error:
         raise CheckpointError(f"{path} is not a readable sentencepiece model: {error}.") from error
 
@@ -97,8 +98,8 @@ def parse(data: bytes) -> SpmModel:
     )
 
 
-def convert(model: SpmModel, *, legacy: bool = True) -> tokenizers.Tokenizer:
-    """A `tokenizers` tokenizer that gives the same ids."""
+def convert(model: SpmModel, *, legacy: bool = True, stripping: Collection[str] = ()) -> tokenizers.Tokenizer:
+    """A `tokenizers` tokenizer that gives the same ids; arguments as of `load`."""
     tokenizer = tokenizers.Tokenizer(_bpe(model) if model.bpe else _unigram(model))
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
@@ -117,7 +118,7 @@ def convert(model: SpmModel, *, legacy: bool = True) -> tokenizers.Tokenizer:
     )
     tokenizer.add_tokens(
         [
-            AddedToken(p.text, normalized=False, special=p.kind != _USER_DEFINED)
+            AddedToken(p.text, normalized=False, rstrip=p.text in stripping, special=p.kind != _USER_DEFINED)
             for p in model.pieces
             if p.kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
         ]

@@ -184,10 +184,21 @@ def _load_core(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenize
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{json_file} is not a readable tokenizer: {error}.") from error
     if spm_file.exists():
-        return spm_model.load(spm_file, legacy=bool(settings.get("legacy", True)))
+        return spm_model.load(
+            spm_file, legacy=bool(settings.get("legacy", True)), stripping=_stripping(directory, settings)
+        )
     raise CheckpointError(
         f"{directory} has neither tokenizer.json nor tokenizer.model. Name a directory that has one with --tokenizer."
     )
+
+
+def _stripping(directory: Path, settings: dict[str, Any]) -> list[str]:
+    """Tokens that take the white space behind them."""
+    listed = settings.get("added_tokens_decoder") or {}
+    try:
+        return [str(entry["content"]) for entry in listed.values() if entry.get("rstrip")]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{directory / 'tokenizer_config.json'}: added_tokens_decoder is malformed.") from error
 
 
 def _add_missing_tokens(core: tokenizers.Tokenizer, settings: dict[str, Any]) -> None:

@@ -95,6 +95,29 @@ def test_sentencepiece_models(tmp_path: Path) -> None:
     assert load_tokenizer(written(unprefixed, tmp_path / "gemma")).encode("abc") != ours.encode("abc")[1:]
 
 
+def test_special_tokens_of_phi_3_take_the_white_space_behind_them(tmp_path: Path) -> None:
+    """As in the model's own tokenizer; llama.cpp, too, knows it by the name only."""
+    metadata = spm_metadata(train_spm(tmp_path, "bpe", **LLAMA_2))
+    for added in ("<|user|>", "<|endoftext|>"):
+        metadata["tokenizer.ggml.tokens"].append(added)
+        metadata["tokenizer.ggml.scores"].append(-1000.0)
+        metadata["tokenizer.ggml.token_type"].append(3)
+    plain = load_tokenizer(written(metadata, tmp_path / "plain"))
+    ours = load_tokenizer(written(metadata | {"general.name": "Phi 3 Mini Phi-3"}, tmp_path / "phi"))
+    user, end = len(metadata["tokenizer.ggml.tokens"]) - 2, len(metadata["tokenizer.ggml.tokens"]) - 1
+    word = plain.encode("a", add_special_tokens=False)
+    assert plain.encode("<|user|>\n a", add_special_tokens=False) != [user, *word]
+    assert ours.encode("<|user|>\n a</s> <|endoftext|>", add_special_tokens=False) == [user, *word, 2, end]
+    assert ours.encode("<|endoftext|> a") == plain.encode("<|endoftext|> a")
+
+
+def test_digits_and_endings_are_cut_as_gpt_4o_does(tmp_path: Path) -> None:
+    metadata = made._vocabulary(builtin.path("quill")) | {"tokenizer.ggml.pre": "gpt-4o"}
+    pieces = Tokenizer.from_file(str(written(metadata, tmp_path) / "tokenizer.json")).pre_tokenizer
+    cut = [piece for piece, _ in pieces.pre_tokenize_str("camelCase's HELLO'LL 1234/\n/ Ünï")]
+    assert cut == ["camel", "Case's", "ĠHELLO'LL", "Ġ", "123", "4", "/Ċ/", "ĠÃľnÃ¯"]
+
+
 def spm_metadata(model: sentencepiece.SentencePieceProcessor) -> dict[str, Any]:
     """As llama.cpp's converter reads a tokenizer.model."""
     count = range(model.vocab_size())
