@@ -1,11 +1,14 @@
 """Quire beside other engines on this machine's processor, in one interleaved run.
 
     python benchmarks/cpu/compare.py --install [--engines quire,llama_cpp …] [--shape 0.5b|tiny] [--workloads W1,W2 …]
-        [--runs N] [--environments DIR] [--checkpoints DIR] [--json FILE] [--picture FILE.svg] [--lock FILE …]
+        [--gguf Q8_0|Q4_K_M …] [--runs N] [--environments DIR] [--checkpoints DIR] [--json FILE] [--picture FILE.svg]
+        [--lock FILE …]
 
 Every engine is loaded once, in a process and an environment of its own. Then each run measures each workload with one
 engine after the other, beginning with another one each time, so that what happens to the machine happens to all of
 them. Printed are medians, their ratio to the others', and what other processes took meanwhile.
+
+--gguf compares those that read GGUF files, on one that llama.cpp's quantizer has made.
 
 --lock takes this file's lock while an engine is measured by a workload, but not while engines start, for machines whose
 other jobs take it as well.
@@ -28,11 +31,12 @@ from pathlib import Path
 
 from checkpoints import config_of, make_checkpoint
 from engine_client import EngineClient, EngineFailed, machine_busy_seconds, stolen_seconds
-from environments import interpreter
+from environments import gguf_file, interpreter
 from report import picture, tables
 from workloads import MAX_RUNNING, Workload, workloads
 
 ENGINES = ("quire", "llama_cpp", "vllm", "openvino", "transformers")
+_READ_GGUF = ("quire", "llama_cpp")
 _WARM_UP = Workload("warm-up", (128,) * MAX_RUNNING, (4,) * MAX_RUNNING)
 
 
@@ -79,7 +83,13 @@ def main() -> None:
     medians = {figure: {e: statistics.median(v) for e, v in found.items()} for figure, found in values.items()}
     print(tables(starts, medians))
     if arguments.json:
-        found = {"shape": arguments.shape, "starts": starts, "medians": medians, "rows": [asdict(row) for row in rows]}
+        found = {
+            "shape": arguments.shape,
+            "gguf": arguments.gguf,
+            "starts": starts,
+            "medians": medians,
+            "rows": [asdict(row) for row in rows],
+        }
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     if arguments.picture:
         arguments.picture.write_text(picture(arguments.shape, medians))
@@ -89,7 +99,14 @@ def _start(arguments: argparse.Namespace, checkpoint: Path, stack: ExitStack) ->
     """Those engines that can be had; why not, of the others."""
     arguments.environments.mkdir(parents=True, exist_ok=True)
     vocab_size = config_of(checkpoint)["vocab_size"]
-    for name in arguments.engines.split(","):
+    names = arguments.engines.split(",")
+    if arguments.gguf:
+        names = [name for name in names if name in _READ_GGUF]
+        try:
+            checkpoint = gguf_file(checkpoint, arguments.gguf, arguments.environments, arguments.install)
+        except EngineFailed as error:
+            sys.exit(f"No GGUF file can be made: {error}")
+    for name in names:
         log = arguments.environments / f"{name}.log"
         try:
             python = interpreter(name, arguments.environments, arguments.install)
@@ -141,6 +158,7 @@ def _arguments() -> argparse.Namespace:
     cache = Path("~/.cache/quire/benchmarks").expanduser()
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--shape", default="0.5b", choices=("0.5b", "tiny"))
+    parser.add_argument("--gguf", metavar="TYPES", help="Q8_0, Q4_K_M, or another of llama.cpp's names")
     parser.add_argument("--workloads", default=",".join(name for name in workloads() if name != "W3/2"))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")

@@ -38,6 +38,22 @@ def interpreter(engine: str, environments: Path, install: bool) -> str:
     return str(python)
 
 
+def gguf_file(checkpoint: Path, types: str, environments: Path, install: bool) -> Path:
+    """The checkpoint as a GGUF file of these types, made by llama.cpp's quantizer unless it is there.
+
+    Raises:
+        EngineFailed: There is no llama.cpp, or it cannot make it.
+    """
+    python = interpreter("llama_cpp", environments, install)
+    command = [python, "-m", "engines.llama_cpp_files", str(checkpoint), types]
+    done = subprocess.run(
+        command, cwd=_ENGINES.parent, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S
+    )
+    if done.returncode:
+        raise EngineFailed((done.stderr.splitlines() or ["?"])[-1])
+    return Path(done.stdout.splitlines()[-1])
+
+
 def _constants(engine: str) -> dict:
     """PACKAGES and BUILD of the engine's module, which only its own interpreter can import."""
     tree = ast.parse((_ENGINES / f"{engine}.py").read_text())

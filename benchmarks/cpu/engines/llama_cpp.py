@@ -1,4 +1,5 @@
-"""llama.cpp, compiled for this machine by llama-cpp-python, on a bf16 GGUF file that is made from the checkpoint once.
+"""llama.cpp, compiled for this machine by llama-cpp-python, on a GGUF file, or on one in bf16 that is made from the
+checkpoint once.
 
 Requests are served as llama.cpp's own server does: a slot each, and in a step the next token of all that run, together
 with the prompts of those that have just begun.
@@ -11,12 +12,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import gguf
 import llama_cpp
 import numpy as np
-from checkpoints import config_of, read_tensor, tensor_shapes
+
+from engines.llama_cpp_files import converted
 
 PACKAGES = ("llama-cpp-python", "gguf")
 BUILD = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF"}
@@ -42,7 +42,8 @@ class Engine:
 
     def __init__(self, checkpoint: str, max_running: int) -> None:
         threads = len(os.sched_getaffinity(0))
-        path = _converted(Path(checkpoint))
+        path = Path(checkpoint)
+        path = path if path.is_file() else converted(path)
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_seq_max = _CONTEXT * max_running, _STEP_TOKENS, max_running
@@ -50,7 +51,7 @@ class Engine:
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(_STEP_TOKENS, 0, 1)
-        self._vocabulary = config_of(Path(checkpoint))["vocab_size"]
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._slots = max_running
 
     def generate(self, prompts: Sequence[list[int]], outputs: Sequence[int]) -> list[int]:
@@ -92,52 +93,3 @@ class Engine:
             logits = llama_cpp.llama_get_logits_ith(self._context, row)
             values = np.ctypeslib.as_array(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), (self._vocabulary,))
             yield slot, int(values.argmax())
-
-
-def _converted(checkpoint: Path) -> Path:
-    path = checkpoint / "model-bf16.gguf"
-    if not path.exists():
-        partial = path.with_suffix(".partial")
-        _convert(checkpoint, partial)
-        os.replace(partial, path)
-    return path
-
-
-def _convert(checkpoint: Path, path: Path) -> None:
-    config = config_of(checkpoint)
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    for name, shape in tensor_shapes(config):
-        bits = read_tensor(checkpoint, name)
-        if "q_proj" in name or "k_proj" in name:
-            bits = _pairs_side_by_side(bits, config["head_dim"])
-        target = names.get_name(name, try_suffixes=(".weight",))
-        if len(shape) == 1:  # norms are computed in fp32
-            writer.add_tensor(target, (bits.astype(np.uint32) << 16).view(np.float32))
-        else:
-            rows = np.ascontiguousarray(bits).view(np.uint8)
-            writer.add_tensor(target, rows, raw_dtype=gguf.GGMLQuantizationType.BF16)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _pairs_side_by_side(weight: np.ndarray[Any, Any], head_dim: int) -> np.ndarray[Any, Any]:
-    """[heads · head_dim, columns]: llama.cpp rotates neighbours where the checkpoint has halves of a head."""
-    columns = weight.shape[1]
-    return weight.reshape(-1, 2, head_dim // 2, columns).swapaxes(1, 2).reshape(-1, columns)
