@@ -73,7 +73,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
 
 def end_ids(metadata: Mapping[str, Any]) -> list[int]:
     """Tokens that end a sequence: those that the file names, and control tokens that are known to."""
-    tokens, types = metadata.get(f"{_PREFIX}tokens", []), metadata.get(f"{_PREFIX}token_type", [])
+    tokens, types = (_list_or_none(metadata, name) for name in ("tokens", "token_type"))
     named = [metadata.get(f"{_PREFIX}{name}_token_id") for name in ("eos", "eot", "eom")]
     known = [
         number
@@ -100,6 +100,12 @@ def _list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise _refused(f"is no list of {kind.__name__}", name)
     return values
+
+
+def _list_or_none(metadata: Mapping[str, Any], name: str) -> list[Any]:
+    """What is no list is none: whoever wants the tokenizer says so."""
+    values = metadata.get(_PREFIX + name)
+    return values if isinstance(values, list) else []
 
 
 def _byte_level(vocabulary: Vocabulary, split: PreTokenizer) -> dict[str, Any]:

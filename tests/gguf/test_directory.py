@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.errors import CheckpointError, ConfigError, ModelNotFoundError
+from quire.errors import CheckpointError, ConfigError, ModelNotFoundError, QuireError
+from quire.gguf.architectures import ARCHITECTURES
 from quire.gguf.directory import directory_of
 from quire.gguf.model_files import choose
 from quire.models.spec import read_spec
+from quire.text.tokenizer import load_tokenizer
 from quire.weights import hub
 from quire.weights.gguf_models import GgufChoice
-from tests.gguf.bytes import ARRAY, EMBEDDING_DATA, F32, STRING, U16, U32, file, smallest, tensor
+from tests.gguf.bytes import (
+    ARRAY,
+    BOOL,
+    EMBEDDING,
+    EMBEDDING_DATA,
+    F32,
+    I32,
+    SMALLEST,
+    STRING,
+    U16,
+    U32,
+    U64,
+    file,
+    smallest,
+    tensor,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +163,47 @@ def test_absurd_models_are_refused_before_anything_is_built(case: str, tmp_path:
     changed, message = ABSURD[case]
     with pytest.raises(CheckpointError, match=message):
         read_spec(directory_of([write(tmp_path / "tiny.gguf", smallest(**changed))], tokenizer=True))
+
+
+TRIALS = 100
+_KEYS = (
+    "general.architecture", "general.name", "general.alignment", "{}.block_count", "{}.embedding_length",
+    "{}.feed_forward_length",
+    "{}.attention.head_count", "{}.attention.head_count_kv", "{}.attention.key_length", "{}.context_length",
+    "{}.attention.layer_norm_rms_epsilon", "{}.attention.sliding_window", "{}.attention.sliding_window_pattern",
+    "{}.attn_logit_softcapping", "{}.final_logit_softcapping", "{}.rope.freq_base", "{}.rope.freq_base_swa",
+    "{}.rope.dimension_count", "{}.rope.scaling.type", "{}.rope.scaling.factor", "{}.rope.scaling.attn_factor",
+    "{}.rope.scaling.original_context_length", "{}.rope.scaling.yarn_beta_fast", "{}.expert_count",
+    "{}.expert_used_count", "{}.expert_feed_forward_length", "{}.expert_weights_norm", "{}.expert_shared_count",
+    "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type",
+    "tokenizer.ggml.scores", "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id", "tokenizer.ggml.unknown_token_id", "tokenizer.ggml.add_bos_token",
+    "tokenizer.ggml.add_space_prefix", "tokenizer.chat_template", "tokenizer.chat_templates",
+)  # fmt: skip
+_HOSTILE: tuple[tuple[int, Any], ...] = (
+    (U32, 0), (U32, 1), (U32, (1 << 32) - 1), (I32, -1), (U64, 1 << 63), (F32, float("nan")), (F32, float("inf")),
+    (F32, -1e30), (F32, 0.5), (BOOL, True), (STRING, ""), (STRING, "yarn"), (STRING, "llama"), (STRING, "\0\n{{"),
+    (ARRAY, (U32, [])), (ARRAY, (STRING, ["", "x y z", "a"])), (ARRAY, (I32, [-1, 1 << 30])),
+    (ARRAY, (F32, [float("nan")] * 4)), (ARRAY, (ARRAY, [(U32, [1])])),
+)  # fmt: skip
+
+
+def test_any_value_of_any_key_is_read_or_refused(tmp_path: Path) -> None:
+    """One or two keys at a time, in all architectures; no other error than ours."""
+    generator = random.Random(18)
+    path = tmp_path / "tiny.gguf"
+    for number in range(TRIALS):
+        name = generator.choice(list(ARCHITECTURES))
+        metadata = {key.replace("llama.", f"{name}."): entry for key, entry in SMALLEST.items()}
+        metadata["general.architecture"] = STRING, name
+        for _ in range(1 + number % 2):
+            metadata[generator.choice(_KEYS).format(name)] = generator.choice(_HOSTILE)
+        path.write_bytes(file(metadata, [EMBEDDING], EMBEDDING_DATA))
+        try:
+            directory = directory_of([path], tokenizer=True)
+            load_tokenizer(directory).encode("ab <|im_end|>")
+            read_spec(directory)
+        except QuireError:
+            continue
+        except Exception as error:
+            raise AssertionError(f"{metadata}") from error
