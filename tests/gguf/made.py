@@ -208,6 +208,7 @@ def _described(config: dict[str, Any], name: str) -> dict[str, Any]:
     found = {f"{name}.{theirs}": config[ours] for ours, theirs in _SAME.items() if config.get(ours) is not None}
     heads = config["num_attention_heads"]
     found.setdefault(f"{name}.attention.key_length", config["hidden_size"] // heads)
+    found[f"{name}.attention.value_length"] = found[f"{name}.attention.key_length"]
     rope = config.get("rope_parameters") or {}
     local = rope.get("sliding_attention")
     rope = rope.get("full_attention", rope)
