@@ -36,6 +36,8 @@ TYPES = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M"
          "IQ4_NL", "IQ4_XS")  # fmt: skip
 EXACT = 2e-5
 """Where weights are fp32."""
+TABLE = 5e-4
+"""Of Gemma: llama.cpp looks gelu up in a table of fp16."""
 ROUNDED = 0.06
 """llama.cpp rounds activations to 8 bits, or to the weights' 16 bits; weights are random."""
 
@@ -71,7 +73,7 @@ def assert_agree(file: Path, bound: float) -> None:
     assert error < bound
     clear = theirs.topk(2).values.diff().abs()[:, 0] > 4 * error * theirs.std()
     assert torch.equal(ours.argmax(1)[clear], theirs.argmax(1)[clear])
-    assert int(clear.sum()) > len(TOKENS) // 2 or bound == ROUNDED
+    assert int(clear.sum()) > len(TOKENS) // 2 or bound != EXACT
 
 
 def vocabulary_size(dense: Path) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def test_every_family_has_its_logits(case: str, tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 96} | FAMILIES[case] | ITS_OWN.get(case, {})
     dense = make_tiny(tmp_path / "model", **shape)
     source = made.make_gguf(dense, tmp_path / "source.gguf", metadata=vocabulary_size(dense))
-    assert_agree(source, EXACT)
+    assert_agree(source, TABLE if case.startswith("gemma") else EXACT)
     if case in ("mixtral", "qwen3 moe"):
         return  # rounded routers choose other experts
     target = tmp_path / "target.gguf"
