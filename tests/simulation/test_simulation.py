@@ -9,6 +9,8 @@ from collections import Counter
 
 import pytest
 
+from quire.engine.core import EngineCore
+from tests.simulation.__main__ import main
 from tests.simulation.settings import FAULTS
 from tests.simulation.simulation import simulate
 
@@ -32,6 +34,24 @@ def test_a_seed_runs_the_same_way_in_another_process() -> None:
     )
     assert other.stdout.strip() == str(here)
     assert simulate(4, steps=400).fingerprint != here.fingerprint
+
+
+def test_the_script_runs_many_seeds_in_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "4", "--steps", "60", "--jobs", "2"]) == 0
+    at_once = capsys.readouterr().out.splitlines()
+    assert main(["--seeds", "4", "--steps", "60"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == at_once[1:]
+
+
+def test_the_script_says_how_a_violation_is_seen_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(EngineCore, "_idle_wait", lambda core, wait: wait)
+    assert main(["--steps", "60"]) == 1
+    said = capsys.readouterr().out
+    again = said.splitlines()[-1].removeprefix("Again: python -m tests.simulation ")
+    assert main(again.split()) == 1
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.long("reliability")
