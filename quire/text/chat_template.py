@@ -1,15 +1,11 @@
 """Chat messages to the text a model reads, by the model's own jinja template.
 
-Owns finding the template, the sandbox it runs in and its limits: a template is foreign code. Knows nothing about
-tokens or HTTP.
+Owns finding the template, what it is given and what its errors become. Knows nothing about tokens or HTTP.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +14,11 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
-from jinja2.parser import Parser
 
 from quire.errors import CheckpointError, ConfigError, RequestError
+from quire.text.template_sandbox import counted_range, limited, template_environment
 from quire.text.tokenizer import read_json
 
-MAX_CHARACTERS = 32 * 2**20
-MAX_SECONDS = 10.0
-MAX_RANGE = 1_000_000
-"""Numbers that all ranges of one rendering may count together."""
-MAX_REPETITION = 100_000
-"""Length of a repeated string."""
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -57,7 +47,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = {"bos_token": "", "eos_token": "", **(special_tokens or {})}
         try:
-            environment = _environment()
+            environment = template_environment()
             self._template = environment.from_string(source)
             parsed = environment.parse(source)
             read = jinja2.meta.find_undeclared_variables(parsed)
@@ -117,7 +107,7 @@ class ChatTemplate:
                 "tools": list(tools) if tools else None,
                 "documents": list(documents) if documents else None,
                 "add_generation_prompt": add_generation_prompt,
-                "range": _counted_range(),
+                "range": counted_range(),
             }
         )
         return _cut_at_mark(text) if continue_final_message else text
@@ -138,7 +128,7 @@ class ChatTemplate:
 
     def _run(self, values: dict[str, Any]) -> str:
         try:
-            return "".join(_limited(self._template.generate(values)))
+            return "".join(limited(self._template.generate(values)))
         except jinja2.TemplateError as error:
             raise RequestError(
                 f"The chat template refuses these messages: {error.message}", param="messages"
@@ -233,78 +223,3 @@ def _cut_at_mark(text: str) -> str:
         )
     kept_space = text.startswith(_MARK, at)
     return text[:at] if kept_space else text[:at].rstrip()
-
-
-def _limited(pieces: Iterator[str]) -> Iterator[str]:
-    """The same pieces, until there are too many of them."""
-    deadline, length = time.monotonic() + MAX_SECONDS, 0
-    for piece in pieces:
-        length += len(piece)
-        if length > MAX_CHARACTERS or time.monotonic() > deadline:
-            raise RequestError("The chat template's output is too large.", param="messages")
-        yield piece
-
-
-def _counted_range() -> Any:
-    left = MAX_RANGE
-
-    def counted(*bounds: int) -> range:
-        nonlocal left
-        numbers = range(*bounds)
-        left -= len(numbers)
-        if left < 0:
-            raise jinja2.TemplateRuntimeError("it counts too far")
-        return numbers
-
-    return counted
-
-
-# --- the sandbox: the environment that published templates are written for ------------------------------------------
-
-
-class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset(["*", "**"])
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiplication that cannot fill the memory."""
-        sizes = [len(side) if isinstance(side, str | list | tuple) else side for side in (left, right)]
-        if operator == "**" or (sizes != [left, right] and sizes[0] * sizes[1] > MAX_REPETITION):
-            raise jinja2.exceptions.SecurityError(f"'{operator}' is not allowed here")
-        return left * right
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks what the model wrote, for training; here it is transparent."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja declares it on the instance)
-
-    def parse(self, parser: Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
