@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import astuple, replace
+from itertools import product
 
 import torch
 from sweep import compile_all, copies, graph_seconds
@@ -20,11 +21,14 @@ from tune_linear import LLAMA_8B, Weight, error, gated
 
 from quire.kernels.triton.linear.packed_expand import expand_packed
 from quire.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
+from quire.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, permuted
+from quire.kernels.triton.linear.packed_layout import PackedWeight, pack_int4
+from quire.kernels.triton.linear.permute_columns import permute_columns
+from quire.kernels.triton.linear.tuned_packed_configs import PackedConfig
 
-ROWS = (1, 8, 16, 32, 64, 128, 256)
-Config = PackedGemvConfig | PackedGemmConfig
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048)
+_BLOCKS = {32: (32,), 64: (64,), 128: (64, 128), 256: (128, 256), 512: (128, 256), 2048: (256,)}
 
 
 def main() -> None:
@@ -51,28 +55,37 @@ def main() -> None:
         print(f"32 layers, {rows} rows: {32e3 * seconds:.3f} ms")
 
 
-def candidates(weight: Weight, rows: int) -> Iterator[Config]:
+def candidates(weight: Weight, rows: int) -> Iterator[PackedConfig]:
     """Every config worth a try."""
     if rows <= 16:
-        for groups in (1, 2, 4):
-            for warps in (2, 4, 8):
-                yield PackedGemvConfig(8 if rows <= 8 else 16, groups, warps, 1)
-    if rows >= 16:
+        yield from _few_rows(weight, 8 if rows <= 8 else 16)
+    steps = weight.columns // 128
+    for block_m in _BLOCKS.get(rows, ()):
         for groups in (1, 2):
-            block_m = min(128, max(32, rows))
             tiles = weight.outputs // (64 * groups) * -(-rows // block_m)
-            steps = weight.columns // 128
             for splits in (1, 2, 4, 6, 8):
-                if splits == 1 or (3 * splits <= steps and tiles * splits <= 700):
+                if splits > 1 and (3 * splits > steps or tiles * splits > 700):
+                    continue
+                if block_m <= 64:
                     yield PackedGemmConfig(block_m, groups, 4, splits)
+                for ahead, ring in ((2, 2), (2, 3), (1, 3)):
+                    if block_m * 256 * ahead * ring <= 200_000 and (block_m < 256 or groups > 1):
+                        yield PackedGemmManyConfig(block_m, groups, ahead, splits, ring)
 
 
-def least(config: Config) -> Config:
+def _few_rows(weight: Weight, block_m: int) -> Iterator[PackedGemvConfig]:
+    for groups, warps, tiles, depth, x_ahead in product((1, 2, 4), (2, 4, 8), (1, 2), (1, 2), (True, False)):
+        steps = -(-weight.columns // (128 * warps * groups))
+        if groups * tiles * depth <= 4 and depth <= steps and (x_ahead or (depth == 1 and groups * tiles > 1)):
+            yield PackedGemvConfig(block_m, groups, warps, tiles, depth, x_ahead)
+
+
+def least(config: PackedConfig) -> PackedConfig:
     """The same kernel, launched as small as can be."""
-    return replace(config, splits=min(config.splits, 2)) if isinstance(config, PackedGemmConfig) else config
+    return config if isinstance(config, PackedGemvConfig) else replace(config, splits=min(config.splits, 2))
 
 
-def compile_one(job: tuple[Config, int, bool, bool]) -> None:
+def compile_one(job: tuple[PackedConfig, int, bool, bool]) -> None:
     """By running it."""
     config, columns, gate, zeros = job
     weight = make(256, columns, gate, zeros)
@@ -87,14 +100,16 @@ def make(outputs: int, columns: int, gate: bool, zeros: bool) -> PackedWeight:
     return pack_int4(codes, scales, of_groups, gate, None)
 
 
-def run(config: Config, x: Tensor, weight: PackedWeight, y: Tensor) -> None:
+def run(config: PackedConfig, x: Tensor, weight: PackedWeight, y: Tensor) -> None:
     if isinstance(config, PackedGemvConfig):
         packed_gemv(x, weight, y, config, True)
+    elif isinstance(config, PackedGemmConfig):
+        packed_gemm(permute_columns(x), weight, y, config, True)
     else:
-        packed_gemm(permuted(x), weight, y, config, True)
+        packed_gemm_many(permute_columns(x), weight, y, config, True)
 
 
-def measure(weight: Weight, zeros: bool, broken: set[Config]) -> Iterator[tuple[int, float]]:
+def measure(weight: Weight, zeros: bool, broken: set[PackedConfig]) -> Iterator[tuple[int, float]]:
     """For each number of rows the seconds of the best config; prints the three best."""
     count = copies(weight.outputs * weight.columns // 2)
     weights = [make(weight.outputs, weight.columns, weight.gate, zeros) for _ in range(count)]
@@ -103,7 +118,7 @@ def measure(weight: Weight, zeros: bool, broken: set[Config]) -> Iterator[tuple[
         x = torch.randn(rows, weight.columns, dtype=torch.bfloat16, device="cuda")
         y = torch.empty(rows, weight.made, dtype=x.dtype, device="cuda")
         expected = gated(x.double() @ exact.T) if weight.gate else x.double() @ exact.T
-        times: dict[Config, float] = {}
+        times: dict[PackedConfig, float] = {}
         for config in candidates(weight, rows):
             if least(config) in broken:
                 continue

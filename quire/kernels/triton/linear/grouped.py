@@ -1,7 +1,7 @@
 """Matrix products with integers of 4 or 8 bits in groups: which kernel serves which weight and how many rows.
 
-4 bits in groups of 128 columns or more lie packed, and are multiplied as they are for up to 256 rows of x; beyond, and
-for other formats, the weight is expanded to a dense one that lives for the product.
+4 bits in groups of 128 columns or more lie packed, and are multiplied as they are for up to some thousand rows of x;
+beyond, and for other formats, the weight is expanded to a dense one that lives for the product.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from torch import Tensor
 
 from quire.kernels.reference import grouped_linear as reference
 from quire.kernels.reference.grouped_linear import GroupedWeight
-from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.launching.device_properties import is_sm_90
+from quire.kernels.triton.linear.linear import linear_silu_and_mul
 from quire.kernels.triton.linear.nearest_shape import nearest
 from quire.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
 from quire.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
+from quire.kernels.triton.linear.packed_gemm_many import packed_gemm_many
 from quire.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
-from quire.kernels.triton.linear.packed_layout import COLUMNS, PackedWeight, pack_int4, permuted
-from quire.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO
+from quire.kernels.triton.linear.packed_layout import COLUMNS, PackedWeight, pack_int4
+from quire.kernels.triton.linear.permute_columns import permute_columns
+from quire.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO, PackedConfig
 
 _ROW_TILE = 128
 """Of the largest tile of a weight: its rows are divided by it."""
@@ -62,20 +64,20 @@ def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor
 def grouped_linear_silu_and_mul(
     x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor | None, out: Tensor
 ) -> None:
-    """Arguments as in reference/grouped_linear.py; a packed weight without a bias takes one kernel."""
+    """Arguments as in reference/grouped_linear.py; a packed weight without a bias takes a single kernel."""
     config = None
     if isinstance(weight, PackedWeight) and weight.gated and bias is None:
         config = _config_for(x, weight)
-    if config is None:
-        silu_and_mul(grouped_linear(x, weight, bias), out)
-        return
-    assert isinstance(weight, PackedWeight)
     if weight.order is not None:
         x = x.index_select(1, weight.order)
+    if config is None:
+        linear_silu_and_mul(x, _expanded(weight, x.dtype), bias, out)
+        return
+    assert isinstance(weight, PackedWeight)
     _multiply(x, weight, out, config)
 
 
-def _config_for(x: Tensor, weight: PackedWeight) -> PackedGemvConfig | PackedGemmConfig | None:
+def _config_for(x: Tensor, weight: PackedWeight) -> PackedConfig | None:
     """None: the weight is expanded."""
     if not 0 < x.shape[0] <= UP_TO[-1] or x.dtype != torch.bfloat16:
         return None
@@ -83,18 +85,20 @@ def _config_for(x: Tensor, weight: PackedWeight) -> PackedGemvConfig | PackedGem
 
 
 @functools.cache
-def packed_config(outputs: int, columns: int, rows: int) -> PackedGemvConfig | PackedGemmConfig:
+def packed_config(outputs: int, columns: int, rows: int) -> PackedConfig:
     """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""
     size = next(number for number, most in enumerate(UP_TO) if rows <= most)
     return nearest(TABLE, outputs, columns)[size]
 
 
-def _multiply(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemvConfig | PackedGemmConfig) -> None:
+def _multiply(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedConfig) -> None:
     overlap = can_overlap(x.device)
     if isinstance(config, PackedGemvConfig):
-        packed_gemv(x if x.stride(1) == 1 else x.contiguous(), weight, y, config, overlap)
+        packed_gemv(x, weight, y, config, overlap)
+    elif isinstance(config, PackedGemmConfig):
+        packed_gemm(permute_columns(x), weight, y, config, overlap)
     else:
-        packed_gemm(permuted(x), weight, y, config, overlap)
+        packed_gemm_many(permute_columns(x), weight, y, config, overlap)
 
 
 def _expanded(weight: PackedWeight | GroupedWeight, dtype: torch.dtype) -> Tensor:

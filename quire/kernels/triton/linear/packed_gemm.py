@@ -1,4 +1,4 @@
-"""y = x Wᵀ for tens to hundreds of rows of x and a packed weight of 4-bit codes, on Hopper's matrix units.
+"""y = x Wᵀ for tens of rows of x and a packed weight of 4-bit codes, on Hopper's matrix units.
 
 Codes become bf16 in registers, from which `wgmma` takes its first operand, while the copy engine brings x to shared
 memory. The weight lies as packed_gemv.py has it, four tiles of 16 rows for each warpgroup; x has its columns in the
@@ -36,7 +36,7 @@ barrier = getattr(gl, "thread_barrier", None) or gl.barrier  # the name before T
 
 # A word's codes as pairs of bf16, (code - zero) · scale: 0x4300 | code is 128 + code. Scales and zeros come as pairs
 # of rows 8 apart.
-_EXPAND = gl.constexpr("""
+EXPAND = gl.constexpr("""
 {
  .reg .b32 a, b, s0, s1, z0, z1;
  .reg .b32 t;
@@ -114,7 +114,7 @@ def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmCo
         sums = arrived = y  # neither is touched
     scales = weight.scales.view(torch.int32)
     _packed_gemm_kernel[(tiles, config.splits)](
-        tensor_descriptor(x, tuple(x.shape), (x.stride(0), 1), (m, 128), _layout()),
+        tensor_descriptor(x, tuple(x.shape), (x.stride(0), 1), (m, 128), layout_of_x()),
         weight.words, scales, scales if weight.zeros is None else weight.zeros.view(torch.int32), y, sums, arrived,
         rows, y.shape[1], weight.columns // 128,
         M=m, T=t, STAGES=config.stages, SPLIT=config.splits > 1, SYMMETRIC=weight.zeros is None, GATED=weight.gated,
@@ -123,7 +123,8 @@ def packed_gemm(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemmCo
 
 
 @functools.cache
-def _layout() -> gl.NVMMASharedLayout:
+def layout_of_x() -> gl.NVMMASharedLayout:
+    """Of a tile of x in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
@@ -200,9 +201,9 @@ def _packed_gemm_kernel(
             acc = gl.load(own + place, cache_modifier=".cg")
             for other in range(1, splits):
                 acc += gl.load(own + other * SIZE + place, cache_modifier=".cg")
-            _write(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
+            write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
     else:
-        _write(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
+        write_tile(acc, y, n_tile, m_begin, rows, outputs, T, M, GATED, mma)
 
 
 @gluon.jit
@@ -227,7 +228,7 @@ def _load_pairs(scales, zeros, pair, group, GROUPS, T: gl.constexpr, SYMMETRIC: 
 def _expand(words, scales, zeros, T: gl.constexpr, LAYOUT: gl.constexpr):
     """[64 T, 128] bf16, (code - zero) · scale, of words [T, 1024]."""
     o = gl.inline_asm_elementwise(
-        _EXPAND, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
+        EXPAND, "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r,r,r", [words, scales, zeros],
         dtype=(gl.bfloat16,) * 8, is_pure=True, pack=2,
     )  # fmt: skip
     first = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))  # [..., h, c]
@@ -239,7 +240,7 @@ def _expand(words, scales, zeros, T: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _write(
+def write_tile(
     acc, y, n_tile, m_begin, rows, outputs, T: gl.constexpr, M: gl.constexpr, GATED: gl.constexpr, mma: gl.constexpr
 ):
     """What sums [64 T, M] make of y [rows, outputs]."""

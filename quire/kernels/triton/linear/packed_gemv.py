@@ -2,8 +2,9 @@
 
 It reads rows · columns / 2 bytes of codes, and scales. Nothing goes through shared memory but sums at the end: a thread
 reads its part of the tensor core's operand as it lies in memory (packed_layout.py). The warps of a program take
-different columns of the same rows. What a step needs of the weight is asked for one step ahead, the first before x is
-there.
+different columns of the same rows. What a step needs of the weight is asked for one or two steps ahead, the first
+before x is there; x itself, which comes from the cache, one step ahead: waiting for it at each step would cost as much
+as reading the weight. Its columns are loaded in pairs, as words, which loops carry from step to step as they are.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from quire.kernels.triton.launching.dependent_launch import release_dependents, wait_for_inputs
-from quire.kernels.triton.launching.launch import fast_launch
-from quire.kernels.triton.linear.packed_layout import PackedWeight
+from quire.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.kernels.triton.linear.packed_layout import PackedWeight, pairs_of
 
 # A word's codes as pairs of bf16: 0x4300 | code is 128 + code, of which 128 + zero is taken.
 _EXPAND = gl.constexpr("""
@@ -59,32 +60,39 @@ class PackedGemvConfig:
         groups: Of 128 columns, that a warp multiplies in a step.
         warps: By program, each with columns of its own.
         tiles: Of 16 rows of the weight, by program.
-        unrolled: The loop over the columns is.
+        depth: Steps ahead that the weight is asked for: 1 or 2.
+        x_ahead: x is asked for one step ahead, in registers of its own.
     """
 
     block_m: int
     groups: int
     warps: int
     tiles: int
-    unrolled: bool = False
+    depth: int = 1
+    x_ahead: bool = True
 
 
 def packed_gemv(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemvConfig, overlap: bool) -> None:
     """y = x Wᵀ, or where the weight is gated silu of its first half times the second.
 
     Args:
-        x: [rows, columns] bf16, at most block_m rows, which may lie apart.
+        x: [rows, columns] bf16, at most block_m rows.
         y: [rows, outputs] bf16, contiguous; half as many outputs where the weight is gated.
         config: `tiles` divides the weight's.
         overlap: See dependent_launch.
     """
     assert x.shape[0] <= config.block_m
     assert weight.rows % (16 * config.tiles) == 0
+    pairs = pairs_of(x)
+    groups = weight.columns // 128
+    steps = cdiv(groups, config.warps * config.groups)
     _packed_gemv_kernel[(weight.rows // 16 // config.tiles,)](
-        x, weight.words, weight.scales, weight.words if weight.zeros is None else weight.zeros.view(torch.int32), y,
-        x.shape[0], x.stride(0), y.shape[1],
-        GROUPS=weight.columns // 128, M=config.block_m, C=config.groups, W=config.warps, R=config.tiles,
-        SYMMETRIC=weight.zeros is None, GATED=weight.gated, UNROLLED=config.unrolled, OVERLAP=overlap,
+        pairs, weight.words, weight.scales,
+        weight.words if weight.zeros is None else weight.zeros.view(torch.int32), y,
+        x.shape[0], pairs.stride(0), y.shape[1],
+        GROUPS=groups, M=config.block_m, C=config.groups, W=config.warps, R=config.tiles,
+        D=min(config.depth, steps), X_AHEAD=config.x_ahead, SYMMETRIC=weight.zeros is None, GATED=weight.gated,
+        OVERLAP=overlap,
         num_warps=config.warps, launch_pdl=overlap,
     )  # fmt: skip
 
@@ -93,15 +101,15 @@ def packed_gemv(x: Tensor, weight: PackedWeight, y: Tensor, config: PackedGemvCo
 @gluon.jit(do_not_specialize=["rows"])
 def _packed_gemv_kernel(
     x, w, scales, zeros, y, rows, x_stride, outputs,
-    GROUPS: gl.constexpr, M: gl.constexpr, C: gl.constexpr, W: gl.constexpr, R: gl.constexpr,
-    SYMMETRIC: gl.constexpr, GATED: gl.constexpr, UNROLLED: gl.constexpr, OVERLAP: gl.constexpr,
+    GROUPS: gl.constexpr, M: gl.constexpr, C: gl.constexpr, W: gl.constexpr, R: gl.constexpr, D: gl.constexpr,
+    X_AHEAD: gl.constexpr, SYMMETRIC: gl.constexpr, GATED: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [W, 1, 1], [1, 16, 8])
     flat: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 1, 32], [W, 1, 1], [2, 1, 0])
-    wide: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [W, 1, 1], [2, 1, 0])
+    wide: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 8, 4], [W, 1, 1], [2, 1, 0])
     release_dependents(OVERLAP)
     tile = gl.program_id(0) * R
-    STEPS: gl.constexpr = (GROUPS + W * C - 1) // (W * C) * C  # of each warp
+    STEPS: gl.constexpr = (GROUPS + W * C - 1) // (W * C) * C  # of each warp, in groups
     EVEN: gl.constexpr = STEPS * W == GROUPS
     warp = _first(W, flat)
     r = _second(R, flat)
@@ -110,7 +118,7 @@ def _packed_gemv_kernel(
     z_from = zeros + ((tile + r) * GROUPS + warp * STEPS) * 8 + word // 16 % 8
     x_warp = _first(W, wide)
     m = _second(M, wide)
-    x_from = x + m.to(gl.int64) * x_stride + (x_warp * (STEPS * 128) + _third(128, wide))
+    x_from = x + m.to(gl.int64) * x_stride + (x_warp * (STEPS * 64) + _third(64, wide))
     x_mask = m < rows
     s_warp = gl.expand_dims(gl.arange(0, W, layout=gl.SliceLayout(1, gl.SliceLayout(2, mma))), 1)
     s_row = gl.expand_dims(gl.arange(0, 16 * R, layout=gl.SliceLayout(0, gl.SliceLayout(2, mma))), 0)
@@ -118,22 +126,33 @@ def _packed_gemv_kernel(
     s_from = scales + s_place + s_warp * (STEPS * 16)
     acc = gl.zeros([W, 16 * R, M], gl.float32, mma)
     sources = (w_from, s_from, z_from, warp, s_warp)
-    ahead = _load_weight(sources, 0, STEPS, GROUPS, C, SYMMETRIC, EVEN)
+    first = _load_weight(sources, 0, STEPS, GROUPS, C, SYMMETRIC, EVEN)
+    second = first
+    if D == 2:
+        second = _load_weight(sources, C, STEPS, GROUPS, C, SYMMETRIC, EVEN)
     wait_for_inputs(OVERLAP)
-    if UNROLLED:
-        for begin in gl.static_range(0, STEPS, C):
-            now = ahead
-            xs = _load_x(x_from, x_mask, x_warp, begin, STEPS, GROUPS, C, EVEN)
-            if begin + C < STEPS:
-                ahead = _load_weight(sources, begin + C, STEPS, GROUPS, C, SYMMETRIC, EVEN)
-            acc = _multiply(now, xs, acc, C, W, R, M, SYMMETRIC, flat, mma)
-    else:
-        for begin in range(0, STEPS, C):
-            now = ahead
-            xs = _load_x(x_from, x_mask, x_warp, begin, STEPS, GROUPS, C, EVEN)
-            # the last time, what was loaded is loaded again
-            ahead = _load_weight(sources, gl.minimum(begin + C, STEPS - C), STEPS, GROUPS, C, SYMMETRIC, EVEN)
-            acc = _multiply(now, xs, acc, C, W, R, M, SYMMETRIC, flat, mma)
+    xs = _load_x(x_from, x_mask, x_warp, 0, STEPS, GROUPS, C, EVEN)
+    if STEPS > D * C:
+        for begin in range(0, STEPS - D * C, C):
+            now = first
+            ahead = _load_weight(sources, begin + D * C, STEPS, GROUPS, C, SYMMETRIC, EVEN)
+            if D == 2:
+                first = second
+                second = ahead
+            else:
+                first = ahead
+            here = xs
+            if X_AHEAD:
+                xs = _load_x(x_from, x_mask, x_warp, begin + C, STEPS, GROUPS, C, EVEN)
+            acc = _multiply(now, here, acc, C, W, R, M, SYMMETRIC, flat, mma)
+            if not X_AHEAD:
+                xs = _load_x(x_from, x_mask, x_warp, begin + C, STEPS, GROUPS, C, EVEN)
+    if D == 2:
+        here = xs
+        xs = _load_x(x_from, x_mask, x_warp, STEPS - C, STEPS, GROUPS, C, EVEN)
+        acc = _multiply(first, here, acc, C, W, R, M, SYMMETRIC, flat, mma)
+        first = second
+    acc = _multiply(first, xs, acc, C, W, R, M, SYMMETRIC, flat, mma)
     _write(gl.sum(acc, 0), y, tile, rows, outputs, M, W, R, GATED)
 
 
@@ -187,13 +206,24 @@ def _load(pointers, inside, other, EVEN: gl.constexpr):
 def _load_x(
     x_from, x_mask, x_warp, begin, STEPS: gl.constexpr, GROUPS: gl.constexpr, C: gl.constexpr, EVEN: gl.constexpr
 ):
+    """Pairs of columns of C groups of each warp, [W, M, 64] int32 each."""
     xs = ()
     for i in gl.static_range(C):
         mask = x_mask
         if not EVEN:
             mask = x_mask & (x_warp * STEPS + begin + i < GROUPS)
-        xs += (gl.load(x_from + (begin + i) * 128, mask=mask, other=0.0),)  # type: ignore[assignment]
+        xs += (gl.load(x_from + (begin + i) * 64, mask=mask, other=0),)  # type: ignore[assignment]
     return xs
+
+
+@gluon.jit
+def _halves(words, W: gl.constexpr, M: gl.constexpr):
+    """[W, M, 128] bf16 of pairs [W, M, 64]."""
+    even, odd = gl.inline_asm_elementwise(
+        "mov.b32 $0, $2; mov.b32 $1, $3;", "=r,=r,r,r", [words], dtype=(gl.bfloat16,) * 2, is_pure=True, pack=2
+    )
+    both = gl.reshape(gl.join(even, odd), [W, M, 32, 2, 2])  # two words, half, which word
+    return gl.reshape(gl.permute(both, (0, 1, 2, 4, 3)), [W, M, 128])
 
 
 @gluon.jit
@@ -203,7 +233,7 @@ def _multiply(
 ):  # fmt: skip
     words, factors, offsets = weight
     for i in gl.static_range(C):
-        b = gl.reshape(xs[i], [W, M, 4, 4, 2, 2, 2])  # warp, row, half and ehi, l, s, c, e
+        b = gl.reshape(_halves(xs[i], W, M), [W, M, 4, 4, 2, 2, 2])  # warp, row, half and ehi, l, s, c, e
         b = gl.reshape(gl.permute(b, (0, 2, 4, 5, 3, 6, 1)), [W, 128, M])
         b = gl.convert_layout(b, gl.DotOperandLayout(1, mma, 2))
         if SYMMETRIC:

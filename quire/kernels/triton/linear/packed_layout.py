@@ -55,8 +55,15 @@ def pack_int4(codes: Tensor, scales: Tensor, zeros: Tensor | None, gated: bool, 
 
 def permuted(x: Tensor) -> Tensor:
     """[rows, columns] of 16-bit values → the same in the tensor core's order of columns, contiguous."""
-    pairs = x.contiguous().view(torch.int32).view(len(x), -1, 4, 4)  # [rows, of 32 columns, l, s and c]
+    pairs = pairs_of(x).reshape(len(x), -1, 4, 4)  # [rows, of 32 columns, l, s and c]
     return pairs.transpose(2, 3).contiguous().view(len(x), -1).view(x.dtype)
+
+
+def pairs_of(x: Tensor) -> Tensor:
+    """Pairs of columns of x [rows, columns] of 16 bits, [rows, columns / 2] int32; a copy where x lies otherwise."""
+    if x.stride(1) != 1 or x.stride(0) % 2 or x.storage_offset() % 2:
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.view(torch.int32)
 
 
 def _interleaved(x: Tensor) -> Tensor:

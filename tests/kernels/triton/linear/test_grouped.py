@@ -11,9 +11,11 @@ from quire.kernels.reference import grouped_linear as reference
 from quire.kernels.triton.linear import grouped
 from quire.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
 from quire.kernels.triton.linear.packed_gemm import PackedGemmConfig, packed_gemm
+from quire.kernels.triton.linear.packed_gemm_many import PackedGemmManyConfig, packed_gemm_many
 from quire.kernels.triton.linear.packed_gemv import PackedGemvConfig, packed_gemv
 from quire.kernels.triton.linear.packed_layout import PackedWeight, pack_int4, permuted
-from quire.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO
+from quire.kernels.triton.linear.permute_columns import permute_columns
+from quire.kernels.triton.linear.tuned_packed_configs import TABLE, UP_TO, PackedConfig
 
 NEAR = 1e-2
 """Of bf16, beside the largest value."""
@@ -74,6 +76,14 @@ def test_a_permuted_row_has_its_columns_where_the_tensor_core_counts_them() -> N
     assert place[32:] == [32 + column for column in place[:32]]
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 128), (3, 4224)])
+def test_columns_are_permuted(rows: int, columns: int, device: str) -> None:
+    x = torch.randn(rows, columns, device=device).bfloat16()
+    assert torch.equal(permute_columns(x), permuted(x))
+    apart = torch.randn(rows, columns + 7, device=device).bfloat16()[:, 2 : columns + 2]
+    assert torch.equal(permute_columns(apart), permuted(apart.contiguous()))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_op_agrees_with_its_reference(bits: int, device: str) -> None:
     codes, scales, zeros, weight = integers(32, 256, bits, 64, False, device)
@@ -94,25 +104,32 @@ def test_the_op_agrees_with_its_reference(bits: int, device: str) -> None:
     "config",
     [
         PackedGemvConfig(8, 1, 4, 1),
-        PackedGemvConfig(8, 2, 2, 2),
+        PackedGemvConfig(8, 2, 2, 2, 1, False),
+        PackedGemvConfig(8, 1, 4, 1, 2),
         PackedGemvConfig(16, 4, 8, 1),
         PackedGemmConfig(32, 1, 4, 1),
         PackedGemmConfig(64, 2, 4, 3),
         PackedGemmConfig(128, 1, 4, 2),
+        PackedGemmManyConfig(32, 1, 2, 1, 2),
+        PackedGemmManyConfig(64, 1, 2, 3, 3),
+        PackedGemmManyConfig(128, 2, 2, 2, 2),
+        PackedGemmManyConfig(256, 2, 1, 1, 3),
     ],
 )
-def test_kernels(config: PackedGemvConfig | PackedGemmConfig, gated: bool, symmetric: bool, overlap: bool) -> None:
+def test_kernels(config: PackedConfig, gated: bool, symmetric: bool, overlap: bool) -> None:
     """Of columns that a program's warps do not share evenly, and rows that do not fill a tile."""
     for outputs, columns in ((256, 640), (384, 2048)):
         codes, scales, zeros, weight = integers(outputs, columns, 4, 128, symmetric, "cuda")
         packed = pack_int4(codes, scales, zeros, gated, None)
-        many = isinstance(config, PackedGemmConfig)
+        many = not isinstance(config, PackedGemvConfig)
         for rows in (1, 3, config.block_m, *((config.block_m + 5,) if many else ())):
             x = torch.randn(rows, columns, device="cuda").bfloat16()
             y = torch.full((rows, outputs // 2 if gated else outputs), float("nan"), device="cuda").bfloat16()
             for _ in range(2):  # the second call finds the counters of the first one's splits as they were
                 if isinstance(config, PackedGemmConfig):
                     packed_gemm(permuted(x), packed, y.fill_(float("nan")), config, overlap)
+                elif isinstance(config, PackedGemmManyConfig):
+                    packed_gemm_many(permuted(x), packed, y.fill_(float("nan")), config, overlap)
                 else:
                     packed_gemv(x, packed, y.fill_(float("nan")), config, overlap)
                 close(y, exact(x, weight, gated))
@@ -120,7 +137,7 @@ def test_kernels(config: PackedGemvConfig | PackedGemmConfig, gated: bool, symme
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 33, 65, 129, 256, 257])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 33, 65, 129, 257, 600, 4100])
 def test_every_number_of_rows(rows: int, gated: bool) -> None:
     codes, scales, zeros, weight = integers(1024, 1024, 4, 512, False, "cuda")
     packed = grouped.pack_grouped(codes, scales, zeros, 4, 512, None, gated)
@@ -140,4 +157,5 @@ def test_tables_have_a_config_for_every_number_of_rows() -> None:
         for most, config in zip(UP_TO, configs, strict=True):
             gemv = isinstance(config, PackedGemvConfig)
             assert config.block_m >= most if gemv else config.block_m % 32 == 0
+            assert gemv or outputs % (64 * config.warpgroups) == 0
             assert outputs % 128 == 0
