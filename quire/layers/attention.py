@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
+from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Linear
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import Angles
@@ -23,7 +24,11 @@ class Heads:
 
 
 class Attention:
-    """One layer's attention; `norm` is that of queries and keys, head by head, if there is one."""
+    """One layer's attention; `norm` is that of queries and keys, head by head, if there is one.
+
+    Attributes:
+        row_form: What else than dense rows it takes.
+    """
 
     def __init__(
         self,
@@ -33,13 +38,14 @@ class Attention:
         out: Callable[[Tensor], Tensor],
         norm: RMSNorm | None,
     ) -> None:
+        self.row_form = qkv.row_form
         self._layer = layer
         self._heads = heads
         self._qkv = qkv
         self._out = out
         self._norm = norm
 
-    def __call__(self, x: Tensor, angles: Angles | None, backend: AttentionBackend) -> Tensor:
+    def __call__(self, x: Rows, angles: Angles | None, backend: AttentionBackend) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]; without angles nothing is rotated."""
         n, q, kv, d = x.shape[0], self._heads.query, self._heads.kv, self._heads.width
         qkv = self._qkv(x).view(n, q + 2 * kv, d)

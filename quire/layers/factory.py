@@ -24,7 +24,7 @@ from quire.layers.norm import RMS, LayerNorm, RMSNorm
 from quire.mesh import Mesh, Span
 from quire.quantization.description import Quantization
 from quire.quantization.registry import embedding_scheme_of, scheme_of
-from quire.quantization.scheme import EmbeddingShape, ExpertNames, ExpertsShape, LinearShape, WeightScheme
+from quire.quantization.scheme import EmbeddingShape, ExpertNames, ExpertsShape, LinearShape, RowForm, WeightScheme
 from quire.weights.shards import Cut
 from quire.weights.tensor_options import TensorOptions
 
@@ -98,9 +98,9 @@ class LayerFactory:
         cuts = {name: Cut(whole.columns, (span,))}
         return self._summed(self._linear(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
 
-    def norm(self, name: str, width: int, kind: RMS) -> RMSNorm:
-        """A root mean square norm of the stream."""
-        return self._remember(RMSNorm(((name, 0),), width, kind, self.options))
+    def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
+        """A root mean square norm of the stream, for a layer that takes this form of rows as well as dense ones."""
+        return self._remember(RMSNorm(((name, 0),), width, kind, self.options, form))
 
     def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
         """Root mean square norms of queries and keys, head by head."""

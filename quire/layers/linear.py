@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.scheme import LinearShape, LinearWeight, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut, Shards
@@ -43,7 +44,7 @@ class Linear:
     Attributes:
         outputs, columns: Of W.
         has_bias: Whether there is b.
-        library_product: See LinearWeight.
+        library_product, row_form: See LinearWeight.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Linear:
         self._options = options
         self._weight = scheme.linear(shape, options) if part is None else _divided(scheme, shape, part, options)
         self.library_product = self._weight.library_product
+        self.row_form = self._weight.row_form
         self._bias: Tensor | None = None
         own = (*self._weight.weight_specs(), *_bias_specs(shape, bias))
         self._shards = Shards(own)
@@ -79,11 +81,11 @@ class Linear:
             for name, part in zip(self._shape.names, torch.split(self._bias, list(self._shape.rows)), strict=True):
                 checkpoint.read(f"{name}.bias", part)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, outputs]."""
         return self._weight.multiply(x, self._bias)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
+    def silu_and_mul(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Linear
 from quire.weights.tensor_options import TensorOptions
 
@@ -25,18 +26,22 @@ PLAIN: dict[str, str] = {
 class MLP:
     """down(act(gate(x)) · up(x)), or down(act(up(x))): `up` is the projection out of the stream, with the gate or not,
     and `activation` the op between.
+
+    Attributes:
+        row_form: What else than dense rows it takes.
     """
 
     def __init__(
         self, up: Linear, down: Callable[[Tensor], Tensor], width: int, activation: str, options: TensorOptions
     ) -> None:
+        self.row_form = up.row_form
         self._up = up
         self._down = down
         self._width = width
         self._activation = activation
         self._activate = kernel(activation, options.device.type)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         if self._activation == "silu_and_mul":
             return self._down(self._up.silu_and_mul(x))  # the activation most in use may be part of the product

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Linear
-from quire.quantization.scheme import ExpertsShape, WeightScheme
+from quire.quantization.scheme import ExpertsShape, RowForm, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut, Shards
 from quire.weights.tensor_options import TensorOptions
@@ -67,7 +68,12 @@ class MixtureOfExperts:
         experts: As `Experts.__call__`.
         routing: See Routing.
         options: The device of all.
+
+    Attributes:
+        row_form: None: router and experts take dense rows.
     """
+
+    row_form: RowForm | None = None
 
     def __init__(
         self, router: Linear, experts: Callable[..., Tensor], routing: Routing, options: TensorOptions
@@ -77,7 +83,8 @@ class MixtureOfExperts:
         self._routing = routing
         self._route = kernel("route", options.device.type)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
+        assert isinstance(x, Tensor)
         weights, numbers = self._route(self._router(x), self._routing.chosen, self._routing.renormalise)
         return self._experts(x, numbers, weights)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.quantized_rows import Rows
+from quire.quantization.scheme import RowForm
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -35,19 +37,29 @@ class RMSNorm:
         width: What is normed.
         kind: See RMS.
         options: The device and dtype of the weights.
+        form: What else than dense rows the layer behind it takes: they are made here.
 
     Attributes:
         weight: [width] or [heads, width], once it is loaded.
         eps: Added to the mean square.
     """
 
-    def __init__(self, names: tuple[tuple[str, int], ...], width: int, kind: RMS, options: TensorOptions) -> None:
+    def __init__(
+        self,
+        names: tuple[tuple[str, int], ...],
+        width: int,
+        kind: RMS,
+        options: TensorOptions,
+        form: RowForm | None = None,
+    ) -> None:
         self._names = names
         self._width = width
         self._kind = kind
         self._options = options
         self.eps = kind.eps
+        self._form = form
         self._rms_norm = kernel("rms_norm", options.device.type)
+        self._rms_norm_quantized = kernel("rms_norm_quantized", options.device.type)
         self.weight: Tensor
 
     def weight_specs(self) -> Iterator[WeightSpec]:
@@ -69,6 +81,13 @@ class RMSNorm:
         out = x.new_empty(x.shape)
         self._rms_norm(x, self.weight, self.eps, out, delta)
         return out
+
+    def rows(self, x: Tensor, delta: Tensor | None) -> Rows:
+        """The same of [tokens, width], in the form that the layer behind it takes."""
+        if self._form is None or x.shape[0] <= self._form.dense_up_to:
+            return self(x, delta)
+        rows: Rows = self._rms_norm_quantized(x, self.weight, self.eps, self._form.dtype, delta)
+        return rows
 
 
 class LayerNorm:

@@ -54,15 +54,15 @@ class Block:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         name, norm = f"model.layers.{layer}", RMS(spec.norm_eps)
-        self._attention_norm = build.norm(f"{name}.input_layernorm", spec.hidden, norm)
         self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
-        self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm)
+        self._attention_norm = build.norm(f"{name}.input_layernorm", spec.hidden, norm, self._attention.row_form)
         self._mlp = _mlp(spec, build, layer, name)
+        self._mlp_norm = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm, self._mlp.row_form)
 
     def __call__(self, x: Tensor, delta: Tensor | None, angles: Angles, attention: AttentionBackend) -> Tensor:
         """The stream x [tokens, hidden], changed in place, and the delta still to be added → the next delta."""
-        delta = self._attention(self._attention_norm(x, delta), angles, attention)
-        return self._mlp(self._mlp_norm(x, delta))
+        delta = self._attention(self._attention_norm.rows(x, delta), angles, attention)
+        return self._mlp(self._mlp_norm.rows(x, delta))
 
 
 def _mlp(spec: ModelSpec, build: LayerFactory, layer: int, name: str) -> MLP | MixtureOfExperts:

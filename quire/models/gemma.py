@@ -54,14 +54,14 @@ class Block:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory, layer: int) -> None:
         name, norm = f"model.layers.{layer}", RMS(spec.norm_eps, unit_offset=True)
-        self._before_attention = build.norm(f"{name}.input_layernorm", spec.hidden, norm)
         self._attention = build_attention(spec, build, layer, f"{name}.self_attn", norm)
+        self._before_attention = build.norm(f"{name}.input_layernorm", spec.hidden, norm, self._attention.row_form)
         self._after_attention = build.norm(f"{name}.post_attention_layernorm", spec.hidden, norm)
-        self._before_mlp = build.norm(f"{name}.pre_feedforward_layernorm", spec.hidden, norm)
         self._mlp = build_gated_mlp(spec, build, f"{name}.mlp")
+        self._before_mlp = build.norm(f"{name}.pre_feedforward_layernorm", spec.hidden, norm, self._mlp.row_form)
         self._after_mlp = build.norm(f"{name}.post_feedforward_layernorm", spec.hidden, norm)
 
     def __call__(self, x: Tensor, delta: Tensor | None, angles: Angles, attention: AttentionBackend) -> Tensor:
         """As decoder.Block."""
-        delta = self._after_attention(self._attention(self._before_attention(x, delta), angles, attention))
-        return self._after_mlp(self._mlp(self._before_mlp(x, delta)))
+        delta = self._after_attention(self._attention(self._before_attention.rows(x, delta), angles, attention))
+        return self._after_mlp(self._mlp(self._before_mlp.rows(x, delta)))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape
+from quire.kernels.reference.quantized_rows import Rows
+from quire.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -31,6 +32,7 @@ class DenseWeight:
     """See LinearWeight."""
 
     library_product: str | None = "linear"
+    row_form: RowForm | None = None
 
     def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
         self._shape = shape
@@ -50,11 +52,13 @@ class DenseWeight:
             name, lambda: self._pack(read_dense(shape, checkpoint, self._options))
         )
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
         y: Tensor = self._linear(x, self._packed, bias)
         return y
 
-    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
         out = x.new_empty((x.shape[0], self._shape.outputs // 2))
         self._linear_silu_and_mul(x, self._packed, bias, out)
         return out

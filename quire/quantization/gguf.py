@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.gguf.tensor_types import QUANTIZED
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.gguf_blocks import BlockWeight
+from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.dense import DenseEmbedding, DenseExperts, DenseWeight, dense_specs
 from quire.quantization.expert_loop import ExpertLoop
 from quire.quantization.formats import GgufFormat
@@ -26,6 +27,7 @@ from quire.quantization.scheme import (
     ExpertWeights,
     LinearShape,
     LinearWeight,
+    RowForm,
 )
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
@@ -54,6 +56,7 @@ class GgufLinearWeight:
     """See LinearWeight: parts of one type each, below each other."""
 
     library_product: str | None = None
+    row_form: RowForm | None = None
 
     def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
         self._shape = shape
@@ -79,7 +82,8 @@ class GgufLinearWeight:
             part.load(checkpoint)
             self._parts.append(part)
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
         y = x.new_empty((x.shape[0], self._shape.outputs))
         begin = 0
         for part in self._parts:
@@ -88,7 +92,8 @@ class GgufLinearWeight:
             begin += part.outputs
         return y
 
-    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
         out = x.new_empty((x.shape[0], self._shape.outputs // 2))
         if len(self._parts) == 1:
             self._parts[0].multiply_silu_and_mul(x, bias, out)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.expert_loop import ExpertLoop
 from quire.quantization.formats import GroupFormat
 from quire.quantization.grouped_layouts import LAYOUTS, WORD, Codes, Layout
-from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape
+from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, RowForm
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -42,6 +43,7 @@ class GroupedLinearWeight:
     """
 
     library_product: str | None = None
+    row_form: RowForm | None = None
 
     def __init__(self, form: GroupFormat, shape: LinearShape, options: TensorOptions) -> None:
         self._form = form
@@ -77,11 +79,13 @@ class GroupedLinearWeight:
         zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
         self._weight = self._pack(codes, scales, zeros, form.bits, self._group, order, shape.gated)
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
         y: Tensor = self._linear(x, self._weight, bias)
         return y
 
-    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
+        assert isinstance(x, Tensor)
         out = x.new_empty((x.shape[0], self._shape.outputs // 2))
         self._linear_silu_and_mul(x, self._weight, bias, out)
         return out

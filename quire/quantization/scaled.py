@@ -9,11 +9,12 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import kernel
-from quire.kernels.reference.scaled_linear import LARGEST, ScaledWeight, quantize_rows
+from quire.kernels.reference.quantized_rows import LARGEST, Rows, quantize_rows
+from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.quantization.dense import dense_specs, read_dense
 from quire.quantization.expert_loop import ExpertLoop
 from quire.quantization.formats import Fp8Format, Int8Format
-from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape
+from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, RowForm
 from quire.weights.checkpoint import Checkpoint, DummyValues, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -46,6 +47,9 @@ class ScaledLinearWeight:
         self._dtype, self._stored_dtype = (torch.float8_e4m3fn, "F8_E4M3") if is_fp8 else (torch.int8, "I8")
         self._largest = LARGEST[self._dtype]
         self.library_product = "scaled_linear" if is_fp8 and form.scales != "block" else None
+        self.row_form: RowForm | None = None
+        if form.scales != "block" and options.device.type == "cuda":
+            self.row_form = RowForm(self._dtype, dense_up_to=int(is_fp8))  # a single row is not quantized for fp8
         self._linear = kernel("scaled_linear", options.device.type)
         self._linear_silu_and_mul = kernel("scaled_linear_silu_and_mul", options.device.type)
         self._weight: ScaledWeight
@@ -71,11 +75,11 @@ class ScaledLinearWeight:
             checkpoint.read(f"{name}.weight", part)
         self._weight = ScaledWeight(codes, *self._read_scales(checkpoint))
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
         y: Tensor = self._linear(x, self._weight, bias)
         return y
 
-    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
         out = x.new_empty((x.shape[0], self._shape.outputs // 2))
         self._linear_silu_and_mul(x, self._weight, bias, out)
         return out

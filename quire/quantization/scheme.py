@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from quire.kernels.reference.quantized_rows import Rows
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
 
@@ -87,15 +89,30 @@ class ExpertsShape:
         return tuple(f"{self.name}.0.{each}" for each in (self.names.gate, self.names.up, self.names.down))
 
 
+@dataclass(frozen=True)
+class RowForm:
+    """Rows that are quantized where they are made: what a product may be given in place of dense ones.
+
+    Attributes:
+        dtype: Of their codes.
+        dense_up_to: So few rows, or fewer, must be dense.
+    """
+
+    dtype: torch.dtype
+    dense_up_to: int
+
+
 class LinearWeight(Protocol):
     """The weight of one matrix product.
 
     Attributes:
         library_product: Which library's product serves it beside our own kernels: `linear` is torch's, `fp8_linear`
             torch's of rows with scales; None: no library's. A GPU's worker runs these at the start; see gemm_warmup.
+        row_form: What else than dense rows it takes; None: nothing.
     """
 
     library_product: str | None
+    row_form: RowForm | None
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         """The tensors it reads; asked before anything is allocated."""
@@ -105,11 +122,11 @@ class LinearWeight(Protocol):
         """Allocate, read and pack. Called once, in any thread."""
         ...
 
-    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
         """x Wᵀ + bias: [tokens, columns] → [tokens, outputs], in x's dtype."""
         ...
 
-    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
         """The same, then silu of the first half of the outputs times the second: [tokens, outputs / 2]."""
         ...
 

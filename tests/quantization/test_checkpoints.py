@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.errors import CheckpointError
+from quire.kernels.reference.quantized_rows import QuantizedRows, Rows
+from quire.quantization.scaled import ScaledLinearWeight
+from quire.quantization.scheme import RowForm
 from tests.checkpoints import make_llama, make_tiny
 from tests.models.forward import logits_of
 from tests.parity.cases import CASES
@@ -126,6 +129,36 @@ def test_formats_with_activations_are_within_their_rounding(case: str, tmp_path:
     directory = make_llama(tmp_path / "model", **SHAPE, std=0.05)
     dense = made.quantize(directory, config, make)
     assert error(logits_of(directory, TOKENS, torch.float32), dense) < (0.02 if "int8" in case else 0.06)
+
+
+@pytest.mark.parametrize("case", ["fp8, channels", "int8, channels"])
+@torch.inference_mode()
+def test_rows_may_be_quantized_by_the_norms_in_front_of_products(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU. A single row may be wanted dense; every norm in front of a product quantizes all others."""
+    config, make = WITH_ACTIVATIONS[case]
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    made.quantize(directory, config, make)
+    expected = logits_of(directory, TOKENS, torch.float32)
+    given = []
+
+    def row_form(weight: ScaledLinearWeight) -> RowForm:
+        return RowForm(torch.int8 if case.startswith("int8") else torch.float8_e4m3fn, dense_up_to=1)
+
+    def multiply(weight: ScaledLinearWeight, x: Rows, bias: torch.Tensor | None) -> torch.Tensor:
+        given.append(type(x))
+        return plain(weight, x, bias)
+
+    plain = ScaledLinearWeight.multiply
+    monkeypatch.setattr(ScaledLinearWeight, "row_form", property(row_form, lambda weight, form: None), raising=False)
+    monkeypatch.setattr(ScaledLinearWeight, "multiply", multiply)
+    found = logits_of(directory, TOKENS, torch.float32)
+    assert torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected) < 2e-3
+    assert given.count(QuantizedRows) == SHAPE["layers"]  # queries, keys and values of each layer
+    given.clear()
+    logits_of(directory, TOKENS[:1], torch.float32)
+    assert QuantizedRows not in given
 
 
 @torch.inference_mode()

@@ -8,8 +8,8 @@ import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.quantized_rows import quantize_rows as reference_codes
 from quire.kernels.reference.scaled_linear import ScaledWeight
-from quire.kernels.reference.scaled_linear import quantize_rows as reference_codes
 
 _ITEM = 2
 _GROUP = 128
@@ -22,6 +22,15 @@ def _quantize(rows: int, columns: int) -> KernelCase:
         return (_normal(device, rows, columns), torch.float8_e4m3fn, columns), {}
 
     return KernelCase("quantize_rows", f"{rows} × {columns}", make, rows * columns * (_ITEM + 1), 0)
+
+
+def _norm(rows: int, width: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        x, delta = _normal(device, rows, width), _normal(device, rows, width)
+        return (x, x.new_ones(width), 1e-5, torch.float8_e4m3fn, delta), {}
+
+    moved = rows * width * (3 * _ITEM + 1)  # x and delta in, x and codes out
+    return KernelCase("rms_norm_quantized", f"{rows} × {width} after +=", make, moved)
 
 
 def _scaled(rows: int, outputs: int, columns: int, gate: bool, dtype: torch.dtype) -> KernelCase:
@@ -68,6 +77,7 @@ def _cases(rows: Sequence[int], weights: Sequence[tuple[int, int]], gated: tuple
     shapes = [*((*weight, False) for weight in weights), (*gated, True)]
     return (
         *(_quantize(count, weights[0][1]) for count in rows),
+        *(_norm(count, weights[0][1]) for count in rows),
         *(_scaled(count, *shape, torch.float8_e4m3fn) for count in rows for shape in shapes),
         *(_scaled(count, *shape, torch.int8) for count in rows for shape in shapes),
         *(_grouped(count, *shape) for count in rows for shape in shapes),

@@ -10,7 +10,7 @@ Programs stay on the GPU and take one tile after the other; what the next one ne
 written.
 
 The copy engine takes eight rows of gates, the same eight of ups, and so on: both of an output meet in one thread's
-registers, as sums in fp32.
+registers, as sums in fp32. Operands of 8 bits have 128 columns a step; their scales multiply these sums.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _ROWS = gl.constexpr(64)
 """Of x, of a group."""
 _BLOCK = gl.constexpr(256)
 """Rows of the weight of a tile: half of them gates."""
-_COLUMNS = gl.constexpr(64)
-"""Of a step: 128 bytes of a row, as the copy engine lays them out for the matrix units."""
+_BYTES = gl.constexpr(128)
+"""Of a row, of a step: as the copy engine lays them out for the matrix units."""
 _STAGES = gl.constexpr(4)
 """Steps under way at the same time."""
 _BAND = gl.constexpr(16)
@@ -58,13 +58,21 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 def supports_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
     """Whether the kernel exists for such operands on sm_90: what the copy engine takes begins at 16-byte addresses."""
+    return x.dtype in _DTYPES and x.dtype == w.dtype == y.dtype and _fit_copy_engine(x, w, y)
+
+
+def supports_scaled_gated_gemm(x: Tensor, w: Tensor, y: Tensor) -> bool:
+    """The same of fp8 codes; each row of x and of w has a scale."""
+    return x.dtype == w.dtype == torch.float8_e4m3fn and y.dtype in _DTYPES and _fit_copy_engine(x, w, y)
+
+
+def _fit_copy_engine(x: Tensor, w: Tensor, y: Tensor) -> bool:
     outputs, columns = w.shape[0] // 2, w.shape[1]
+    item = x.element_size()
     return (
-        x.dtype in _DTYPES
-        and x.dtype == w.dtype == y.dtype
-        and x.stride(1) == y.stride(1) == 1
+        x.stride(1) == y.stride(1) == 1
         and w.is_contiguous()
-        and outputs % 8 == columns % 8 == x.stride(0) % 8 == y.stride(0) % 8 == 0
+        and outputs % 8 == columns * item % 16 == x.stride(0) * item % 16 == y.stride(0) % 8 == 0
         and x.data_ptr() % 16 == w.data_ptr() % 16 == y.data_ptr() % 16 == 0
     )
 
@@ -78,15 +86,32 @@ def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
         y: [rows, outputs].
         overlap: See dependent_launch.
     """
+    _launch(x, w, None, y, overlap)
+
+
+def scaled_gated_gemm(x: tuple[Tensor, Tensor], w: tuple[Tensor, Tensor], y: Tensor, overlap: bool) -> None:
+    """The same of codes and their scales: [rows, 1] fp32 of x, [2 · outputs, 1] of w."""
+    _launch(x[0], w[0], (x[1], w[1]), y, overlap)
+
+
+def _launch(x: Tensor, w: Tensor, scales: tuple[Tensor, Tensor] | None, y: Tensor, overlap: bool) -> None:
     rows, outputs = y.shape
     down, across = cdiv(rows, 128), cdiv(outputs, 128)
+    columns = 128 // x.element_size()
+    x_scales, w_scales = (y, y) if scales is None else scales  # y is not touched as scales
     _gated_gemm_kernel[(min(down * across, multiprocessors(x.device)),)](
-        _tensor_descriptor(x, 64),
-        _weight_descriptor(w),
+        _tensor_descriptor(x, 64, columns),
+        _weight_descriptor(w, columns),
         _tensor_descriptor(y, 64, 128),
-        cdiv(x.shape[1], 64),
+        x_scales,
+        w_scales,
+        rows,
+        outputs,
+        cdiv(x.shape[1], columns),
         down,
         across,
+        COLUMNS=columns,
+        SCALED=scales is not None,
         OVERLAP=overlap,
         num_warps=4,
         maxnreg=_REGISTERS,
@@ -94,34 +119,38 @@ def gated_gemm(x: Tensor, w: Tensor, y: Tensor, overlap: bool) -> None:
     )
 
 
-def _tensor_descriptor(x: Tensor, rows: int, columns: int = 64) -> TensorDescriptor:
+def _tensor_descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """[rows, columns] for the copy engine, which takes so many of both at a time."""
-    return tensor_descriptor(x, tuple(x.shape), (x.stride(0), 1), (rows, columns), _layout(2))
+    return tensor_descriptor(x, tuple(x.shape), (x.stride(0), 1), (rows, columns), _layout(2, 8 * x.element_size()))
 
 
-def _weight_descriptor(w: Tensor) -> TensorDescriptor:
+def _weight_descriptor(w: Tensor, columns: int) -> TensorDescriptor:
     """Eight rows of gates come before the same eight of ups: [eights, gate or up, 8, columns]."""
-    outputs, columns = w.shape[0] // 2, w.shape[1]
-    strides = (8 * columns, outputs * columns, columns, 1)
-    return tensor_descriptor(w, (outputs // 8, 2, 8, columns), strides, (16, 2, 8, 64), _layout(4))
+    outputs, width = w.shape[0] // 2, w.shape[1]
+    strides = (8 * width, outputs * width, width, 1)
+    shape = (outputs // 8, 2, 8, width)
+    return tensor_descriptor(w, shape, strides, (16, 2, 8, columns), _layout(4, 8 * w.element_size()))
 
 
 @functools.cache
-def _layout(rank: int) -> gl.NVMMASharedLayout:
-    """Of a block of 16-bit values in shared memory: rows of 128 bytes, as the matrix units read them."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=rank)
+def _layout(rank: int, bits: int) -> gl.NVMMASharedLayout:
+    """Of a block of values of so many bits in shared memory: rows of 128 bytes, as the matrix units read them."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=rank)
 
 
 @fast_launch
-@gluon.jit(do_not_specialize=["steps", "down", "across"])
-def _gated_gemm_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: gl.constexpr):
+@gluon.jit(do_not_specialize=["rows", "outputs", "steps", "down", "across"])
+def _gated_gemm_kernel(
+    x_tiles, w_tiles, y_tiles, x_scales, w_scales, rows, outputs, steps, down, across,
+    COLUMNS: gl.constexpr, SCALED: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
     """Barriers say ready: what the copy engine was asked for is there; and free: both groups are done with it."""
     release_dependents(OVERLAP)
-    dtype: gl.constexpr = y_tiles.dtype
-    layout: gl.constexpr = y_tiles.layout
-    a = gl.allocate_shared_memory(dtype, [_STAGES * _GROUPS, _ROWS, _COLUMNS], layout)
-    b = gl.allocate_shared_memory(dtype, [_STAGES, _BLOCK, _COLUMNS], layout)
-    c = gl.allocate_shared_memory(dtype, [_GROUPS, _ROWS, _BLOCK // 2], layout)
+    dtype: gl.constexpr = x_tiles.dtype
+    layout: gl.constexpr = x_tiles.layout
+    a = gl.allocate_shared_memory(dtype, [_STAGES * _GROUPS, _ROWS, COLUMNS], layout)
+    b = gl.allocate_shared_memory(dtype, [_STAGES, _BLOCK, COLUMNS], layout)
+    c = gl.allocate_shared_memory(y_tiles.dtype, [_GROUPS, _ROWS, _BLOCK // 2], y_tiles.layout)
     ready = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [_STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(_STAGES):
@@ -130,11 +159,12 @@ def _gated_gemm_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: 
     fence_async_shared()
     memory = (a, b, c, ready, free)
     work = (steps, down, across)
+    scales = (x_scales, w_scales, rows, outputs)
     gl.warp_specialize(
         [
-            (_consumer_warps, (memory, work, y_tiles, 0)),
-            (_consumer_warps, (memory, work, y_tiles, 1)),
-            (_producer_warp, (memory, work, x_tiles, w_tiles, OVERLAP)),
+            (_consumer_warps, (memory, work, scales, y_tiles, COLUMNS, SCALED, 0)),
+            (_consumer_warps, (memory, work, scales, y_tiles, COLUMNS, SCALED, 1)),
+            (_producer_warp, (memory, work, x_tiles, w_tiles, COLUMNS, OVERLAP)),
         ],
         [4, 1],
         [_MOST, 24],
@@ -142,7 +172,7 @@ def _gated_gemm_kernel(x_tiles, w_tiles, y_tiles, steps, down, across, OVERLAP: 
 
 
 @gluon.jit
-def _producer_warp(memory, work, x_tiles, w_tiles, OVERLAP: gl.constexpr):
+def _producer_warp(memory, work, x_tiles, w_tiles, COLUMNS: gl.constexpr, OVERLAP: gl.constexpr):
     """One warp: asks for what the groups will need, as soon as they leave room for it; for W even before x is there."""
     steps, down, across = work
     a, _, _, ready, free = memory
@@ -151,34 +181,34 @@ def _producer_warp(memory, work, x_tiles, w_tiles, OVERLAP: gl.constexpr):
         ahead = gl.minimum(_STAGES, steps)
         _, n = _tile_coordinates(gl.program_id(0), work)
         for stage in gl.static_range(_STAGES):
-            _load_w_async(w_tiles, n, stage, stage, memory, stage < ahead)
+            _load_w_async(w_tiles, n, stage, stage, memory, COLUMNS, stage < ahead)
     wait_for_inputs(OVERLAP)
     stage, phase = 0, 1
     for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
         m, n = _tile_coordinates(tile, work)
         for step in range(steps):
             mbarrier.wait(free.index(stage), phase)
-            _load_w_async(w_tiles, n, step, stage, memory, ahead <= 0)
+            _load_w_async(w_tiles, n, step, stage, memory, COLUMNS, ahead <= 0)
             for group in gl.static_range(_GROUPS):
-                at = [(m * _GROUPS + group) * _ROWS, step * _COLUMNS]
+                at = [(m * _GROUPS + group) * _ROWS, step * COLUMNS]
                 ask_for_tile(x_tiles, at, ready.index(stage), a.index(stage * _GROUPS + group))
             ahead -= 1
             stage, phase = _next(stage, phase)
 
 
 @gluon.jit
-def _load_w_async(w_tiles, n, step, stage, memory, pred):
+def _load_w_async(w_tiles, n, step, stage, memory, COLUMNS: gl.constexpr, pred):
     """And say how much is asked for at this step."""
     _, b, _, ready, _ = memory
-    mbarrier.expect(ready.index(stage), (_GROUPS * _ROWS + _BLOCK) * _COLUMNS * 2, pred=pred)
-    into = b.index(stage).reshape([_BLOCK // 16, 2, 8, _COLUMNS])
-    ask_for_tile(w_tiles, [n * (_BLOCK // 16), 0, 0, step * _COLUMNS], ready.index(stage), into, pred=pred)
+    mbarrier.expect(ready.index(stage), (_GROUPS * _ROWS + _BLOCK) * _BYTES, pred=pred)
+    into = b.index(stage).reshape([_BLOCK // 16, 2, 8, COLUMNS])
+    ask_for_tile(w_tiles, [n * (_BLOCK // 16), 0, 0, step * COLUMNS], ready.index(stage), into, pred=pred)
 
 
 @gluon.jit
-def _consumer_warps(memory, work, y_tiles, NUMBER: gl.constexpr):
+def _consumer_warps(memory, work, scales, y_tiles, COLUMNS: gl.constexpr, SCALED: gl.constexpr, NUMBER: gl.constexpr):
     """Four warps: 64 rows of each tile. One step's products run while the next one is waited for."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, 16])
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, COLUMNS // 4])
     steps, down, across = work
     a, b, c, ready, free = memory
     stage, phase = 0, 0
@@ -204,12 +234,25 @@ def _consumer_warps(memory, work, y_tiles, NUMBER: gl.constexpr):
         values = warpgroup_mma_wait(0, (values,))
         mbarrier.arrive(free.index(before))
         own = c.index(NUMBER)
+        if SCALED:
+            values = _scaled(values, scales, (m * _GROUPS + NUMBER) * _ROWS, n, layout)
         made = _gated(values).to(own.dtype)
         tma.store_wait(0)  # the copy engine may still read what was written of the tile before
         own.store(made)
         fence_async_shared()
         send_tile(y_tiles, [(m * _GROUPS + NUMBER) * _ROWS, n * (_BLOCK // 2)], own)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _scaled(values, scales, first_row, n, LAYOUT: gl.constexpr):
+    """Sums times the scales of their rows and outputs."""
+    x_scales, w_scales, rows, outputs = scales
+    row = first_row + gl.arange(0, _ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    place = gl.arange(0, _BLOCK, layout=gl.SliceLayout(0, LAYOUT))
+    output = gl.minimum(n * (_BLOCK // 2) + place // 16 * 8 + place % 8, outputs - 1)
+    of_outputs = gl.load(w_scales + output + place // 8 % 2 * outputs)
+    return values * of_outputs[None, :] * gl.load(x_scales + gl.minimum(row, rows - 1))[:, None]
 
 
 @gluon.jit

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.scaled_linear import LARGEST, SMALLEST
+from quire.kernels.reference.quantized_rows import LARGEST, SMALLEST
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
@@ -21,7 +21,7 @@ PER_THREAD = 16
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype, group: int) -> tuple[Tensor, Tensor]:
-    """Arguments as in reference/scaled_linear.py; the columns of x lie side by side."""
+    """Arguments as in reference/quantized_rows.py; the columns of x lie side by side."""
     rows, columns = x.shape
     group = min(group, columns)
     groups = cdiv(columns, group)

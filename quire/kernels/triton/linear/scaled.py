@@ -8,9 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quire.kernels.reference.quantized_rows import QuantizedRows, Rows
 from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap
+from quire.kernels.triton.launching.device_properties import is_sm_90
+from quire.kernels.triton.launching.launch import cdiv
+from quire.kernels.triton.linear.gated import scaled_gated_gemm, supports_scaled_gated_gemm
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
 from quire.kernels.triton.linear.nearest_shape import nearest
@@ -21,9 +25,13 @@ from quire.kernels.triton.linear.tuned_scaled_configs import GATED, MANY, PLAIN,
 
 _BLOCKED_STAGES = 6
 """Of half as many columns a step."""
+FEWEST_TILES = 100
+"""Of a gated product, that keep most of a GPU at work; with fewer, the library's product and a kernel for the gate are
+faster. Of Llama-3.1-8B's, there are 112 with 128 rows.
+"""
 
 
-def scaled_linear(x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     """Arguments as in reference/scaled_linear.py."""
     config = _config_for(x, weight, gate=False)
     if config is None:
@@ -33,18 +41,23 @@ def scaled_linear(x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tenso
     return y
 
 
-def scaled_linear_silu_and_mul(x: Tensor, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
-    """Arguments as in reference/scaled_linear.py; with few rows all of it is one kernel beside that for x."""
+def scaled_linear_silu_and_mul(x: Rows, weight: ScaledWeight, bias: Tensor | None, out: Tensor) -> None:
+    """Arguments as in reference/scaled_linear.py; mostly all of it is one kernel beside that for x."""
     config = _config_for(x, weight, gate=True)
-    if config is None:
+    if config is None and bias is None and _suits_gated_gemm(x, weight, out):
+        scaled_gated_gemm(_codes(x, weight), (weight.codes, weight.scales), out, can_overlap(out.device))
+    elif config is None:
         silu_and_mul(scaled_linear(x, weight, bias), out)
     else:
         _multiply(x, weight, bias, out, config, gate=True)
 
 
-def _config_for(x: Tensor, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmConfig | None:
+def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmConfig | None:
     """None is the library's product."""
-    config = scaled_config(*weight.codes.shape, x.shape[0], gate)
+    rows = x.shape[0]
+    if weight.codes.dtype == torch.int8:
+        rows = max(rows, 2)  # the tensor cores take integers as they are; for gemv they become fp32, which costs more
+    config = scaled_config(*weight.codes.shape, rows, gate)
     if config is None:
         return None if _suits_library(x, weight) else MANY
     if isinstance(config, GemmConfig) and weight.scales.shape[1] > 1 and config.block_k != BLOCK_COLUMNS:
@@ -61,7 +74,7 @@ def scaled_config(outputs: int, columns: int, rows: int, gate: bool) -> GemvConf
     return nearest(GATED if gate else PLAIN, outputs, columns)[size]
 
 
-def _suits_library(x: Tensor, weight: ScaledWeight) -> bool:
+def _suits_library(x: Rows, weight: ScaledWeight) -> bool:
     """Whether torch's product of fp8 rows with scales takes it."""
     outputs, columns = weight.codes.shape
     return (
@@ -69,26 +82,42 @@ def _suits_library(x: Tensor, weight: ScaledWeight) -> bool:
         and x.dtype == torch.bfloat16
         and weight.scales.shape[1] == 1
         and outputs % 16 == columns % 16 == 0
-        and x.is_cuda
+        and weight.codes.is_cuda
     )
 
 
-def _library_product(x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
-    codes, scales = quantize_rows(x, weight.codes.dtype, x.shape[1])
+def _suits_gated_gemm(x: Rows, weight: ScaledWeight, out: Tensor) -> bool:
+    """Whether there are so many tiles that the kernel for gated products of many rows is the fastest."""
+    codes = x.codes if isinstance(x, QuantizedRows) else weight.codes  # rows are as far apart in both
+    return (
+        cdiv(out.shape[0], 128) * cdiv(out.shape[1], 128) >= FEWEST_TILES
+        and is_sm_90(out.device)
+        and supports_scaled_gated_gemm(codes, weight.codes, out)
+    )
+
+
+def _codes(x: Rows, weight: ScaledWeight) -> tuple[Tensor, Tensor]:
+    """As scaled_gemm takes them."""
+    if isinstance(x, QuantizedRows):
+        return x.codes, x.scales
+    return quantize_rows(x if x.stride(1) == 1 else x.contiguous(), weight.codes.dtype, weight.block[1])
+
+
+def _library_product(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+    codes, scales = _codes(x, weight)
     return torch._scaled_mm(
         codes, weight.codes.T, scales, weight.scales.T, bias=bias, out_dtype=x.dtype, use_fast_accum=True
     )
 
 
 def _multiply(
-    x: Tensor, weight: ScaledWeight, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, gate: bool
+    x: Rows, weight: ScaledWeight, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, gate: bool
 ) -> None:
     if not x.shape[0]:
         return
-    if x.stride(1) != 1:
-        x = x.contiguous()
-    overlap = can_overlap(x.device)
+    overlap = can_overlap(y.device)
     if isinstance(config, GemvConfig):
-        scaled_gemv(x, weight, bias, y, config, gate, overlap)
+        assert isinstance(x, Tensor)
+        scaled_gemv(x if x.stride(1) == 1 else x.contiguous(), weight, bias, y, config, gate, overlap)
     else:
-        scaled_gemm(quantize_rows(x, weight.codes.dtype, weight.block[1]), weight, bias, y, config, gate, overlap)
+        scaled_gemm(_codes(x, weight), weight, bias, y, config, gate, overlap)

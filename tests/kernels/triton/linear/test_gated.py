@@ -7,8 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.triton.linear import linear
-from quire.kernels.triton.linear.gated import gated_gemm, supports_gated_gemm
+from quire.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
+from quire.kernels.reference.scaled_linear import ScaledWeight
+from quire.kernels.triton.linear import linear, scaled
+from quire.kernels.triton.linear.gated import (
+    gated_gemm,
+    scaled_gated_gemm,
+    supports_gated_gemm,
+    supports_scaled_gated_gemm,
+)
 from quire.kernels.triton.linear.linear import LARGE_WEIGHT, MANY_ROWS, prefers_gated_gemm
 from tests.kernels.triton.linear.test_linear import close, exact, poisoned, random
 from tests.kernels.triton.not_interpreted import printed_by
@@ -25,6 +32,41 @@ def test_many_rows(rows: int, dtype: torch.dtype, overlap: bool) -> None:
         y = poisoned(rows, outputs, x)
         gated_gemm(x, w, y, overlap)
         close(y, exact(x, w, None, True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("rows", [1, 63, 129, 300, 1000])
+def test_many_rows_of_fp8(rows: int, overlap: bool) -> None:
+    """Scales of rows and outputs differ a hundredfold; nothing is a multiple of a tile."""
+    for outputs, columns in ((1000, 528), (264, 4096), (8, 16), (2056, 144)):
+        x, w, _ = random(rows, 2 * outputs, columns, torch.bfloat16, "cuda")
+        x, w = x * torch.logspace(0, 2, rows).cuda().bfloat16()[:, None], w * torch.rand(len(w), 1).cuda().bfloat16()
+        codes, of_w = quantize_rows(x, torch.float8_e4m3fn, columns), quantize_rows(w, torch.float8_e4m3fn, columns)
+        y = poisoned(rows, outputs, x)
+        assert supports_scaled_gated_gemm(codes[0], of_w[0], y)
+        scaled_gated_gemm(codes, of_w, y, overlap)
+        seen = ScaledWeight(*of_w, (1, columns)).dense()
+        expected = exact(codes[0].double() * codes[1].double(), seen.double(), None, True)
+        relative = (y.double() - expected).abs().amax(1) / expected.abs().amax(1)
+        assert relative.max() < 2e-2, relative.max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [128, 256, 2100])
+def test_large_products_of_fp8_are_one_kernel(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of dense rows, and of quantized ones; the library's product and the gate are not asked."""
+    weight = ScaledWeight(*quantize_rows(torch.randn(28672, 512, device="cuda"), torch.float8_e4m3fn, 512), (1, 512))
+    x = torch.randn(rows, 512, dtype=torch.bfloat16, device="cuda")
+    quantized = QuantizedRows(*quantize_rows(x, torch.float8_e4m3fn, 512), x.dtype)
+    expected = torch.empty(rows, 14336, dtype=x.dtype, device="cuda")
+    scaled.silu_and_mul(scaled.scaled_linear(quantized, weight, None), expected)
+    monkeypatch.setattr(scaled, "silu_and_mul", None)
+    for given in (x, quantized):
+        y = poisoned(rows, 14336, x)
+        scaled.scaled_linear_silu_and_mul(given, weight, None, y)
+        error = torch.linalg.vector_norm(y.double() - expected.double()) / torch.linalg.vector_norm(expected.double())
+        assert error < 2e-2, f"{error:.2e}"
 
 
 @pytest.mark.gpu
