@@ -31,6 +31,10 @@ LONG_MINUTES, GROWTH, SHORT_GROWTH = 30.0, 0.01, 0.05
 FLAGS = ("--port", "0", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--disable-uvicorn-access-log")
 """A small KV cache, whose memory has all been used soon: what is never written to takes no memory."""
 
+PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
+"""Freed memory is the system's again at once, so that what is resident is what is held. Otherwise glibc keeps up to
+64 MiB of what large tensors have taken, now more and now less (mallopt(3), M_MMAP_THRESHOLD)."""
+
 
 @dataclass
 class Samples:
@@ -149,7 +153,7 @@ class Soak:
 
 def soak(minutes: float, *flags: str, seed: int = 0) -> list[str]:
     """What is wrong with a server after so many minutes; nothing if it is as it was."""
-    environment = {"QUIRE_SERVER_DEV_MODE": "1"}
+    environment = {"QUIRE_SERVER_DEV_MODE": "1", **PROMPT_MALLOC}
     with QuireServe(*FLAGS, *flags, environment=environment) as server:
         run = Soak(server.wait_ready(), minutes, seed)
         asyncio.run(run.run())

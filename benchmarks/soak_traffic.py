@@ -19,6 +19,8 @@ LONG_PROMPT = 1_900
 """Tokens; Quill's context has 2,048."""
 SCHEMAS = 400
 """So many different ones are asked for: the engine keeps 256 compiled, the API process verdicts on all."""
+STORED = 600
+"""Responses that fill the page cache of the database they are stored in."""
 MOST_COMPLAINTS = 20
 _WRONG = [wrong for wrong in WRONG_REQUESTS if len(wrong.body) < 2**16]
 _QUESTIONS = ("What is a river?", "Tell me about the sea.", "Count to ten.", "What is the weather like in Oslo?")
@@ -91,14 +93,16 @@ class SoakTraffic:
         }
 
     async def fill(self) -> None:
-        """Have caches of grammars full from the beginning: what they take is no leak."""
-        numbers = iter(range(SCHEMAS))
+        """Have caches of grammars and of stored responses full from the beginning: what they take is no leak."""
+        constraints = ({"structured_outputs": {"json": _schema(number)}} for number in range(SCHEMAS))
+        asked = [(COMPLETIONS, {"prompt": "A list", "max_tokens": 2, **constraint}) for constraint in constraints]
+        asked += [("/v1/responses", {"input": "The sea", "max_output_tokens": 2, "store": True})] * STORED
+        left = iter(asked)
 
         async def ask_for_each() -> None:
             async with httpx.AsyncClient(base_url=self._url, timeout=120) as client:
-                for number in numbers:
-                    body = {"prompt": "A list", "max_tokens": 2, "structured_outputs": {"json": _schema(number)}}
-                    answer = Answer.of(await client.post(COMPLETIONS, json=body))
+                for path, body in left:
+                    answer = Answer.of(await client.post(path, json=body))
                     if answer.text:
                         self._complain(f"filling: {answer.text}")
 
