@@ -132,7 +132,8 @@ class AdmissionLimit:
     @property
     def tokens(self) -> int:
         """Tokens that are to be computed for them, see `quire.messages.queued_tokens`."""
-        return self._load.queued_tokens + self._unseen_tokens + self._held_tokens
+        unseen = 0 if self._unseen_run_at_once else self._unseen_tokens
+        return self._load.queued_tokens + unseen + self._held_tokens
 
     @property
     def max_tokens(self) -> float:
@@ -145,6 +146,17 @@ class AdmissionLimit:
     def seconds(self) -> float:
         """How long the engine needs for the queue; 0 if nobody knows."""
         return self.tokens / self._load.tokens_per_s if self._load.tokens_per_s else 0.0
+
+    @property
+    def _unseen_run_at_once(self) -> bool:
+        """Whether the engine has slots and blocks for all that it has been sent since its last news: that is no queue,
+        and a long prompt turns nobody away while its first step runs."""
+        load = self._load
+        return (
+            not (load.waiting or load.paused or self._held)
+            and self._unseen_sequences <= self._limits.slots - load.running
+            and self._unseen_tokens <= load.free_blocks * load.block_size
+        )
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -245,3 +245,17 @@ def test_large_requests_do_not_make_a_half_empty_queue_full() -> None:
     stage.load(waiting=1, queued_tokens=1_550)
     with pytest.raises(OverloadedError):
         stage.limit.refuse_if_full("")
+
+
+def test_what_the_engine_begins_at_once_is_no_queue_before_it_says_so() -> None:
+    room = {"running": 1, "num_blocks": 100, "free_blocks": 100, "block_size": 16}
+
+    def let_in(**load: Any) -> int:
+        stage = Stage(tokens=100)
+        stage.load(**{**room, **load})
+        return stage.fill()
+
+    assert let_in() == 3 + 1, "into three slots, and one that meets no queue"
+    assert let_in(free_blocks=70) == 2 + 1, "1,120 tokens have room"
+    assert let_in(free_blocks=40) == 1 + 1
+    assert let_in(paused=True) == let_in(waiting=1) == let_in(running=4) == 1
