@@ -17,7 +17,7 @@ import pytest
 from tests.clients.environment import environment
 from tests.e2e.serve import QuireServe
 
-FUZZING_S = 60 * float(os.environ.get("SCHEMATHESIS_MINUTES", "1.5"))
+FUZZING_S = 60 * float(os.environ.get("SCHEMATHESIS_MINUTES", "2"))
 """As long as two runs take together: one by the document, one by bodies that should pass."""
 SLOWEST_S = 20
 """The longest that a request may take. Answers are at most as long as the small context."""
