@@ -2,7 +2,8 @@
 
 Each directory of `by_tools/` is a Llama of one layer, and `expected.safetensors` has tokens and the logits, in fp32, of
 transformers with the tool's own reader: compressed-tensors 0.19 (`run_compressed=False`, which rounds activations too)
-for what llm-compressor 0.14 wrote, GPTQModel 7.6 (its torch kernel) for its own.
+for what llm-compressor 0.14 wrote; or with the weights that GPTQModel 7.6 dequantizes (`dequantize_weight`, scales in
+fp32) for its own.
 """
 
 from __future__ import annotations
