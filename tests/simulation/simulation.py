@@ -37,7 +37,7 @@ class Summary:
     Attributes:
         seed: Of the run.
         steps: Of the engines.
-        seconds: Virtual.
+        seconds: Virtual, without jumps of the clock.
         tokens: That clients got.
         fingerprint: Equal for equal runs.
         outcomes: Requests by how they ended.
@@ -125,7 +125,7 @@ class _Run:
         return Summary(
             self.world.seed,
             server.steps,
-            self.world.now(),
+            self.world.lived,
             judge.tokens,
             self.world.fingerprint,
             dict(sorted(judge.outcomes.items())),

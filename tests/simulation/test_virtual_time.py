@@ -161,6 +161,7 @@ def test_a_jump_of_the_clock_makes_things_late() -> None:
     world.jump(50.0)
     run(world, 1_200.0)
     assert seen == [1_050.0, 1_100.0]
+    assert world.lived == 150.0
 
 
 def test_what_spins_is_a_violation() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 MOST_EVENTS_AT_ONCE = 50_000
 """More than that at one moment, and something spins."""
+_BEGIN = 1_000.0
 _TRACE_LINES = 80
 
 
@@ -48,7 +49,8 @@ class World:
         self.seed = seed
         self.fingerprint = 0
         self.problem = ""
-        self._now = 1_000.0
+        self._now = _BEGIN
+        self._jumped = 0.0
         self._events: list[tuple[float, float, int, Timer]] = []
         self._count = self._at_once = 0
         self._ties = self.random("ties")
@@ -61,6 +63,11 @@ class World:
     def now(self) -> float:
         """Virtual seconds."""
         return self._now
+
+    @property
+    def lived(self) -> float:
+        """Virtual seconds since the beginning in which things could happen."""
+        return self._now - _BEGIN - self._jumped
 
     def at(self, when: float, action: Callable[[], None]) -> Timer:
         """Let something happen at a time. What happens at the same time has a random order."""
@@ -76,6 +83,7 @@ class World:
     def jump(self, seconds: float) -> None:
         """The whole machine stands still for so long: what was due meanwhile happens late."""
         self._now += seconds
+        self._jumped += seconds
 
     def next(self) -> bool:
         """Let the next thing happen; False if there is none."""
