@@ -22,11 +22,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(simulate(options.seed, options.steps))
         else:
             seeds = range(options.first, options.first + options.seeds)
-            _tell(_summaries(seeds, options.steps, options.jobs), len(seeds))
+            _tell(summaries(seeds, options.steps, options.jobs), len(seeds))
     except SimulationError as error:
         print(error)
         return 1
     return 0
+
+
+def summaries(seeds: Iterable[int], steps: int, jobs: int) -> Iterator[Summary]:
+    """In the order of seeds; the first violation is raised."""
+    if jobs == 1:
+        yield from (simulate(seed, steps) for seed in seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(simulate, seeds, itertools.repeat(steps))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,15 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="how many run at once, each in a process")
     parser.add_argument("--seed", type=int, help="this one alone; says everything about it")
     return parser
-
-
-def _summaries(seeds: Iterable[int], steps: int, jobs: int) -> Iterator[Summary]:
-    """In the order of seeds; the first violation is raised."""
-    if jobs == 1:
-        yield from (simulate(seed, steps) for seed in seeds)
-        return
-    with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(simulate, seeds, itertools.repeat(steps))
 
 
 def _tell(summaries: Iterator[Summary], count: int) -> None:

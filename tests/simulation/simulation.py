@@ -156,8 +156,10 @@ class _Run:
                 if not passes:
                     world.fail(f"requests {sorted(self.judge.open)} have not ended, or the server has not")
                 break
-            if not world.next() and not passes:
-                world.fail("nothing is going to happen any more")
+            if not world.next():
+                if not passes:
+                    world.fail("nothing is going to happen any more")
+                break
             if world.problem:
                 break
         if world.problem:

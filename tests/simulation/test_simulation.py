@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from quire.engine.core import EngineCore
-from tests.simulation.__main__ import main
+from tests.simulation.__main__ import main, summaries
 from tests.simulation.settings import FAULTS
 from tests.simulation.simulation import simulate
 
@@ -60,8 +60,7 @@ def test_a_thousand_seeds() -> None:
     steps = 0
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
-    for seed in range(1_000):
-        summary = simulate(seed, steps=180)
+    for summary in summaries(range(1_000), steps=180, jobs=2):
         steps += summary.steps
         faults.update(summary.faults)
         outcomes.update(summary.outcomes)
