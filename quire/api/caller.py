@@ -17,6 +17,8 @@ from quire.errors import RequestError
 TIMEOUT_HEADER = "X-Request-Timeout"
 API_KEY = "api_key"
 """Key in the scope's state: the digest of the API key that a request brought, see AuthenticationMiddleware."""
+TENANT = "tenant"
+"""Key in the scope's state of a request that the server sends to itself: in whose name."""
 _TENANT_DIGITS = 16
 
 
@@ -87,6 +89,8 @@ class CallerMiddleware:
         if given is not None:
             timeouts.append(check_timeout(TIMEOUT_HEADER, _seconds(given)))
         deadline = arrival + min(timeouts) if timeouts else None
+        if TENANT in scope["state"]:
+            return Caller(scope["state"][TENANT], arrival, deadline)
         name = headers.get(self._tenant_header, "") if self._tenant_header else ""
         return Caller(_tenant(scope["state"].get(API_KEY, b""), name), arrival, deadline)
 

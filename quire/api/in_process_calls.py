@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message
 
+from quire.api.caller import TENANT
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -31,18 +33,19 @@ class InProcessCalls:
         if keys:
             self._headers.append((b"authorization", b"Bearer " + keys[0].encode()))
 
-    async def post(self, path: str, body: bytes, request_id: str) -> Answer:
+    async def post(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         """The answer to a request; when this is cancelled, so is the work for it.
 
         Args:
             path: Of the endpoint.
             request_id: Sent as X-Request-Id.
+            tenant: Whose request it is, see Caller.
         """
         headers = [*self._headers, (b"x-request-id", request_id.encode()), (b"content-length", b"%d" % len(body))]
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
             "path": path, "raw_path": path.encode(), "root_path": "", "query_string": b"", "headers": headers,
-            "client": None, "server": None, "state": {},
+            "client": None, "server": None, "state": {TENANT: tenant},
         }  # fmt: skip
         unsent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         status, parts = 0, list[bytes]()

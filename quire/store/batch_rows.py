@@ -33,10 +33,12 @@ class ClaimedBatch:
     Attributes:
         body: As clients see it.
         ends_as: The state in which it ends, if another process had begun to end it.
+        tenant: Whose it is, see Add.
     """
 
     body: dict[str, Any]
     ends_as: str | None
+    tenant: str = ""
 
 
 def body_of(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def seen(connection: sqlite3.Connection, batch: str) -> dict[str, Any]:
     completed, done = connection.execute(query, (batch,)).fetchone()
     counts = {"total": total, "completed": completed, "failed": done - completed}
     body["request_counts"] = body.pop("final_counts", None) or counts
-    for internal in ("ends_as", "output_lifetime"):
+    for internal in ("ends_as", "output_lifetime", "tenant"):
         body.pop(internal, None)
     return body
 

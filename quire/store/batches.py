@@ -45,12 +45,14 @@ class BatchStore:
         seconds: int,
         metadata: dict[str, str] | None,
         output_lifetime: int | None = None,
+        tenant: str = "",
     ) -> dict[str, Any]:
         """Add a batch, on which a server of `model` will work.
 
         Args:
             window: As clients write it, with `seconds` as what it means.
             output_lifetime: Seconds until the files that it makes are deleted; at most, and by default, the store's.
+            tenant: Whose requests these are, see Add.
 
         Returns:
             The batch as clients see it.
@@ -79,6 +81,7 @@ class BatchStore:
             ),
             "metadata": metadata,
             "output_lifetime": output_lifetime,
+            "tenant": tenant,
         }  # fmt: skip
 
         def insert(connection: sqlite3.Connection) -> dict[str, Any]:
@@ -154,7 +157,8 @@ class BatchStore:
                 return None
             self._process.say_alive_in(connection, now)
             connection.execute("UPDATE batches SET owner = ? WHERE id = ?", (self._process.id, row[0]))
-            return ClaimedBatch(seen(connection, row[0]), body_of(connection, row[0]).get("ends_as"))
+            kept = body_of(connection, row[0])
+            return ClaimedBatch(seen(connection, row[0]), kept.get("ends_as"), kept.get("tenant", ""))
 
         return await self._database.write(take)
 

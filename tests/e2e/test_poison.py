@@ -23,11 +23,12 @@ from tests.e2e.poison.sender import send
 from tests.e2e.serve import QuireServe
 
 SENDERS = 4
-STALL_S = 1.0
-"""Longest wait of a stream for its next token, of the time that others leave to this test: on a machine that does
-nothing else, of all time."""
+STALL_S, BUSY_STALL_S = 1.0, 5.0
+"""Longest wait of a stream for its next token, without the time that others take; the second where others take more
+than BUSY of the machine: processes of low priority then run in time that would have been the engine's."""
+BUSY = 0.25
 SHORT_S = 0.1
-LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.05, 0.05
+LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.04, 0.04
 """Processor time. 20 ms is the aim; a machine that is shared takes up to three times as long for the same work."""
 GROWTH_MB = 600
 """Of the API process and of the engine's, behind all of the corpus."""
@@ -114,13 +115,12 @@ class Streams:
             (wait.end - wait.begin - self.lateness.between(wait.begin, wait.end) for wait in self.waits), default=0.0
         )
 
-    @property
-    def stalls(self) -> list[str]:
-        """The waits that were too long."""
+    def stalls(self, longest_s: float) -> list[str]:
+        """The waits that took longer."""
         found = []
         for wait in self.waits:
             late = self.lateness.between(wait.begin, wait.end)
-            if wait.end - wait.begin - late > STALL_S:
+            if wait.end - wait.begin - late > longest_s:
                 found.append(f"{wait.end - wait.begin:.2f} s, {late:.2f} of it not the server's, beside {wait.beside}")
         return found
 
@@ -245,11 +245,12 @@ def test_every_poison_gets_its_answer_and_16_streams_notice_nothing(server: Quir
         f"{callback * 1e3:.0f} ms, turn {turn * 1e3:.0f} ms; MB {before} → {after}; "
         f"{len(different)} streams said something else",
         *(line for line in server.log.splitlines() if " held the event loop " in line),
+        *streams.stalls(STALL_S),
         sep="\n",
     )
     assert failures == []
     assert different == []
-    assert streams.stalls == []
+    assert streams.stalls(BUSY_STALL_S if lost > BUSY else STALL_S) == []
     assert streams.read >= len(HEALTHY)
     assert server.children() == processes, "a process died"
     assert callback < LONGEST_CALLBACK_S

@@ -52,20 +52,20 @@ class BatchCalls:
             self._slots.release()
             raise
 
-    async def answer(self, line: BatchLine) -> tuple[str, Answer]:
-        """The id that a request got, and its answer. The slot is free then."""
+    async def answer(self, line: BatchLine, tenant: str = "") -> tuple[str, Answer]:
+        """The id that a request of a tenant got, and its answer. The slot is free then."""
         try:
             body = line.body
             if self._has_priorities and body.get("priority") is None:
                 body = {**body, "priority": MAX_PRIORITY}
             encoded, request_id = msgspec.json.encode(body), f"batch-{uuid.uuid4().hex}"
-            return request_id, await self._post(line.url, encoded, request_id)
+            return request_id, await self._post(line.url, encoded, request_id, tenant)
         finally:
             self._slots.release()
 
-    async def _post(self, url: str, body: bytes, request_id: str) -> Answer:
+    async def _post(self, url: str, body: bytes, request_id: str, tenant: str) -> Answer:
         while True:
-            answer = await self._calls.post(url, body, request_id)
+            answer = await self._calls.post(url, body, request_id, tenant)
             if answer.status not in _AGAIN and self._session.state != "dead":
                 return answer
             await asyncio.sleep(RETRY_S)

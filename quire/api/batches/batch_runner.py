@@ -121,6 +121,7 @@ class BatchRun:
         self._calls = calls
         self._body: dict[str, Any] = claimed.body
         self._ends_as = claimed.ends_as
+        self._tenant = claimed.tenant
         self._id = str(claimed.body["id"])
         self._clock = clock
         self._results: list[BatchResult] = []
@@ -207,7 +208,7 @@ class BatchRun:
             cancelled.cancel()
 
     async def _send(self, number: int, line: BatchLine) -> None:
-        request_id, answer = await self._calls.answer(line)
+        request_id, answer = await self._calls.answer(line, self._tenant)
         text = result_line(line.custom_id, request_id, answer)
         self._results.append(BatchResult(number, answer.status == 200, text))
 

@@ -42,6 +42,7 @@ def add_batches(app: FastAPI, serving: Serving) -> None:
             seconds=fields.seconds,
             metadata=fields.metadata,
             output_lifetime=expires.seconds if expires is not None else None,
+            tenant=request.state.caller.tenant,
         )
         app.state.batches.wake()
         return json_response(batch)

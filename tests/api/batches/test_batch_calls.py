@@ -30,7 +30,7 @@ class Endpoint:
         self.bodies: list[dict[str, Any]] = []
         self._statuses = list(statuses)
 
-    async def post(self, path: str, body: bytes, request_id: str) -> Answer:
+    async def post(self, path: str, body: bytes, request_id: str, tenant: str = "") -> Answer:
         self.bodies.append(json.loads(body))
         return Answer(self._statuses.pop(0) if self._statuses else 200, b"{}")
 

@@ -222,3 +222,21 @@ def test_interactive_requests_find_room_beside_a_batch(tmp_path: Path) -> None:
             most = max(most, server.session.num_sequences)
         assert wait(client, now).status == "completed"
     assert 2 <= most <= 4
+
+
+def test_the_requests_of_a_batch_are_those_of_the_key_that_began_it(tmp_path: Path) -> None:
+    with running(tmp_path, api_key=("a", "b"), cache_isolation=True) as server:
+        prompt = [7] * 100
+
+        def cached(key: str) -> int | None:
+            usage = connect(server, key).completions.create(model="tiny", prompt=prompt, max_tokens=1).usage
+            assert usage is not None
+            assert usage.prompt_tokens_details is not None
+            return usage.prompt_tokens_details.cached_tokens
+
+        batch = start(connect(server, "b"), [line("one", {"prompt": prompt, "max_tokens": 1})])
+        done = wait(connect(server, "b"), batch)
+        assert done.status == "completed"
+        assert not hasattr(done, "tenant")
+        assert cached("a") == 0
+        assert cached("b")

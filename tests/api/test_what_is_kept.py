@@ -1,0 +1,111 @@
+"""Nothing that clients send makes anything in the process grow for good: every container is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.server import Server, running
+
+KINDS = {dict, list, set, deque, OrderedDict, defaultdict, Counter}
+"""Types of containers."""
+ROUND = 12
+"""Requests of each kind in a round. What grows by half as many is kept for each."""
+USER = [{"role": "user", "content": "a"}]
+
+
+def requests(number: int) -> list[tuple[str, str, Any]]:
+    """One of each kind; all that a client can choose is another for each number."""
+    name, body = f"name-{number}", {"max_tokens": 2}
+    return [
+        ("POST", "/v1/completions", body | {"prompt": name, "user": name, "cache_salt": name, "stop": [name]}),
+        ("POST", "/v1/completions", body | {"prompt": "a", "request_id": name, "seed": number}),
+        ("POST", "/v1/completions", body | {"prompt": "a", "model": name}),
+        ("POST", "/v1/completions", body | {"prompt": "a", name: name}),
+        ("POST", "/v1/completions", body | {"prompt": [number], "stream": True}),
+        ("POST", "/v1/chat/completions", body | {"messages": USER, "metadata": {name: name}}),
+        ("POST", "/v1/chat/completions", body | {"messages": USER, "chat_template_kwargs": {name: name}}),
+        ("POST", "/v1/chat/completions", body | {"messages": USER, "chat_template": "a" * number}),
+        ("POST", "/v1/responses", {"input": name, "store": False, "max_output_tokens": 2}),
+        ("POST", "/tokenize", {"prompt": name}),
+        ("GET", f"/{name}", None),
+        ("GET", f"/v1/models/{name}", None),
+        ("GET", f"/v1/responses/resp_{name}", None),
+        (name.upper(), "/v1/completions", None),
+    ]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    options: dict[str, Any] = {
+        "tenant_header": "X-Tenant",
+        "trust_request_chat_template": True,
+        "num_blocks": 8,
+        "max_model_len": 64,
+    }  # filled soon
+    with running(tmp_path_factory.mktemp("model"), **options) as server:
+        yield server
+
+
+async def send(server: Server, numbers: range) -> None:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        for number in numbers:
+            headers = {"X-Tenant": f"tenant-{number}", "X-Request-Id": f"id-{number}", f"X-{number}": "a"}
+            for method, path, body in requests(number):
+                await client.request(method, path, json=body, headers=headers)
+
+
+def containers() -> dict[int, Any]:
+    """Every dict, list, set and deque, by its id. One that holds nothing but texts and numbers is found only through
+    what refers to it."""
+    gc.collect()
+    return {
+        id(each): each
+        for owner in gc.get_objects()
+        if not _is_bounded_cache(owner)
+        for each in (owner, *gc.get_referents(owner))
+        if type(each) in KINDS
+    }
+
+
+def sizes() -> dict[int, int]:
+    return {number: len(each) for number, each in containers().items()}
+
+
+def test_no_container_grows_with_what_clients_send(server: Server) -> None:
+    rounds = []
+    for number in range(3):  # what is bounded is filled in the first one
+        asyncio.run(send(server, range(1 + number * ROUND, 1 + (number + 1) * ROUND)))
+        server.assert_all_free()
+        rounds.append(sizes())
+    first, second, third = rounds
+    least = ROUND / 2
+    grown = {
+        number
+        for number, size in third.items()
+        if size - second.get(number, size) >= least and second[number] - first.get(number, second[number]) >= least
+    }
+    found = [each for number, each in containers().items() if number in grown and not _is_pruned(each)]
+    assert [shown(each) for each in found] == []
+    assert len(third) - len(second) < ROUND, "so many are new"
+
+
+def _is_bounded_cache(owner: object) -> bool:
+    return type(owner) is functools._lru_cache_wrapper and owner.cache_parameters()["maxsize"] is not None
+
+
+def _is_pruned(container: Any) -> bool:
+    """asyncio's timers and a SQLite connection's cursors: those that are over are forgotten a hundred at a time."""
+    return type(container) is list and isinstance(container[-1], asyncio.TimerHandle | weakref.ref)
+
+
+def shown(container: Any) -> str:
+    return f"{type(container).__name__} of {len(container)}: {list(container)[-3:]!r:.300}"
