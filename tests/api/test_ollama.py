@@ -231,3 +231,8 @@ def test_a_key_is_needed_where_there_is_one(tmp_path: Path) -> None:
         assert refused.value.status_code == 401
         client = ollama.Client(host=server.url, headers={"Authorization": f"Bearer {KEY}"})
         assert client.chat(model="tiny", messages=QUESTION, options={"num_predict": 1}).eval_count == 1
+
+
+@pytest.mark.parametrize("path", ["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/blobs/sha256:../../a"])
+def test_nothing_fetches_or_writes_models(server: Server, path: str) -> None:
+    assert server.post(path, {"model": "tiny"}).status_code == 404
