@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -10,8 +12,9 @@ from collections import Counter
 import pytest
 
 from quire.engine.core import EngineCore
+from tests.simulation import simulation
 from tests.simulation.__main__ import main, summaries
-from tests.simulation.settings import FAULTS
+from tests.simulation.settings import FAULTS, Settings, settings_of
 from tests.simulation.simulation import simulate
 
 
@@ -34,6 +37,15 @@ def test_a_seed_runs_the_same_way_in_another_process() -> None:
     )
     assert other.stdout.strip() == str(here)
     assert simulate(4, steps=400).fingerprint != here.fingerprint
+
+
+def test_a_run_ends_with_a_server_that_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_restarts(rng: random.Random) -> Settings:
+        settings = settings_of(rng)
+        return dataclasses.replace(settings, config=settings.config.with_values(max_restarts=0), drains_early=False)
+
+    monkeypatch.setattr(simulation, "settings_of", without_restarts)
+    assert simulate(1, 10_000, ["engine killed"]).lives["engine"] == 1
 
 
 def test_the_script_runs_many_seeds_in_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
