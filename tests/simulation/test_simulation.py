@@ -45,7 +45,7 @@ def test_a_run_ends_with_a_server_that_gives_up(monkeypatch: pytest.MonkeyPatch)
         return dataclasses.replace(settings, config=settings.config.with_values(max_restarts=0), drains_early=False)
 
     monkeypatch.setattr(simulation, "settings_of", without_restarts)
-    assert simulate(1, 10_000, ["engine killed"]).lives["engine"] == 1
+    assert simulate(0, 10_000, ["engine killed"]).lives["engine"] == 1
 
 
 def test_the_script_runs_many_seeds_in_several_processes(capsys: pytest.CaptureFixture[str]) -> None:
