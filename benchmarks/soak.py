@@ -28,8 +28,12 @@ WARM_UP_S = 15.0
 SLACK = 8
 """File descriptors and threads that a process may have more than after the warm-up: pools grow up to their bounds."""
 LONG_MINUTES, GROWTH, SHORT_GROWTH = 30.0, 0.01, 0.05
-FLAGS = ("--port", "0", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--disable-uvicorn-access-log")
-"""A small KV cache, whose memory has all been used soon: what is never written to takes no memory."""
+FLAGS = (
+    "--port", "0", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--max-queue-time", "600",
+    "--disable-uvicorn-access-log",
+)  # fmt: skip
+"""A small KV cache, whose memory has all been used soon: what is never written to takes no memory. Nobody is turned
+away, however slow the machine."""
 
 PROMPT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
 """Freed memory is the system's again at once, so that what is resident is what is held. Otherwise glibc keeps up to

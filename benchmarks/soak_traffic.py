@@ -19,7 +19,7 @@ LONG_PROMPT = 1_900
 """Tokens; Quill's context has 2,048."""
 SCHEMAS = 400
 """So many different ones are asked for: the engine keeps 256 compiled, the API process verdicts on all."""
-STORED = 600
+STORED = 1_000
 """Responses that fill the page cache of the database they are stored in."""
 MOST_COMPLAINTS = 20
 _WRONG = [wrong for wrong in WRONG_REQUESTS if len(wrong.body) < 2**16]
