@@ -26,6 +26,15 @@ def test_the_table_names_tests() -> None:
     assert len(NAMED) >= 20
 
 
+def test_the_versions_that_were_reviewed_are_those_that_are_pinned() -> None:
+    table = (ROOT / "SECURITY.md").read_text().partition("version reviewed")[2]
+    packages = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
+    reviewed = set(re.findall(r"(\S+) (\d[\d.]*)", " ".join(packages)))
+    pinned = set(re.findall(r"^([^=\s]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert len(reviewed) >= 12
+    assert reviewed <= pinned
+
+
 def calls(path: Path) -> set[str]:
     """Names of what a module calls: `eval`, `importlib.import_module`."""
     return {ast.unparse(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)}
