@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class QuantizedRows(NamedTuple):
         return torch.empty(shape, dtype=self.dtype, device=self.codes.device)
 
 
-Rows = Tensor | QuantizedRows
+Rows: TypeAlias = "Tensor | QuantizedRows"  # as text: compiler processes have no torch
 """What a product may be given: [rows, columns]."""
 
 
