@@ -41,7 +41,9 @@ def prompts(count: int) -> list[list[int]]:
 
 def prompt_logprobs(directory: Path, **settings: Any) -> Tensor:
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
-    with LLM(str(directory), dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=50, **settings) as llm:
+    with LLM(
+        str(directory), dtype="float32", device="cpu", skip_tokenizer_init=True, max_num_batched_tokens=50, **settings
+    ) as llm:
         outputs = llm.generate(prompts(5), params)
     entries = [entry for output in outputs for entry in (output.prompt_logprobs or [])[1:]]
     return torch.tensor([next(iter(each.values())).logprob for each in entries if each])
@@ -64,7 +66,7 @@ def test_it_is_replayed_and_swapped_like_any_other(checkpoint: Path, monkeypatch
     tokens = []
     for blocks in (200, 26):
         with LLM(
-            str(checkpoint), dtype="float32", kv_cache_dtype="fp8", num_gpu_blocks_override=blocks,
+            str(checkpoint), dtype="float32", device="cpu", kv_cache_dtype="fp8", num_gpu_blocks_override=blocks,
             skip_tokenizer_init=True, max_model_len=200, max_num_seqs=5, disable_log_stats=False,
         ) as llm:  # fmt: skip
             tokens.append([output.outputs[0].token_ids for output in llm.generate(prompts(5), params)])
