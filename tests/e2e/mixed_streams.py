@@ -51,7 +51,7 @@ class Streamed:
 
     Attributes:
         texts, reasons: By choice.
-        logprobs: By choice.
+        logprobs, top_logprobs: By choice, of all tokens in their order, however many came in a chunk.
         prompt_logprobs: Of the prompt, all that were reported, in their order.
         chunks: Events with text so far.
         pause: The longest time between two events, in seconds.
@@ -61,6 +61,7 @@ class Streamed:
     texts: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
+    top_logprobs: dict[int, list[float]] = field(default_factory=dict)
     prompt_logprobs: list[float] = field(default_factory=list)
     chunks: int = 0
     pause: float = 0.0
@@ -78,8 +79,8 @@ class Streamed:
             for position in choice.get("prompt_logprobs") or ():
                 self.prompt_logprobs += [entry["logprob"] for entry in (position or {}).values()]
             if logprobs := choice.get("logprobs"):
-                values = self.logprobs.setdefault(index, [])
-                values += logprobs["token_logprobs"]
+                self.logprobs.setdefault(index, []).extend(logprobs["token_logprobs"])
+                values = self.top_logprobs.setdefault(index, [])
                 values += [value for top in logprobs["top_logprobs"] for value in sorted(top.values())]
             if choice["finish_reason"]:
                 self.reasons[index] = choice["finish_reason"]
@@ -87,13 +88,16 @@ class Streamed:
     @property
     def outcome(self) -> tuple[Any, ...]:
         """What must not depend on what happens to the server; log probabilities besides, see `rounding_error`."""
-        lengths = {index: len(values) for index, values in self.logprobs.items()}
+        lengths = [
+            {index: len(values) for index, values in kind.items()} for kind in (self.logprobs, self.top_logprobs)
+        ]
         return self.texts, self.reasons, self.error, lengths, len(self.prompt_logprobs)
 
     def rounding_error(self, other: Streamed) -> float:
         """How far the log probabilities of two equal outcomes are apart at most."""
         pairs = [(self.prompt_logprobs, other.prompt_logprobs)]
         pairs += [(values, other.logprobs[index]) for index, values in self.logprobs.items()]
+        pairs += [(values, other.top_logprobs[index]) for index, values in self.top_logprobs.items()]
         return max((abs(a - b) for own, others in pairs for a, b in zip(own, others, strict=True)), default=0.0)
 
 
