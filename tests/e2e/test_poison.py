@@ -28,7 +28,7 @@ STALL_S, BUSY_STALL_S = 1.0, 5.0
 than BUSY of the machine: processes of low priority then run in time that would have been the engine's."""
 BUSY = 0.25
 SHORT_S = 0.1
-LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.04, 0.04
+LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.04, 0.1
 """Processor time. 20 ms is the aim; a machine that is shared takes up to three times as long for the same work."""
 GROWTH_MB = 600
 """Of the API process and of the engine's, behind all of the corpus."""
@@ -129,12 +129,12 @@ def _merged(said: list[list[dict[str, Any]]]) -> str:
     """Texts, tokens, log probabilities and ends by choice: how they are cut into chunks depends on timing."""
     choices: dict[int, list[Any]] = {}
     for choice in (choice for chunk in said for choice in chunk):
-        text, tokens, ends = choices.setdefault(choice["index"], ["", [], []])
+        text, tokens, logprobs, ends = choices.setdefault(choice["index"], ["", [], [], []])
         tokens += choice.get("token_ids") or []
         text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
-        tokens += (choice.get("logprobs") or {}).get("token_logprobs", [])
+        logprobs += (choice.get("logprobs") or {}).get("token_logprobs", [])
         ends += [choice["finish_reason"]] * (choice["finish_reason"] is not None)
-        choices[choice["index"]] = [text, tokens, ends]
+        choices[choice["index"]] = [text, tokens, logprobs, ends]
     return json.dumps(choices, sort_keys=True)
 
 
