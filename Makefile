@@ -53,6 +53,7 @@ lint-style: $(VENV)/.installed-dev
 	@$(BIN)/ruff check .
 lint-types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
+	@$(BIN)/mypy --config-file tests/mypy.ini
 lint-rooms: $(VENV)/.installed-dev
 	@# Without the cache, which goes stale when a module appears that another file already imported.
 	@$(BIN)/lint-imports --no-logo --no-cache
@@ -127,5 +128,5 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "Installing Quire, what it runs on, and what tests and checks need."
-	@$(PINNED) $(PIP_INSTALL) --editable '.[dev]'
+	@$(PINNED) $(PIP_INSTALL) --editable '.[dev,otel]'
 	@touch $(VENV)/.installed $@

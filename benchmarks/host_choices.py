@@ -33,10 +33,14 @@ class StubExecutor:
     """Samples token 7 at once; knows when it got its first plan."""
 
     max_in_flight = 2
+    adapters = None
 
     def __init__(self) -> None:
         self._plans: deque[Plan] = deque()
         self.first_plan: float | None = None
+
+    def check(self) -> None:
+        """It never breaks."""
 
     def submit(self, plan: Plan) -> None:
         self.first_plan = self.first_plan or time.perf_counter()

@@ -29,8 +29,8 @@ from torch import Tensor
 import quire.offline.local_engine
 from quire import LLM, SamplingParams
 from quire.attention import metadata_builder
-from quire.attention.backend import PaddedLimits
 from quire.attention.metadata import AttentionMetadata, IntArray
+from quire.attention.padded_limits import PaddedLimits
 from quire.messages import DeviceLimits, Plan, Result
 from quire.planning.step_limits import StepLimits
 from quire.worker.graph_shapes import GraphShape, GraphShapes
@@ -81,7 +81,7 @@ class StubAttention:
 class StubGraphs:
     """Graphs that do nothing."""
 
-    def replay(self, shape: GraphShape) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: bool) -> Tensor:
         return torch.empty(0)
 
 
@@ -102,6 +102,7 @@ class StubExecutor:
     """Samples token 7 at once; notes when plans were submitted and results returned."""
 
     max_in_flight = 2
+    adapters = None
 
     def __init__(self, runner: ModelRunner | None) -> None:
         self._plans: deque[Plan] = deque()
@@ -112,6 +113,9 @@ class StubExecutor:
 
     def start(self) -> DeviceLimits:
         return DeviceLimits(num_blocks=LONGEST, vocab_size=VOCABULARY)
+
+    def check(self) -> None:
+        """It never breaks."""
 
     def submit(self, plan: Plan) -> None:
         self.submitted.append(time.perf_counter())

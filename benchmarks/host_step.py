@@ -43,6 +43,7 @@ class StubExecutor:
     """A worker's host side, and a device that always samples token 7."""
 
     max_in_flight = 2
+    adapters = None
 
     def __init__(self, sequences: int, steps: int) -> None:
         length = PROMPT + 2 * steps + 64
@@ -56,6 +57,9 @@ class StubExecutor:
 
     def start(self) -> DeviceLimits:
         return self.device_limits
+
+    def check(self) -> None:
+        """It never breaks."""
 
     def submit(self, plan: Plan) -> None:
         began = time.thread_time()

@@ -12,6 +12,7 @@ from quire.version import __version__
 
 if TYPE_CHECKING:
     from quire.beam_search import BeamSearchParams as BeamSearchParams
+    from quire.offline.adapters import LoRARequest as LoRARequest
     from quire.offline.async_llm import AsyncEngineArgs as AsyncEngineArgs
     from quire.offline.async_llm import AsyncLLM as AsyncLLM
     from quire.offline.async_llm import AsyncLLM as AsyncLLMEngine  # vLLM's older name
@@ -37,6 +38,7 @@ __all__ = [
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "LoRARequest",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -56,6 +58,7 @@ _EXPORTS = {
     "GuidedDecodingParams": "quire.structured_outputs_params",
     "LLM": "quire.offline.llm",
     "LLMEngine": "quire.offline.llm_engine",
+    "LoRARequest": "quire.offline.adapters",
     "RequestOutput": "quire.outputs",
     "RequestOutputKind": "quire.sampling",
     "SamplingParams": "quire.sampling",

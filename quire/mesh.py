@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.config.parallel import ParallelConfig
+
 
 @dataclass(frozen=True)
 class Span:
@@ -21,7 +23,8 @@ class Mesh:
         rank: From 0 on; ranks that divide the same layers are neighbours.
         tp: Ranks that divide each layer (tensor parallel).
         pp: Groups of layers, one behind the other (pipeline parallel).
-        ep: Ranks that divide the experts of a layer (expert parallel).
+        ep: Ranks that divide the experts of a layer, whole ones each (expert parallel): those of `tp`, or 1, where
+            every expert is divided like any MLP.
     """
 
     rank: int = 0
@@ -31,11 +34,44 @@ class Mesh:
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.tp * self.pp, f"rank {self.rank} of {self.tp} × {self.pp}"
+        assert self.ep in (1, self.tp), f"experts over {self.ep} of {self.tp} ranks"
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.tp * self.pp
 
     @property
     def tp_rank(self) -> int:
         """This rank's number among those that divide the same layers."""
         return self.rank % self.tp
+
+    @property
+    def stage(self) -> int:
+        """The number of this rank's group of layers."""
+        return self.rank // self.tp
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens enter here."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits come out here."""
+        return self.stage == self.pp - 1
+
+    def own_layers(self, layers: int) -> range:
+        """This rank's of a model's layers. Where they cannot be divided evenly, stages in the middle have one more:
+        the first one embeds tokens, the last one has the head.
+
+        >>> [len(Mesh(rank, pp=3).own_layers(7)) for rank in range(3)]
+        [2, 3, 2]
+        """
+        each, rest = divmod(layers, self.pp)
+        has_one_more = sorted(range(self.pp), key=lambda stage: (stage in (0, self.pp - 1), stage))[:rest]
+        begin = self.stage * each + sum(stage < self.stage for stage in has_one_more)
+        return range(begin, begin + each + (self.stage in has_one_more))
 
     def part(self, units: int) -> Span:
         """This rank's of `units`, which are divided evenly; of fewer units than ranks, neighbours have the same one.
@@ -55,3 +91,19 @@ class Mesh:
         each = -(-count // self.tp)
         start = self.tp_rank * each
         return Span(start, min(each, count - start))
+
+    def own_experts(self, count: int) -> Span:
+        """This rank's of a layer's experts. Where they cannot be divided evenly, the first ranks have one more.
+
+        >>> [Mesh(rank, tp=4, ep=4).own_experts(6).count for rank in range(4)]
+        [2, 2, 1, 1]
+        """
+        each, rest = divmod(count, self.ep)
+        number = self.rank % self.ep
+        return Span(number * each + min(number, rest), each + (number < rest))
+
+
+def mesh_of(parallel: ParallelConfig, rank: int = 0) -> Mesh:
+    """A rank's place among those that the settings ask for."""
+    tp = parallel.tensor_parallel_size
+    return Mesh(rank, tp, parallel.pipeline_parallel_size, tp if parallel.enable_expert_parallel else 1)

@@ -72,6 +72,20 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     generated: list[int] = []
 
 
+class Adapter(msgspec.Struct, frozen=True, array_like=True):
+    """A LoRA adapter. What makes it that one is its contents: another under the same name is another.
+
+    Attributes:
+        name: By which requests choose it.
+        path: Directory of its files.
+        digest: Of all that decides what it computes, in hex.
+    """
+
+    name: str
+    path: str
+    digest: str
+
+
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
     """How long a sequence may reason, and how that is seen in its tokens.
 
@@ -111,6 +125,7 @@ class Add(_Message, frozen=True):
         fork_of: In what `sequences` returns: the first sequence of the prompt, for all others. Never sent.
         deadline: When its sequences end if they have not, with what they have; on the clock of `arrival`.
         tenant: Whose it is: waiting requests of different tenants are served in turn.
+        adapter: What the base model is changed by for its sequences; None: by nothing.
     """
 
     id: int
@@ -129,6 +144,7 @@ class Add(_Message, frozen=True):
     fork_of: int | None = None
     deadline: float | None = None
     tenant: str = ""
+    adapter: Adapter | None = None
 
     @property
     def last_id(self) -> int:
@@ -174,10 +190,12 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 class Control(_Message, frozen=True):
     """A command, answered by exactly one Done. Actions: `drain`, `counts`, `reset_prefix_cache`, `is_paused`, `resume`,
-    and `pause:` with a PauseMode."""
+    `pause:` with a PauseMode, `load_adapter` of `name` and `path`, `unload_adapter` of `name`, and `frame` for one of
+    the live picture, newer than the one whose number was `seen`."""
 
     id: int
     action: str
+    value: dict[str, str] = {}
 
 
 class ClientHeartbeat(_Message, frozen=True):
@@ -214,6 +232,8 @@ class Ready(_FromEngine, frozen=True):
     """Seconds by stage of the engine's start."""
     paused: Literal["", PauseMode] = ""
     """How the engine is paused, for a client that was not there when it was."""
+    adapters: list[Adapter] = []
+    """Those that are loaded, for the same client."""
 
 
 class TokenLogprobs(_Message, frozen=True):
@@ -265,6 +285,12 @@ class Load(_Message, frozen=True):
     """Tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     """Those of them that were found."""
+    drafts: int = 0
+    """Rows with draft tokens since the engine's start, as the next two."""
+    draft_tokens: int = 0
+    """These tokens."""
+    accepted_drafts: list[int] = []
+    """By position, how many of them were accepted."""
     free_host_blocks: int = 0
     """Of those that are ready."""
     num_host_blocks: int = 0
@@ -285,6 +311,10 @@ class Load(_Message, frozen=True):
     expected_output: float = EXPECTED_OUTPUT
     """Tokens that a sequence brings on average."""
     paused: bool = False
+    running_adapters: list[str] = []
+    """Names of the adapters that requests use."""
+    waiting_adapters: list[str] = []
+    """Names of those that requests wait for, until there is a slot."""
 
 
 class Deltas(_FromEngine, frozen=True):
@@ -377,9 +407,10 @@ class Admitted(_Message, frozen=True):
         sampling: As the user asked.
         stop_ids: Not sampled before the counter reaches `sampling.min_tokens`; empty when that is 0.
         bad_words: See Add.
-        history: All tokens so far, if sampling depends on them; else empty.
+        history: All tokens so far, if sampling or drafting depends on them; else empty.
         prompt_len: How many of them are the prompt.
         rope_length: In models whose rotary embedding depends on the sequence's length: the least length to go by.
+        adapter_slot: Where its adapter is on the device, from 1; 0: it has none.
     """
 
     slot: int
@@ -392,6 +423,7 @@ class Admitted(_Message, frozen=True):
     history: list[int] = []
     prompt_len: int = 0
     rope_length: int = 0
+    adapter_slot: int = 0
 
 
 class PromptLogprobsRow(_Message, frozen=True):
@@ -416,9 +448,10 @@ class Plan(_Message, frozen=True):
     every row moves its slot forward by `counts[row]` tokens; every sampled row samples a token.
 
     Counts are upper bounds: the device owns the lengths, and positions and slot mapping follow from them there. A
-    sampled row with d drafts carries d draft tokens of the slot's own after the known ones. It gains 0 to 1 + d tokens,
-    and its slot moves forward by its count, less 1 + d, plus what it gained: the last token of the sequence is the next
-    row's input, and its keys are not computed yet. Later plans in flight rely on the upper bounds.
+    sampled row with d drafts carries d draft tokens of the slot's own after the known ones, or fewer where the worker
+    finds fewer. It gains 0 to 1 + d tokens, and its slot moves forward by its count, less 1 + d, plus what it gained:
+    the last token of the sequence is the next row's input, and its keys are not computed yet. Later plans in flight
+    rely on the upper bounds.
 
     Attributes:
         step: Counts from 1.
@@ -469,12 +502,30 @@ class TokenBitmasks(_Message, frozen=True):
         step: The plan's.
         rows: `Plan.masked`, all of them.
         bits: A bitmask per row, 1 where a token is allowed: token t is bit t % 8 of byte t // 8. Padded to a multiple
-            of 4 bytes.
+            of 4 bytes. Of a row with drafts one per position, in order.
+        counts: How many bitmasks each row has, at least 1; empty: one each. A row that has no more than its first n
+            samples no more than n tokens, whatever drafts it has.
     """
 
     step: int
     rows: list[int]
     bits: list[Bits]
+    counts: list[int] = []
+
+
+class MaskedDrafts(_Message, frozen=True):
+    """What the worker proposed for the masked rows of a step that has begun: their bitmasks depend on it.
+
+    Sent for a plan that allows a masked row drafts, before its bitmasks are waited for; none was proposed for a row of
+    no tokens.
+
+    Attributes:
+        step: The plan's.
+        tokens: The drafts of each row of `Plan.masked`.
+    """
+
+    step: int
+    tokens: list[list[int]]
 
 
 class Result(_Message, frozen=True):
@@ -489,6 +540,7 @@ class Result(_Message, frozen=True):
         device_ms: How long the step took on the device.
         prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
         ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
+        drafted: How many draft tokens each sampled row really had, at most as many as planned; empty: none had any.
     """
 
     step: int
@@ -499,6 +551,21 @@ class Result(_Message, frozen=True):
     device_ms: float = 0.0
     prompt_logprobs: list[list[TokenLogprobs]] = []
     ready_host_blocks: int = 0
+    drafted: list[int] = []
+
+
+class AdapterLoaded(_Message, frozen=True):
+    """An adapter was brought to the device, or was not.
+
+    Attributes:
+        adapter: Which; its digest is that of the files, if they could be read.
+        slot: Where it is; 0: it was only read.
+        error: Why it is not there; empty: it is.
+    """
+
+    adapter: Adapter
+    slot: int
+    error: str = ""
 
 
 class DeviceLimits(_Message, frozen=True):
@@ -514,3 +581,5 @@ class DeviceLimits(_Message, frozen=True):
     step_sizes: list[tuple[int, int]] = []
     """(tokens, rows), ascending: with prompt chunks beside up to `rows` decode rows, a step is padded to the next of
     these numbers of tokens. Empty: no padding, each token costs time."""
+    masked_drafts: bool = False
+    """Whether masked rows may have drafts: the executor says which ones they are, see MaskedDrafts."""

@@ -148,7 +148,8 @@ def test_every_dependency_is_pinned_within_its_range() -> None:
         if line and not line.startswith("#"):
             name, version = line.split("==")
             pins[canonicalize_name(name)] = version
-    for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
+    extras = [text for extra in PROJECT["optional-dependencies"].values() for text in extra]
+    for text in [*PROJECT["dependencies"], *extras]:
         wanted = Requirement(text)
         if wanted.name not in ("torch", "triton"):  # the Makefile chooses torch's build, and a GPU build its Triton
             assert wanted.specifier.contains(pins[canonicalize_name(wanted.name)]), text

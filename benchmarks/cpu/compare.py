@@ -1,14 +1,16 @@
 """Quire beside other engines on this machine's processor, in one interleaved run.
 
     python benchmarks/cpu/compare.py --install [--engines quire,llama_cpp …] [--shape 0.5b|tiny] [--workloads W1,W2 …]
-        [--gguf Q8_0|Q4_K_M …] [--runs N] [--environments DIR] [--checkpoints DIR] [--json FILE] [--picture FILE.svg]
-        [--lock FILE …]
+        [--gguf Q8_0|Q4_K_M … | --int8] [--runs N] [--environments DIR] [--checkpoints DIR] [--json FILE]
+        [--picture FILE.svg] [--lock FILE …]
 
 Every engine is loaded once, in a process and an environment of its own. Then each run measures each workload with one
 engine after the other, beginning with another one each time, so that what happens to the machine happens to all of
 them. Printed are medians, their ratio to the others', and what other processes took meanwhile.
 
---gguf compares those that read GGUF files, on one that llama.cpp's quantizer has made.
+--gguf compares those that read GGUF files, on one that llama.cpp's quantizer has made. --int8 compares integers of 8
+bits, of each engine its own: W8A8 of compressed-tensors (Quire, with a KV cache of int8), Q8_0 (llama.cpp), what
+optimum-intel makes (OpenVINO, with a KV cache of 8 bits).
 
 --lock takes this file's lock while an engine is measured by a workload, but not while engines start, for machines whose
 other jobs take it as well.
@@ -32,11 +34,13 @@ from pathlib import Path
 from checkpoints import config_of, make_checkpoint
 from engine_client import EngineClient, EngineFailed, machine_busy_seconds, stolen_seconds
 from environments import gguf_file, interpreter
+from int8_checkpoint import make_int8_checkpoint
 from report import picture, tables
 from workloads import MAX_RUNNING, Workload, workloads
 
 ENGINES = ("quire", "llama_cpp", "vllm", "openvino", "transformers")
 _READ_GGUF = ("quire", "llama_cpp")
+_HAVE_INT8 = ("quire", "llama_cpp", "openvino")
 _WARM_UP = Workload("warm-up", (128,) * MAX_RUNNING, (4,) * MAX_RUNNING)
 
 
@@ -86,6 +90,7 @@ def main() -> None:
         found = {
             "shape": arguments.shape,
             "gguf": arguments.gguf,
+            "int8": arguments.int8,
             "starts": starts,
             "medians": medians,
             "rows": [asdict(row) for row in rows],
@@ -100,17 +105,16 @@ def _start(arguments: argparse.Namespace, checkpoint: Path, stack: ExitStack) ->
     arguments.environments.mkdir(parents=True, exist_ok=True)
     vocab_size = config_of(checkpoint)["vocab_size"]
     names = arguments.engines.split(",")
-    if arguments.gguf:
-        names = [name for name in names if name in _READ_GGUF]
-        try:
-            checkpoint = gguf_file(checkpoint, arguments.gguf, arguments.environments, arguments.install)
-        except EngineFailed as error:
-            sys.exit(f"No GGUF file can be made: {error}")
+    if arguments.gguf or arguments.int8:
+        names = [name for name in names if name in (_HAVE_INT8 if arguments.int8 else _READ_GGUF)]
+    int8 = make_int8_checkpoint(checkpoint) if arguments.int8 else None
+    gguf = _gguf(arguments, checkpoint) if arguments.gguf or ("llama_cpp" in names and int8) else None
     for name in names:
+        own = int8 if int8 and name != "llama_cpp" else gguf or checkpoint
         log = arguments.environments / f"{name}.log"
         try:
             python = interpreter(name, arguments.environments, arguments.install)
-            client = EngineClient(name, python, checkpoint, MAX_RUNNING, vocab_size, log)
+            client = EngineClient(name, python, own, MAX_RUNNING, vocab_size, log)
             stack.callback(client.close)
             client.seconds(_WARM_UP.inputs, _WARM_UP.outputs)
             client.stop()
@@ -118,6 +122,14 @@ def _start(arguments: argparse.Namespace, checkpoint: Path, stack: ExitStack) ->
             print(f"{name} is skipped: {error}", file=sys.stderr, flush=True)
             continue
         yield client
+
+
+def _gguf(arguments: argparse.Namespace, checkpoint: Path) -> Path:
+    """The checkpoint as llama.cpp's quantizer makes it."""
+    try:
+        return gguf_file(checkpoint, arguments.gguf or "Q8_0", arguments.environments, arguments.install)
+    except EngineFailed as error:
+        sys.exit(f"No GGUF file can be made: {error}")
 
 
 def _measure(
@@ -159,6 +171,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--shape", default="0.5b", choices=("0.5b", "tiny"))
     parser.add_argument("--gguf", metavar="TYPES", help="Q8_0, Q4_K_M, or another of llama.cpp's names")
+    parser.add_argument("--int8", action="store_true", help="integers of 8 bits, of each engine its own")
     parser.add_argument("--workloads", default=",".join(name for name in workloads() if name != "W3/2"))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--install", action="store_true", help="make the environments that are missing")

@@ -1,7 +1,6 @@
 """Which requests are turned away because the queue is too long: 429, and when to come back.
 
-The engine says how long its queue is and how fast it works it off (`Load`); what this process has sent since is added,
-and what it has let in and holds back, because the engine may not have it yet.
+How long the queue is and how fast it is worked off is known of each engine (`EngineQueue`); the server's is their sum.
 While several tenants have requests in the queue, each may fill an equal share of it, even if the others have filled it
 already: then it grows beyond the limit, at most to OVERFLOW times as much.
 
@@ -12,13 +11,14 @@ supposes that the tenants' shares of the whole queue are as those of what it has
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from quire.api.engine_queue import EngineQueue
 from quire.config import SchedulerConfig
 from quire.errors import OverloadedError
-from quire.messages import Add, Load, queued_tokens
+from quire.messages import Add
 from quire.metrics.stats import Limit
 
 OVERFLOW = 2
@@ -36,7 +36,7 @@ class QueueLimits:
         requests: Sequences; None for any number.
         tokens: In tokens; None: as many as are worked off within `seconds`.
         seconds: See `tokens`.
-        slots: Sequences that run at once.
+        slots: Sequences that an engine runs at once.
     """
 
     requests: int | None
@@ -64,56 +64,23 @@ class AdmissionLimit:
     """The limit of one API process.
 
     Args:
-        limits: How long the queue may be.
+        limits: How long the queue may be, of all engines together.
+        queues: What is known of each engine's.
         rejections: Where requests that are turned away are counted, by what there was too much of.
     """
 
-    def __init__(self, limits: QueueLimits, rejections: dict[Limit, int]) -> None:
+    def __init__(self, limits: QueueLimits, queues: Sequence[EngineQueue], rejections: dict[Limit, int]) -> None:
         self._limits = limits
+        self._queues = queues
         self._rejections = rejections
-        self._load = Load()
-        self._unseen = OrderedDict[int, tuple[int, int]]()  # Adds after `load`, by last id: sequences, tokens
-        self._unseen_sequences = self._unseen_tokens = 0
-        self._held: dict[int, int] = {}  # tokens by sequence
-        self._held_tokens = 0
         self._usual_tokens = 0.0  # of a request that was let in, on average
         self._own: dict[int, _Queued] = {}  # by sequence
         self._own_tokens, self._own_sequences = Counter[str](), Counter[str]()  # by tenant
 
-    # --- what the engine says ---------------------------------------------------------------------------------------
-
-    def observe(self, load: Load, last_add: int) -> None:
-        """What the engine has to do, everything up to the Add `last_add` of this process included."""
-        self._load = load
-        while self._unseen and (first := next(iter(self._unseen))) <= last_add:
-            self._forget_unseen(first)
-
-    def restart(self) -> None:
-        """Another engine takes over. It has been sent nothing yet, and is as fast as the one before."""
-        before = self._load
-        self._load = Load(tokens_per_s=before.tokens_per_s, expected_output=before.expected_output)
-        self._unseen.clear()
-        self._unseen_sequences = self._unseen_tokens = 0
-
-    def expect(self, add: Add) -> None:
-        """An Add that was let in before goes to that engine."""
-        self._release((add.id, *(fork.id for fork in add.forks)))
-        self._await(add, add.queued_tokens(self._load.expected_output))
-
-    def hold(self, adds: Iterable[Add]) -> None:
-        """These sequences were let in, and the present engine is not told of them until `expect`."""
-        for add in adds:
-            if add.fork_of is None:
-                self._forget_unseen(add.last_id)
-            if add.id not in self._held:
-                prompt, output = len(add.tokens) if add.fork_of is None else 1, add.sampling.max_tokens or 0
-                tokens = queued_tokens(add.sampling, prompt, min(output, self._load.expected_output))
-                self._held[add.id] = tokens
-                self._held_tokens += tokens
-
     def leave_queue(self, sequences: Collection[int]) -> None:
         """These have brought tokens, have ended, or are not wanted any more. Others are ignored."""
-        self._release(sequences)
+        for queue in self._queues:
+            queue.release(sequences)
         for sequence in self._own.keys() & sequences if self._own else ():
             left = self._own.pop(sequence)
             self._own_tokens[left.tenant] -= left.tokens
@@ -125,38 +92,31 @@ class AdmissionLimit:
 
     @property
     def sequences(self) -> int:
-        """Sequences in the queue. The latest ones find free slots first."""
-        free = 0 if self._load.waiting else self._limits.slots - self._load.running
-        return self._load.waiting + max(0, self._unseen_sequences + len(self._held) - free)
+        """Sequences in the queue."""
+        return sum(queue.sequences for queue in self._queues)
 
     @property
     def tokens(self) -> int:
         """Tokens that are to be computed for them, see `quire.messages.queued_tokens`."""
-        unseen = 0 if self._unseen_run_at_once else self._unseen_tokens
-        return self._load.queued_tokens + unseen + self._held_tokens
+        return sum(queue.tokens for queue in self._queues)
 
     @property
     def max_tokens(self) -> float:
         """Most tokens that may be in the queue."""
         if self._limits.tokens is not None:
             return self._limits.tokens
-        return self._limits.seconds * self._load.tokens_per_s if self._load.tokens_per_s else math.inf
+        speed = self._tokens_per_s
+        return self._limits.seconds * speed if speed else math.inf
 
     @property
     def seconds(self) -> float:
-        """How long the engine needs for the queue; 0 if nobody knows."""
-        return self.tokens / self._load.tokens_per_s if self._load.tokens_per_s else 0.0
+        """How long the engines need for the queue; 0 if nobody knows."""
+        speed = self._tokens_per_s
+        return self.tokens / speed if speed else 0.0
 
     @property
-    def _unseen_run_at_once(self) -> bool:
-        """Whether the engine has slots and blocks for all that it has been sent since its last news: that is no queue,
-        and a long prompt turns nobody away while its first step runs."""
-        load = self._load
-        return (
-            not (load.waiting or load.paused or self._held)
-            and self._unseen_sequences <= self._limits.slots - load.running
-            and self._unseen_tokens <= load.free_blocks * load.block_size
-        )
+    def _tokens_per_s(self) -> float:
+        return sum(queue.load.tokens_per_s for queue in self._queues)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -173,7 +133,8 @@ class AdmissionLimit:
         self.check(tenant, 1, min(self._usual_tokens, FULL_SHARE * self.max_tokens))
 
     def enter(self, adds: Sequence[Add], *, continuing: bool = False) -> None:
-        """Let a request of one tenant into the queue, as a whole or not at all.
+        """Let a request of one tenant into the queue, as a whole or not at all; each of its prompts goes to an engine,
+        whose queue expects it.
 
         Args:
             adds: Its sequences, each prompt's first one with its forks, the others without.
@@ -182,7 +143,7 @@ class AdmissionLimit:
         Raises:
             OverloadedError: The queue would be too long.
         """
-        expected = self._load.expected_output
+        expected = sum(queue.load.expected_output for queue in self._queues) / len(self._queues)
         prompts = [(add, add.queued_tokens(expected)) for add in adds if add.fork_of is None]
         if not continuing:
             tokens = sum(tokens for _, tokens in prompts)
@@ -193,7 +154,6 @@ class AdmissionLimit:
                 self._own[sequence] = _Queued(add.tenant, of_prompt // (1 + len(add.forks)))
                 self._own_tokens[add.tenant] += self._own[sequence].tokens
                 self._own_sequences[add.tenant] += 1
-            self._await(add, of_prompt)
 
     def check(self, tenant: str, sequences: int, tokens: float) -> None:
         """Refuse what `enter` would refuse, as far as is known of it: before there are Adds, that is less than all.
@@ -206,22 +166,6 @@ class AdmissionLimit:
             self._refuse("requests")
         if not _has_room(self.tokens, tokens, self.max_tokens, tenant, self._own_tokens):
             self._refuse("tokens")
-
-    def _await(self, add: Add, tokens: int) -> None:
-        """The engine's load does not include this one yet."""
-        self._forget_unseen(add.last_id)
-        self._unseen[add.last_id] = 1 + len(add.forks), tokens
-        self._unseen_sequences += 1 + len(add.forks)
-        self._unseen_tokens += tokens
-
-    def _forget_unseen(self, last_id: int) -> None:
-        sequences, tokens = self._unseen.pop(last_id, (0, 0))
-        self._unseen_sequences -= sequences
-        self._unseen_tokens -= tokens
-
-    def _release(self, sequences: Collection[int]) -> None:
-        for sequence in self._held.keys() & sequences if self._held else ():
-            self._held_tokens -= self._held.pop(sequence)
 
     def _refuse(self, limit: Limit) -> None:
         self._rejections[limit] += 1

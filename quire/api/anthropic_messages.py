@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.api.assistant_message import assistant_message
+from quire.api.error_shapes import anthropic_error
 from quire.api.request_choices import RequestChoices
 from quire.output_parsers.events import (
     ContentDelta,
@@ -25,22 +26,6 @@ SIGNATURE = "unsigned"
 """Clients want thinking to be signed; it is not checked when it comes back."""
 BlockType = Literal["text", "thinking", "tool_use"]
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    504: "timeout_error",
-    503: "overloaded_error",
-}
-
-
-def error_message(status: int, body: dict[str, Any], request_id: str) -> dict[str, Any]:
-    """Anthropic's error for OpenAI's."""
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}, "request_id": request_id}
 
 
 class AnthropicMessages:
@@ -91,7 +76,7 @@ class AnthropicMessages:
         return _event("message_stop")
 
     def error(self, body: dict[str, Any]) -> bytes:
-        error = error_message(503 if body["error"]["code"] == "unavailable" else 500, body, self._request_id)
+        error = anthropic_error(503 if body["error"]["code"] == "unavailable" else 500, body, self._request_id)
         return _encoded("error", error)
 
     def _begin(self) -> bytes:

@@ -9,24 +9,30 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 
+from quire.api.access_log import log_access
 from quire.api.auth import AuthenticationMiddleware
 from quire.api.body_limit import BodyLimitMiddleware
 from quire.api.caller import CallerMiddleware
 from quire.api.chat_parsers import choose_parsers
 from quire.api.chat_service import ChatService
+from quire.api.cross_origin import CrossOriginMiddleware
+from quire.api.direct_routes import DirectRoutesMiddleware
 from quire.api.engine_session import EngineSession
-from quire.api.error_responses import ServerErrorMiddleware, add_error_handlers
+from quire.api.error_handlers import add_error_handlers
+from quire.api.error_responses import ServerErrorMiddleware
 from quire.api.error_shapes import ErrorShapeMiddleware
 from quire.api.http_metrics import HttpMetricsMiddleware
 from quire.api.large_requests.readers import LargeRequestReaders
 from quire.api.openapi_document import document_bodies
 from quire.api.prompt_renderer import PromptRenderer
-from quire.api.request_ids import HEADER, RequestIdMiddleware
+from quire.api.request_ids import RequestIdMiddleware
+from quire.api.request_record import Observer, RequestRecordMiddleware
+from quire.api.request_traces import RequestTraces
+from quire.api.routes.adapters import add_adapters
 from quire.api.routes.batches import add_batches, make_batch_runner
 from quire.api.routes.chat import add_chat
 from quire.api.routes.chat_batch import add_chat_batch
@@ -34,6 +40,7 @@ from quire.api.routes.chat_page import add_page
 from quire.api.routes.completions import add_completions
 from quire.api.routes.debug import add_debug
 from quire.api.routes.docs_pages import add_docs_pages
+from quire.api.routes.engine_frames import add_engine_frames
 from quire.api.routes.files import add_files
 from quire.api.routes.generate import add_generate
 from quire.api.routes.invocations import add_invocations
@@ -53,7 +60,7 @@ from quire.config import Config, environment
 from quire.errors import ConfigError, QuireError
 from quire.metrics.http_counts import HttpCounts
 from quire.metrics.log_line import StatsLogLine
-from quire.metrics.stats import Stats
+from quire.metrics.server_stats import ServerStats
 from quire.store.store import Store, open_store
 from quire.text.model_text import ModelText
 from quire.version import __version__
@@ -69,6 +76,7 @@ _ROUTES = (
     add_page,
     add_docs_pages,
     add_monitoring,
+    add_engine_frames,
     add_models,
     add_completions,
     add_chat,
@@ -93,6 +101,7 @@ def create_app(
     *,
     developer_mode: bool = False,
     slow_reader_s: float = SLOW_READER_S,
+    traces: RequestTraces | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -102,6 +111,7 @@ def create_app(
         text: The model's tokenizer, chat template and defaults.
         developer_mode: Also serve debug routes, and those for operators without a key.
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
+        traces: Where finished requests are traced.
 
     Raises:
         ConfigError: The store cannot be used, or settings contradict each other.
@@ -126,40 +136,44 @@ def create_app(
         redoc_url=None,
         openapi_url=None if server.disable_fastapi_docs else "/openapi.json",
         redirect_slashes=False,  # after a 307 some clients do not send the body again
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # looked up at each request; see RequestTraces
     )
     app.state.readers = readers
     for add_routes in _ROUTES:
         add_routes(app, serving)
     if developer_mode or server.api_key:
         add_operations(app, serving)
+    if config.lora.enable_lora and (developer_mode or server.api_key or environment.may_load_adapters()):
+        add_adapters(app, serving)
     if developer_mode:
         add_debug(app, serving)
     add_error_handlers(app)
-    _add_middleware(app, config, session.stats.http)
+    observers: list[Observer] = []
+    if not server.disable_uvicorn_access_log:
+        observers.append(log_access)
+    if traces is not None:
+        observers.append(traces.record)
+    _add_middleware(app, config, session.stats.http, observers)
     document_bodies(app)
     return app
 
 
-def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts) -> None:
+def _add_middleware(app: FastAPI, config: Config, counts: HttpCounts, observers: Sequence[Observer]) -> None:
     """From the inside out: the last one added gets a request first."""
     server = config.server
+    app.add_middleware(DirectRoutesMiddleware, routes=app.router.routes)
     larger = {"/v1/files": server.responses_store_max_file_bytes + UPLOAD_OVERHEAD}
     app.add_middleware(BodyLimitMiddleware, max_bytes=server.max_request_bytes, larger=larger)
     app.add_middleware(CallerMiddleware, config=server, clock=SystemClock())
     app.add_middleware(AuthenticationMiddleware, keys=server.api_key, routes=app.router.routes)
     app.add_middleware(ServerErrorMiddleware)
-    app.add_middleware(
-        CORSMiddleware,
-        allow_origins=server.allowed_origins,
-        allow_methods=server.allowed_methods,
-        allow_headers=server.allowed_headers,
-        allow_credentials=server.allow_credentials,
-        expose_headers=[HEADER],
-    )
+    app.add_middleware(CrossOriginMiddleware, config=server)
     app.add_middleware(ErrorShapeMiddleware)
     app.add_middleware(HttpMetricsMiddleware, counts=counts, clock=SystemClock())
+    if observers:
+        app.add_middleware(RequestRecordMiddleware, observers=observers, clock=SystemClock())
     app.add_middleware(RequestIdMiddleware, always_answer=server.enable_request_id_headers)
-    app.add_middleware(DirectSendMiddleware)
+    app.middleware_stack = DirectSendMiddleware(app.build_middleware_stack())  # outside FastAPI's own, too
 
 
 @contextlib.asynccontextmanager
@@ -207,11 +221,12 @@ async def _keep_sweeping(store: Store) -> None:
         await asyncio.sleep(SWEEP_EVERY_S)
 
 
-async def _update_rates(stats: Stats, *, log: bool) -> None:
+async def _update_rates(stats: ServerStats, *, log: bool) -> None:
     """Update the rates, and log them."""
-    lines = StatsLogLine(stats, time.monotonic())
+    named = len(stats.engines) > 1
+    lines = [StatsLogLine(engine, time.monotonic(), named=named) for engine in stats.engines]
     while True:
         await asyncio.sleep(LOG_EVERY_S)
-        line = lines.since_last(time.monotonic())
-        if line and log:
-            logger.info("%s", line)
+        for line in [each.since_last(time.monotonic()) for each in lines]:
+            if line and log:
+                logger.info("%s", line)

@@ -6,16 +6,15 @@ gets around it.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Sequence
 
-from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.api.api_keys import digest_of, find_digest, given_key
 from quire.api.caller import API_KEY
 from quire.api.error_responses import error_response
+from quire.api.request_headers import request_header
 from quire.errors import AuthenticationError
 
 PUBLIC = frozenset({
@@ -44,7 +43,7 @@ class AuthenticationMiddleware:
             routes: The router's; read at each request.
         """
         self._app = app
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [digest_of(key) for key in keys]
         self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,25 +64,11 @@ class AuthenticationMiddleware:
         return False
 
     def _has_key(self, scope: Scope) -> bool:
-        key = _key(Headers(scope=scope))
+        key = given_key(request_header(scope, b"authorization"), request_header(scope, b"x-api-key"))
         if not key:
             return False
-        digest = _digest(key)
-        found = False
-        for known in self._digests:  # all of them: the time must not depend on which one is similar
-            found |= hmac.compare_digest(known, digest)
+        digest = digest_of(key)
+        found = find_digest(digest, self._digests) is not None
         if found:
             scope.setdefault("state", {})[API_KEY] = digest
         return found
-
-
-def _key(headers: Headers) -> str:
-    """The key of a request; empty without one. Anthropic's clients send it in a header of its own."""
-    if "authorization" not in headers:
-        return headers.get("x-api-key", "").strip()
-    scheme, _, key = headers["authorization"].partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()

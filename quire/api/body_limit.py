@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.error_responses import error_response
+from quire.api.request_headers import request_header
 from quire.errors import OverloadedError, PayloadTooLarge
 
 SMALL_BYTES = 2**20
@@ -38,8 +38,8 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         most = self._larger.get(scope["path"], self._max)
-        announced = Headers(scope=scope).get("content-length", "0")
-        if not announced.isdigit() or int(announced) > most:
+        announced = request_header(scope, b"content-length")
+        if announced is not None and (not announced.isdigit() or int(announced) > most):
             await error_response(_too_large(most))(scope, receive, send)
             return
         seen, holds = 0, scope["path"] not in self._larger

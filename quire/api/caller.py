@@ -6,10 +6,12 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.error_responses import error_response
+from quire.api.output_collector import OutputCollector
+from quire.api.request_headers import request_header
+from quire.api.request_record import RECORD
 from quire.clock import Clock
 from quire.config import ServerConfig
 from quire.errors import RequestError
@@ -19,6 +21,7 @@ API_KEY = "api_key"
 """Key in the scope's state: the digest of the API key that a request brought, see AuthenticationMiddleware."""
 TENANT = "tenant"
 """Key in the scope's state of a request that the server sends to itself: in whose name."""
+_TIMEOUT_NAME = TIMEOUT_HEADER.lower().encode()
 _TENANT_DIGITS = 16
 
 
@@ -30,11 +33,13 @@ class Caller:
         tenant: Whose it is: a digest of its API key and of the tenant header, if there are any.
         arrival: Monotonic seconds.
         deadline: The same clock; None for none.
+        collectors: Takes note of the sequences that its request handed to the engine; None: nobody wants to know.
     """
 
     tenant: str = ""
     arrival: float = 0.0
     deadline: float | None = None
+    collectors: list[OutputCollector] | None = None
 
     def deadline_after(self, timeout: float | None) -> float | None:
         """The deadline, or so many seconds after the arrival if that is earlier."""
@@ -69,7 +74,7 @@ class CallerMiddleware:
 
     def __init__(self, app: ASGIApp, *, config: ServerConfig, clock: Clock) -> None:
         self._app = app
-        self._tenant_header = config.tenant_header
+        self._tenant_name = (config.tenant_header or "").lower().encode()
         self._max_timeout = config.max_request_timeout
         self._clock = clock
 
@@ -83,16 +88,17 @@ class CallerMiddleware:
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope) -> Caller:
-        headers, arrival = Headers(scope=scope), self._clock.now()
-        given = headers.get(TIMEOUT_HEADER)
+        arrival, given = self._clock.now(), request_header(scope, _TIMEOUT_NAME)
         timeouts = [] if self._max_timeout is None else [self._max_timeout]
         if given is not None:
             timeouts.append(check_timeout(TIMEOUT_HEADER, _seconds(given)))
         deadline = arrival + min(timeouts) if timeouts else None
+        record = scope["state"].get(RECORD)
+        collectors = None if record is None else record.collectors
         if TENANT in scope["state"]:
-            return Caller(scope["state"][TENANT], arrival, deadline)
-        name = headers.get(self._tenant_header, "") if self._tenant_header else ""
-        return Caller(_tenant(scope["state"].get(API_KEY, b""), name), arrival, deadline)
+            return Caller(scope["state"][TENANT], arrival, deadline, collectors)
+        name = (request_header(scope, self._tenant_name) or "") if self._tenant_name else ""
+        return Caller(_tenant(scope["state"].get(API_KEY, b""), name), arrival, deadline, collectors)
 
 
 def _seconds(text: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 
 from quire.api.engine_controls import EngineControls
@@ -83,7 +83,7 @@ class EngineConnection:
         self._receiver = make_receiver(client, clock, self._on_message)
         self._died_at = 0.0
         self._pause = ""  # the command that the engine is paused by
-        self._ready_event, self._dead_event = asyncio.Event(), asyncio.Event()
+        self._ready_event = asyncio.Event()
         self._heartbeats: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -105,10 +105,6 @@ class EngineConnection:
             raise EngineDeadError(DEAD)
         return self.ready
 
-    async def wait_dead(self) -> None:
-        """Until a Dead has come."""
-        await self._dead_event.wait()
-
     async def close(self) -> None:
         """Stop receiving and disconnect."""
         if self._heartbeats is not None:
@@ -129,7 +125,7 @@ class EngineConnection:
         if self.state == "ready":
             self._client.send(message)
 
-    async def control(self, action: str) -> Done:
+    async def control(self, action: str, value: Mapping[str, str] | None = None) -> Done:
         """Send a command and wait for its answer.
 
         Raises:
@@ -137,9 +133,18 @@ class EngineConnection:
         """
         if self.state != "ready":
             raise UnavailableError({"starting": LOADING, "recovering": RECOVERING, "dead": DEAD}[self.state])
+        self.remember(action)
+        return await self._controls.send(action, value)
+
+    def tell(self, action: str, value: Mapping[str, str]) -> None:
+        """Send a command whose answer nobody waits for; dropped when there is no engine that takes work."""
+        if self.state == "ready":
+            self._controls.tell(action, value)
+
+    def remember(self, action: str) -> None:
+        """If it pauses or resumes the engine, the one that takes its place does as it says."""
         if action.startswith("pause:") or action == "resume":
             self._pause = action.removeprefix("resume")
-        return await self._controls.send(action)
 
     def end_pause(self) -> None:
         """Go on if the engine is paused; the one that takes its place is not."""
@@ -235,6 +240,5 @@ class EngineConnection:
         logger.error("The engine stopped: %s", cause)
         self.state = "dead"
         self._ready_event.set()
-        self._dead_event.set()
         self._listener.on_dead()
         self._controls.fail_all(EngineDeadError(DEAD))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 
 from quire.engine.client import EngineClient
 from quire.errors import QuireError
@@ -21,7 +22,7 @@ class EngineControls:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def send(self, action: str) -> Done:
+    async def send(self, action: str, value: Mapping[str, str] | None = None) -> Done:
         """Send a command and wait for its answer.
 
         Raises:
@@ -31,14 +32,14 @@ class EngineControls:
         answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._client.send(Control(number, action))
+            self._client.send(Control(number, action, dict(value or {})))
             return await answer
         finally:
             del self._waiting[number]
 
-    def tell(self, action: str) -> None:
+    def tell(self, action: str, value: Mapping[str, str] | None = None) -> None:
         """Send a command whose answer nobody waits for."""
-        self._client.send(Control(next(self._ids), action))
+        self._client.send(Control(next(self._ids), action, dict(value or {})))
 
     def on_done(self, message: Done) -> None:
         """An answer came."""

@@ -1,4 +1,4 @@
-"""The API process's side of the engine: requests go in, output goes to who waits for it.
+"""The API process's side of the engines: requests go in, output goes to who waits for it.
 
 Owns which requests are open, and the server's state. Every accepted sequence gets exactly one end. Knows nothing about
 HTTP or text.
@@ -9,35 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
+from quire.api.adapters import ServedAdapters
 from quire.api.admission_limit import AdmissionLimit, queue_limits
-from quire.api.engine_connection import DEAD, LOADING, RECOVERING, EngineConnection
+from quire.api.engine_connection import DEAD, LOADING, RECOVERING
+from quire.api.engine_group import EngineGroup
 from quire.api.engine_receiver import EngineReceiver, MakeReceiver
+from quire.api.engine_replica import EngineReplica
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
-from quire.api.recovery import EngineRecovery
+from quire.api.placement import Placement
+from quire.api.replay import replay_adds
 from quire.api.shared_turn import SharedTurn
 from quire.clock import Clock, SystemClock
 from quire.config import Config
-from quire.engine.client import EngineClient, Lost
+from quire.engine.client import EngineClient
 from quire.engine.submission import Submission
-from quire.errors import (
-    EngineDeadError,
-    GenerationError,
-    QuireError,
-    RequestError,
-    RequestTimeoutError,
-    UnavailableError,
-)
-from quire.messages import Abort, Add, Deltas, Done, EndReason, Heartbeat, Ready, ThinkingBudget
-from quire.metrics.stats import Stats
+from quire.errors import EngineDeadError, QuireError, RequestError, UnavailableError
+from quire.messages import Abort, Add, Done, EndReason, Ready, ThinkingBudget
+from quire.metrics.server_stats import ServerStats
+from quire.metrics.stats import SequenceStats, Stats
 from quire.processes.launch import SendReport
 from quire.sampling import SamplingParams
-from quire.text.deltas import SequenceDelta, deltas_by_sequence
 
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
@@ -51,8 +48,6 @@ _REFUSALS: dict[State, str] = {
     "draining": "The server is shutting down. Send the request to another one, or again later.",
     "dead": DEAD,
 }
-_TOO_LATE = "The request's time was over before it had any output. Send it again, with more time or later."
-_BLAMED = "The engine stopped each time it worked on this request. Do not send it again; the server's log says why."
 
 
 def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
@@ -66,16 +61,16 @@ def check_num_sequences(num_prompts: int, n: int, param: str = "n") -> None:
 
 
 class EngineSession:
-    """One engine, shared by all requests of this process. Everything runs in the event loop.
+    """The engines, shared by all requests of this process. Everything runs in the event loop.
 
     Args:
-        client: The way to the engine.
+        clients: The way to each engine, by its number.
         config: Resolved settings.
         eos_ids: The model's end-of-sequence tokens.
         clock: For all times.
         special_tokens: The model's, by text.
         report: Is told how the recovery from an engine's death goes.
-        make_receiver: What receives the engine's messages.
+        make_receiver: What receives an engine's messages.
 
     Attributes:
         stats: Filled as messages pass.
@@ -84,7 +79,7 @@ class EngineSession:
 
     def __init__(
         self,
-        client: EngineClient,
+        clients: Sequence[EngineClient],
         config: Config,
         eos_ids: Sequence[int],
         clock: Clock | None = None,
@@ -92,64 +87,74 @@ class EngineSession:
         report: SendReport = lambda report: None,
         make_receiver: MakeReceiver = EngineReceiver,
     ) -> None:
-        self.stats = Stats()
         self._config = config
+        self._number = clients[0].number
         self._eos_ids = eos_ids
         self._clock = clock or SystemClock()
-        self._engine = EngineConnection(client, self._clock, self, make_receiver)
-        self._submission: Submission | None = None
-        self.admission_limit = AdmissionLimit(queue_limits(config.scheduler), self.stats.rejections)
         self._requests = OpenRequests()
-        self._recovery = EngineRecovery(self._requests, self._engine, self.stats, self.admission_limit, report)
+        limits = queue_limits(config.scheduler)
+        self._engines = EngineGroup(
+            EngineReplica(client, limits.slots, self._requests, self, self._clock, report, make_receiver)
+            for client in clients
+        )
+        self.stats = ServerStats([engine.stats for engine in self._engines])
+        queues = [engine.queue for engine in self._engines]
+        self.admission_limit = AdmissionLimit(limits, queues, self.stats.rejections)
+        for engine in self._engines:
+            engine.limit_admission(self.admission_limit)
+        self._placement = Placement(queues, config.cache.block_size, self._clock)
+        self.adapters = ServedAdapters(config.lora, self._engines)
+        self._submission: Submission | None = None
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._leaving = self._draining = self._closing = False
         self._adding = asyncio.Lock()
+        self._dead = asyncio.Event()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to receive; called in the event loop. More calls do nothing."""
-        self._engine.start()
+        self._engines.start()
 
     async def wait_ready(self) -> Ready:
-        """The engine's Ready.
+        """What all engines can do, once each has been ready.
 
         Raises:
-            EngineDeadError: It died instead.
+            EngineDeadError: One died instead.
         """
-        return await self._engine.wait_ready()
+        return await self._engines.wait_ready()
 
     async def wait_dead(self) -> None:
-        """Until the engine is dead and is not replaced."""
-        await self._engine.wait_dead()
+        """Until an engine is dead and is not replaced."""
+        await self._dead.wait()
 
     def begin_drain(self) -> None:
         """Take no new work; open requests go on, also those that a pause has stopped."""
         self._draining = True
-        self._engine.end_pause()
+        self._engines.end_pause()
 
     async def drain(self, timeout: float) -> bool:
         """Wait until open requests have ended; after `timeout` seconds fail those that have not. Returns whether all
         ended by themselves. First, for --shutdown-delay, `/ready` says no and work that comes nevertheless is taken."""
         self._leaving = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._engine.wait_dead(), self._config.server.shutdown_delay)
+            await asyncio.wait_for(self.wait_dead(), self._config.server.shutdown_delay)
         self.begin_drain()
         try:
             async with asyncio.timeout(timeout):
                 await self._requests.wait_idle()
         except TimeoutError:
-            self._fail_all(UnavailableError(_REFUSALS["draining"]), "abort")
+            self.fail_requests(self._requests.collectors(), UnavailableError(_REFUSALS["draining"]), "abort")
             return False
         return True
 
     async def close(self) -> None:
-        """Stop receiving and disconnect from the engine. More calls do nothing."""
+        """Stop receiving and disconnect from the engines. More calls do nothing."""
         if self._closing:
             return
         self._closing = True
-        self._fail_all(UnavailableError(_REFUSALS["draining"]), "abort")
-        await self._engine.close()
+        self.fail_requests(self._requests.collectors(), UnavailableError(_REFUSALS["draining"]), "abort")
+        await self._engines.close()
         self._grammars.close()
 
     # --- state ------------------------------------------------------------------------------------------------------
@@ -157,24 +162,29 @@ class EngineSession:
     @property
     def state(self) -> State:
         """starting → ready ⇄ recovering → draining → dead."""
-        return "draining" if self._draining and self._engine.state != "dead" else self._engine.state
+        return "draining" if self._draining and self._engines.state != "dead" else self._engines.state
 
     @property
     def ready(self) -> Ready | None:
-        """What the engine said when it was ready."""
-        return self._engine.ready
+        """What the engines said when they were ready, see EngineGroup."""
+        return self._engines.ready
 
     @property
     def health_complaint(self) -> str:
-        """Why the server is not alive or makes no progress; empty if it is and does."""
-        return self._engine.complaint
+        """Why the server is not alive or makes no progress; empty if some engine is and does."""
+        return self._engines.complaint
 
     @property
     def readiness_complaint(self) -> str:
         """Why a request would not be accepted and finished now; empty if it would."""
         if self._draining or self._leaving:
             return "the server is shutting down"
-        return self._engine.complaint
+        return self._engines.complaint
+
+    @property
+    def engine_states(self) -> list[dict[str, str | int]]:
+        """Each engine's number and state, and what is wrong with it, if anything is."""
+        return self._engines.states
 
     @property
     def num_sequences(self) -> int:
@@ -186,19 +196,27 @@ class EngineSession:
         return {
             "sequences": self.num_sequences,
             "streams": len(self._requests.collectors()),
-            "controls": self._engine.num_controls,
+            "controls": self._engines.num_controls,
             "tasks": len(asyncio.all_tasks()),
         }
 
     async def control(self, action: str) -> Done:
-        """Send the engine a command and wait for its answer.
+        """Send the engines a command, see EngineGroup.
 
         Raises:
             UnavailableError: There is no engine that could answer, or open requests are waited for.
         """
         if self._draining and action.startswith("pause:"):
             raise UnavailableError(_REFUSALS["draining"])
-        return await self._engine.control(action)
+        return await self._engines.control(action)
+
+    async def control_one(self, engine: int, action: str, value: Mapping[str, str]) -> Done:
+        """Send one engine a command and wait for its answer.
+
+        Raises:
+            UnavailableError: It could not answer.
+        """
+        return await self._engines[engine].connection.control(action, value)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -208,12 +226,12 @@ class EngineSession:
 
     @property
     def submission(self) -> Submission:
-        """Checks and limits of the engine.
+        """Checks and limits of the engines.
 
         Raises:
             UnavailableError: No work is taken now.
         """
-        waits = self.state == "recovering" and self._engine.recovering_s < NEW_WORK_WAIT_S
+        waits = self.state == "recovering" and self._engines.recovering_s < NEW_WORK_WAIT_S
         if self._submission is None or not (self.state == "ready" or waits):
             raise UnavailableError(_REFUSALS["starting" if self.state == "ready" else self.state])
         return self._submission
@@ -257,24 +275,30 @@ class EngineSession:
         thinking: ThinkingBudget | None = None,
         deadline: float | None = None,
         tenant: str = "",
+        model: str | None = None,
         continuing: bool = False,
+        collectors: list[OutputCollector] | None = None,
     ) -> OutputCollector:
-        """Hand a request's sequences to the engine, `params.n` for each prompt. Must be closed.
+        """Hand a request's sequences to engines, `params.n` for each prompt. Must be closed.
 
         Args:
             priority, cache_salt, bad_words, truncation_side, thinking, deadline, tenant: See Submission.adds.
             grammar: What `grammar_options` returned for `params`.
+            collectors: What is returned is added to these before anything is sent.
+            model: An adapter's name; else it is the base model's.
             continuing: It belongs to a request that was taken before (see `keep_open`), so a drain lets it in.
 
         Raises:
             UnavailableError: No work is taken now.
             OverloadedError: Too many requests wait.
-            RequestError: The engine could not run it; nothing was started.
+            RequestError: No engine could run it; nothing was started.
         """
         check_num_sequences(len(prompts), params.n)
         let_in = continuing and self.state == "draining" and not self._closing
         submission = self._submission if let_in and self._submission is not None else self.submission
+        adapter = None if model is None else await self.adapters.find(model)
         options: dict[str, Any] = {
+            "adapter": adapter,
             "priority": priority,
             "cache_salt": f"{tenant}/{cache_salt}" if self._config.server.cache_isolation else cache_salt,
             "bad_words": bad_words,
@@ -285,21 +309,34 @@ class EngineSession:
             "tenant": tenant,
         }
         async with self._adding:  # ids are in the order in which they are sent
-            turn, adds = SharedTurn(), list[Add]()
+            turn, adds, blocks = SharedTurn(), list[Add](), dict[int, list[bytes]]()
             for prompt in prompts:
-                adds += submission.adds(prompt, params, **options)
+                first, *forks = submission.adds(prompt, params, **options)
+                adds += [first, *forks]
+                blocks[first.id] = self._placement.blocks(first)
                 await turn.share()
             if not let_in:
                 submission = self.submission  # raises if it has come to an end meanwhile
             self.admission_limit.enter(adds, continuing=continuing)
-            collector = OutputCollector(adds, [self.stats.start_sequence(add) for add in adds])
+            able = self._engines.able
+            placed = {add.id: self._placement.place(add, blocks[add.id], able) for add in adds if add.fork_of is None}
+            engines = [placed[add.id if add.fork_of is None else add.fork_of] for add in adds]
+            stats = [self.stats.engines[engine].start_sequence(add) for add, engine in zip(adds, engines, strict=True)]
+            collector = OutputCollector(adds, stats)
+            if collectors is not None:
+                collectors.append(collector)
+            self._requests.add(collector, engines)
             await self._send(collector, turn)
         return collector
 
     async def _send(self, collector: OutputCollector, turn: SharedTurn) -> None:
-        self._recovery.open(collector)
+        """Prompt by prompt; between them an engine may be replaced, and sequences may end."""
         try:
-            for _ in self._recovery.send(collector):
+            for add in collector.adds:
+                if add.fork_of is not None:
+                    continue  # it travels with the first
+                if (sequence := self._requests.get(add.id)) is not None:
+                    self._engines[sequence.engine].recovery.send(add)
                 await turn.share()
         except BaseException:  # its reader has gone
             self.close_request(collector)
@@ -307,46 +344,83 @@ class EngineSession:
 
     def count_delivered(self, collector: OutputCollector, index: int, tokens: int) -> None:
         """The reader has got so many more tokens of one sequence."""
-        self.stats.record_delivered(collector.stats[index], tokens)
+        stats = collector.stats[index]
+        self._stats_of(stats).record_delivered(stats, tokens)
 
     def finish_sequence(self, collector: OutputCollector, index: int, reason: EndReason) -> None:
-        """The reader has all of one sequence; if the engine still runs it, it is aborted."""
+        """The reader has all of one sequence; if its engine still runs it, it is aborted."""
         self._abort([collector.adds[index]])
-        self._recovery.ended(collector)
-        self.stats.finish_sequence(collector.stats[index], reason, self._clock.now())
+        self._ended(collector)
+        stats = collector.stats[index]
+        self._stats_of(stats).finish_sequence(stats, reason, self._clock.now())
 
     def close_request(self, collector: OutputCollector, reason: EndReason = "abort") -> None:
         """The reader is gone or has all that it wanted; what still runs is aborted."""
         self._abort(collector.adds)
-        self._recovery.ended(collector)
+        self._ended(collector)
         now = self._clock.now()
-        for sequence in collector.stats:
-            self.stats.finish_sequence(sequence, sequence.end.reason if sequence.end else reason, now)
+        for stats in collector.stats:
+            self._stats_of(stats).finish_sequence(stats, stats.end.reason if stats.end else reason, now)
+
+    def fail_requests(self, collectors: Iterable[OutputCollector], error: QuireError, reason: EndReason) -> None:
+        """Close these requests, and tell their readers why."""
+        for collector in collectors:
+            self.close_request(collector, reason)
+            collector.fail(error)
+
+    def _stats_of(self, sequence: SequenceStats) -> Stats:
+        return self.stats.engines[sequence.engine]
+
+    def _ended(self, collector: OutputCollector) -> None:
+        for engine in self._engines:
+            engine.recovery.ended(collector)
 
     def _abort(self, adds: Sequence[Add]) -> None:
-        running = [add.id for add in adds if add.id in self._requests]
-        self.admission_limit.leave_queue(running)
-        for sequence in running:
-            self._requests.remove(sequence)
-        if running:
-            self._engine.send(Abort(running))
+        running: dict[int, list[int]] = {}
+        for add in adds:
+            if (sequence := self._requests.get(add.id)) is not None:
+                running.setdefault(sequence.engine, []).append(add.id)
+        for engine, sequences in running.items():
+            self.admission_limit.leave_queue(sequences)
+            for number in sequences:
+                self._requests.remove(number)
+            self._engines[engine].connection.send(Abort(sequences))
 
-    # --- what the engine says ---------------------------------------------------------------------------------------
+    # --- what the engines say ---------------------------------------------------------------------------------------
 
-    def on_ready(self, ready: Ready) -> None:
-        self.stats.engine_restarts = self._engine.engine.epoch
+    def on_engine_ready(self) -> None:
+        """An engine takes work, the first one of its number or one that takes another's place."""
+        if (ready := self.ready) is None:
+            return  # others are still loading
         if self._submission is None:
             self._submission = self._new_submission(ready)
-            self.stats.set_max_model_len(ready.max_model_len)
         else:
             self._submission.replace_engine(ready)
-            self._recovery.engine_ready()
+        self.adapters.engine_ready(engine.connection for engine in self._engines)
+
+    def on_engine_died(self, engine: int, in_flight: Sequence[int]) -> None:
+        """An engine is gone, another one is on its way: its cache is empty. What had only waited for it moves."""
+        self._placement.forget(engine)
+        working = self._engines.working
+        if not any(working):
+            return
+        for prompt in self._requests.unbegun(engine, in_flight):
+            (add,) = replay_adds(prompt)
+            number = self._placement.place(add, self._placement.blocks(add), working)
+            for sequence in prompt:
+                sequence.engine = number
+            self._engines[number].connection.send(add)
+
+    def on_engine_gone(self) -> None:
+        """An engine is gone for good: so is the server."""
+        self._dead.set()
+        self.fail_requests(self._requests.collectors(), EngineDeadError(DEAD), "error")
 
     def _new_submission(self, ready: Ready) -> Submission:
         model = self._config.model
         seeds = random.SystemRandom()
         return Submission(
-            self._engine.number,
+            self._number,
             ready,
             self._eos_ids,
             model.max_logprobs,
@@ -355,58 +429,3 @@ class EngineSession:
             lambda: seeds.getrandbits(64),
             takes_extra_args=bool(model.logits_processors),
         )
-
-    def on_heartbeat(self, beat: Heartbeat) -> None:
-        self.stats.record_heartbeat(beat)
-        self.admission_limit.observe(beat.load, beat.last_add)
-
-    def on_deltas(self, deltas: Deltas, now: float) -> None:
-        self.stats.record_load(deltas.load)
-        self.admission_limit.observe(deltas.load, deltas.last_add)
-        news = deltas_by_sequence(deltas)
-        self.admission_limit.leave_queue(news)
-        for number, delta in news.items():
-            self._on_delta(number, delta, now)
-
-    def _on_delta(self, number: int, delta: SequenceDelta, now: float) -> None:
-        sequence = self._requests.get(number)
-        if sequence is None:
-            return
-        collector = sequence.collector
-        sequence.record(delta)
-        stats = collector.stats_of(number)
-        self.stats.record_tokens(stats, len(delta.tokens), now, delta.cached_tokens)
-        if delta.end is not None:  # first, because the reader may close the request when it gets the end
-            stats.end = delta.end
-            self._requests.remove(number)
-            self._recovery.ended(collector)
-            if delta.end.reason == "error":
-                message = delta.end.message or "The engine could not go on with this request."
-                collector.fail(GenerationError(message))
-                return
-            if delta.end.reason == "timeout" and not any(stats.received for stats in collector.stats):
-                collector.fail(RequestTimeoutError(_TOO_LATE))
-                return
-        else:
-            self._recovery.gained(sequence)
-        collector.put(number, delta)
-
-    def on_lost(self, message: Lost) -> None:
-        self._fail_all(GenerationError("A message of the engine was lost. Send the request again."), "error")
-
-    def on_engine_died(self, in_flight: Sequence[int]) -> None:
-        adds = [add for collector in self._requests.collectors() for add in collector.adds if add.fork_of is None]
-        queued_tokens = sum(add.queued_tokens(self.stats.load.expected_output) for add in adds)
-        self.stats.record_engine_death(self.num_sequences, queued_tokens)
-        blamed = self._recovery.engine_died(in_flight)
-        if blamed is not None:
-            self.close_request(blamed, "error")
-            blamed.fail(GenerationError(_BLAMED))
-
-    def on_dead(self) -> None:
-        self._fail_all(EngineDeadError(DEAD), "error")
-
-    def _fail_all(self, error: QuireError, reason: EndReason) -> None:
-        for collector in self._requests.collectors():
-            self.close_request(collector, reason)
-            collector.fail(error)

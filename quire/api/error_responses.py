@@ -9,22 +9,14 @@ import logging
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.errors import OverloadedError, QuireError, RequestError
+from quire.errors import OverloadedError, QuireError
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = "5"
-_HTTP_MESSAGES = {
-    404: "There is no such route. GET /docs lists all of them.",
-    405: "This route does not take this method. GET /docs lists all routes.",
-}
 
 
 def error_body(error: QuireError) -> dict[str, Any]:
@@ -41,39 +33,13 @@ def error_response(error: QuireError) -> Response:
         headers["Retry-After"] = RETRY_AFTER_S
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return _response(error.status, error_body(error), headers)
+    return json_answer(error.status, error_body(error), headers)
 
 
 def internal_error_body(request_id: str) -> dict[str, Any]:
     """What a client sees of an unexpected failure: the request id, to ask the operator about."""
     message = f"Something failed inside the server. Its log has the details under request id {request_id}."
     return {"error": {"message": message, "type": "server_error", "param": None, "code": "internal_error"}}
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Let every error that a route raises leave in this shape."""
-
-    async def on_quire_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, QuireError)
-        return error_response(error)
-
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        message = _HTTP_MESSAGES.get(error.status_code, error.detail)
-        kind = "not_found_error" if error.status_code == 404 else RequestError.type
-        body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
-        return _response(error.status_code, body, dict(error.headers or {}))
-
-    async def on_wrong_query(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        wrong = error.errors()[0]
-        name = str(wrong["loc"][-1])[:64]
-        what = wrong["msg"].removeprefix("Input should be ")
-        return error_response(RequestError(f"{name} must be {what}.", param=name))
-
-    app.add_exception_handler(QuireError, on_quire_error)
-    app.add_exception_handler(RequestValidationError, on_wrong_query)
-    app.add_exception_handler(HTTPException, on_http_error)
 
 
 class ServerErrorMiddleware:
@@ -99,8 +65,9 @@ class ServerErrorMiddleware:
             request_id = scope["state"]["request_id"]
             logger.exception("Request %s failed.", request_id)
             if not started:
-                await _response(500, internal_error_body(request_id), {})(scope, receive, send)
+                await json_answer(500, internal_error_body(request_id), {})(scope, receive, send)
 
 
-def _response(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+def json_answer(status: int, body: dict[str, Any], headers: dict[str, str]) -> Response:
+    """An answer with a JSON body."""
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -11,7 +11,16 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.anthropic_messages import error_message
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    503: "overloaded_error",
+}
 
 
 class ErrorShapeMiddleware:
@@ -56,4 +65,10 @@ def _shaped(scope: Scope, status: int, body: bytes) -> bytes:
         return body  # no error of ours
     if scope["path"].startswith("/api/"):  # Ollama's
         return msgspec.json.encode({"error": error["error"]["message"]})
-    return msgspec.json.encode(error_message(status, error, scope["state"]["request_id"]))
+    return msgspec.json.encode(anthropic_error(status, error, scope["state"]["request_id"]))
+
+
+def anthropic_error(status: int, body: dict[str, Any], request_id: str) -> dict[str, Any]:
+    """Anthropic's error for OpenAI's."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": body["error"]["message"]}, "request_id": request_id}

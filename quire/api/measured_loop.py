@@ -11,11 +11,14 @@ import logging
 from collections.abc import Callable
 from contextvars import Context
 from time import perf_counter, thread_time
-from typing import TypeVarTuple
+from typing import TYPE_CHECKING, TypeVarTuple
 
 import uvloop
 
 from quire.metrics.work_times import WorkTimes
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +92,9 @@ class MeasuredLoop(uvloop.Loop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return super().call_at(when, self.callback_times.run, callback, *args, context=context)
+
+    def add_reader(self, fd: FileDescriptorLike, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        super().add_reader(fd, self.callback_times.run, callback, *args)
 
 
 def _name(callback: Callable[..., object]) -> str:

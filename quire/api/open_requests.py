@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from quire.api.output_collector import OutputCollector
@@ -22,17 +22,21 @@ class OpenSequence:
     Attributes:
         add: What was asked.
         collector: Where its output goes.
+        engine: The number of the one that it is for.
         generated: Tokens that the engine has sent.
         num_prompt_logprobs: How many of the prompt's log probabilities it has sent.
         sent: Whether the present engine knows the sequence.
         engines: How many have got to know it.
     """
 
-    __slots__ = ("_known", "_repeated", "add", "collector", "engines", "generated", "num_prompt_logprobs", "sent")
+    __slots__ = (
+        "_known", "_repeated", "add", "collector", "engine", "engines", "generated", "num_prompt_logprobs", "sent",
+    )  # fmt: skip
 
-    def __init__(self, add: Add, collector: OutputCollector) -> None:
+    def __init__(self, add: Add, collector: OutputCollector, engine: int) -> None:
         self.add = add
         self.collector = collector
+        self.engine = engine
         self.generated = array("i")
         self.num_prompt_logprobs = 0
         self.sent = False
@@ -88,23 +92,40 @@ class OpenRequests:
         """A sequence by its id; None when nobody wants it any more."""
         return self._sequences.get(sequence)
 
-    def engine_died(self) -> None:
-        """No engine knows any sequence."""
-        for sequence in self._sequences.values():
+    def of_engine(self, engine: int) -> list[OpenSequence]:
+        """Sequences that are for one engine, in the order of arrival."""
+        return [sequence for sequence in self._sequences.values() if sequence.engine == engine]
+
+    def engine_died(self, engine: int) -> None:
+        """This engine knows no sequence."""
+        for sequence in self.of_engine(engine):
             sequence.sent = False
 
-    def unsent(self, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
-        """Sequences that the present engine does not know, of requests that may run; in the order of arrival."""
-        return [sequence for sequence in self._sequences.values() if not sequence.sent and may_run(sequence.collector)]
+    def unsent(self, engine: int, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
+        """Sequences that this engine does not know, of requests that may run; in the order of arrival."""
+        return [sequence for sequence in self.of_engine(engine) if not sequence.sent and may_run(sequence.collector)]
 
-    def collectors(self) -> list[OutputCollector]:
-        """Of each request once."""
-        return list({id(sequence.collector): sequence.collector for sequence in self._sequences.values()}.values())
+    def unbegun(self, engine: int, in_flight: Collection[int]) -> list[list[OpenSequence]]:
+        """Sequences that this engine has only kept waiting, by prompt: those of requests of which nothing was in flight
+        and nothing has come."""
+        sequences, working = self.of_engine(engine), set(in_flight)
+        begun = {id(each.collector) for each in sequences if each.add.id in working or each.generated}
+        prompts: dict[int, list[OpenSequence]] = {}
+        for each in sequences:
+            if id(each.collector) not in begun:
+                prompts.setdefault(each.add.id if each.add.fork_of is None else each.add.fork_of, []).append(each)
+        return list(prompts.values())
 
-    def add(self, collector: OutputCollector) -> None:
-        """All sequences of a request begin."""
+    def collectors(self, engine: int | None = None) -> list[OutputCollector]:
+        """Of each request once; of those that one engine has a part in."""
+        sequences = self._sequences.values() if engine is None else self.of_engine(engine)
+        return list({id(sequence.collector): sequence.collector for sequence in sequences}.values())
+
+    def add(self, collector: OutputCollector, engines: Sequence[int]) -> None:
+        """All sequences of a request begin, each on the engine of this number; forks where their first sequence is."""
         self._idle.clear()
-        self._sequences.update((add.id, OpenSequence(add, collector)) for add in collector.adds)
+        for add, engine in zip(collector.adds, engines, strict=True):
+            self._sequences[add.id] = OpenSequence(add, collector, engine)
 
     def remove(self, sequence: int) -> None:
         """A sequence has ended, or is not wanted any more."""

@@ -12,8 +12,8 @@ import signal
 import socket
 from typing import Protocol
 
-from quire.api.engine_session import EngineSession
 from quire.errors import EngineDeadError
+from quire.messages import Ready
 from quire.processes.launch import PULSE_S, Pulse, SendReport, StatusReport
 
 logger = logging.getLogger(__name__)
@@ -38,9 +38,29 @@ class HttpServer(Protocol):
         ...
 
 
+class Served(Protocol):
+    """What answers requests: a session, or whatever has one. See EngineSession."""
+
+    def start(self) -> None:
+        """Begin to receive."""
+        ...
+
+    async def wait_ready(self) -> Ready:
+        """Until requests are served."""
+        ...
+
+    async def wait_dead(self) -> None:
+        """Until they can be no more."""
+        ...
+
+    async def drain(self, timeout: float) -> bool:
+        """Take no new work and wait for the open; returns whether all of it ended by itself."""
+        ...
+
+
 async def serve_until_end(
     http: HttpServer,
-    session: EngineSession,
+    session: Served,
     listener: socket.socket,
     shutdown_timeout: float,
     report: SendReport,
@@ -80,7 +100,7 @@ async def serve_until_end(
         await serving
 
 
-async def _report_ready(session: EngineSession, report: SendReport) -> None:
+async def _report_ready(session: Served, report: SendReport) -> None:
     """Report `ready` once requests are served: HTTP is up already, so that is when the engine is ready."""
     with contextlib.suppress(EngineDeadError):
         ready = await session.wait_ready()
@@ -94,7 +114,7 @@ async def _report_pulse(report: SendReport) -> None:
         await asyncio.sleep(PULSE_S)
 
 
-async def _until_end(session: EngineSession, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
+async def _until_end(session: Served, stopping: asyncio.Event, serving: asyncio.Task[None]) -> None:
     """Until SIGTERM, the engine's death, or the end of the HTTP server."""
     ends = [asyncio.ensure_future(stopping.wait()), asyncio.ensure_future(session.wait_dead())]
     await asyncio.wait([*ends, serving], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Which open requests are on the engine, and what becomes of them when it is replaced.
+"""Which open requests are on an engine, and what becomes of them when it is replaced.
 
 The next engine gets every open sequence behind the tokens that are known. Only while one of them is suspected of
 killing engines, some wait (`PoisonSearch`); once it is found, it fails alone. Knows nothing about HTTP or processes.
@@ -7,10 +7,10 @@ killing engines, some wait (`PoisonSearch`); once it is found, it fails alone. K
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from quire.api.admission_limit import AdmissionLimit
 from quire.api.engine_connection import EngineConnection
+from quire.api.engine_queue import EngineQueue
 from quire.api.open_requests import OpenRequests, OpenSequence
 from quire.api.output_collector import OutputCollector
 from quire.api.poison_search import PoisonSearch
@@ -26,13 +26,13 @@ MOVED_ON = 4
 
 
 class EngineRecovery:
-    """Sends requests to the engine, again if need be.
+    """Sends requests to one engine, again if need be.
 
     Args:
-        requests: Those that are open.
-        engine: Where they go.
+        requests: Those that are open, of all engines.
+        engine: Where its own go.
         stats: Counts what is sent again.
-        admission: Is told what a new engine has been sent, and what waits here.
+        queue: Is told what a new engine has been sent, and what waits here.
         report: Is told how a recovery goes.
     """
 
@@ -41,50 +41,48 @@ class EngineRecovery:
         requests: OpenRequests,
         engine: EngineConnection,
         stats: Stats,
-        admission: AdmissionLimit,
+        queue: EngineQueue,
         report: SendReport,
     ) -> None:
         self._requests = requests
         self._engine = engine
+        self._number = engine.engine.engine
         self._stats = stats
-        self._admission = admission
+        self._queue = queue
         self._report = report
         self._search: PoisonSearch[OutputCollector] = PoisonSearch()
 
-    def open(self, collector: OutputCollector) -> None:
-        """A new request goes to the engine, by `send` or as soon as there is one that takes it."""
-        self._requests.add(collector)
+    @property
+    def searching(self) -> bool:
+        """Whether some request kills this engine, and it is not known which: new ones wait."""
+        return self._search.searching
 
-    def send(self, collector: OutputCollector) -> Iterator[None]:
-        """Send a new request, a prompt each time the iterator is asked; between them the engine may be replaced, and
-        sequences may end."""
-        for add in collector.adds:
-            if add.fork_of is not None:
-                continue  # it travels with the first
-            if self._engine.state == "ready":
-                found = [self._requests.get(number) for number in (add.id, *(fork.id for fork in add.forks))]
-                sequences = [sequence for sequence in found if sequence is not None and not sequence.sent]
-                if len(sequences) < len(found):
-                    continue
-                self._send_new(add, sequences)
-            yield
+    def send(self, add: Add) -> None:
+        """Send a prompt for the first time, unless the engine knows it already or some of its sequences have ended; if
+        there is no engine that takes it, it goes to the next one."""
+        if self._engine.state != "ready":
+            return
+        found = [self._requests.get(number) for number in (add.id, *(fork.id for fork in add.forks))]
+        sequences = [sequence for sequence in found if sequence is not None and not sequence.sent]
+        if len(sequences) == len(found):
+            self._send_new(add, sequences)
 
     def engine_died(self, in_flight: Sequence[int]) -> OutputCollector | None:
         """The engine is gone. Returns the request to blame, if it is known."""
-        self._requests.engine_died()
+        self._requests.engine_died(self._number)
         sequences = [self._requests.get(number) for number in in_flight]
         blamed = self._search.engine_died(sequence.collector for sequence in sequences if sequence is not None)
         if blamed is not None:
             logger.error("A request has stopped the engine again and again, and fails: %s", blamed.adds[0].id)
-            self._report(Recovery(self._engine.engine.epoch, blamed=True))
+            self._report(Recovery(self._engine.engine, blamed=True))
         return blamed
 
     def engine_ready(self) -> None:
         """The next engine takes work."""
-        self._admission.restart()
+        self._queue.restart()
         resumed = self._send_unsent()
-        self._admission.hold(sequence.add for sequence in self._requests.unsent(lambda collector: True))
-        self._report(Recovery(self._engine.engine.epoch, resumed, complete=not self._search.unproven))
+        self._queue.hold(sequence.add for sequence in self._requests.unsent(self._number, lambda collector: True))
+        self._report(Recovery(self._engine.engine, resumed, complete=not self._search.unproven))
 
     def gained(self, sequence: OpenSequence) -> None:
         """A sequence has got something."""
@@ -99,26 +97,27 @@ class EngineRecovery:
     def _send_new(self, add: Add, sequences: list[OpenSequence]) -> None:
         """Send one prompt for the first time, or hold it back while another request is on trial."""
         if not self._search.may_run(sequences[0].collector):
-            self._admission.hold(sequence.add for sequence in sequences)
+            self._queue.hold(sequence.add for sequence in sequences)
             return
         for sequence in sequences:
             sequence.mark_sent()
         self._engine.send(add)
 
     def _look(self, collector: OutputCollector) -> None:
-        """Whether all that is open of a request has moved on."""
-        left = [self._requests.get(add.id) for add in collector.adds]
-        if all(sequence is None or (sequence.sent and sequence.gained >= MOVED_ON) for sequence in left):
+        """Whether all that is open of a request here has moved on."""
+        found = [self._requests.get(add.id) for add in collector.adds]
+        left = [sequence for sequence in found if sequence is not None and sequence.engine == self._number]
+        if all(sequence.sent and sequence.gained >= MOVED_ON for sequence in left):
             if self._search.moved(collector) and self._engine.state == "ready":
                 self._send_unsent()
             if not self._search.unproven:
-                self._report(Recovery(self._engine.engine.epoch, complete=True))
+                self._report(Recovery(self._engine.engine, complete=True))
 
     def _send_unsent(self) -> int:
         """Send what the engine does not know and may; returns how many sequences another one has known."""
-        sequences = self._requests.unsent(self._search.may_run)
+        sequences = self._requests.unsent(self._number, self._search.may_run)
         for add in replay_adds(sequences):
-            self._admission.expect(add)
+            self._queue.expect(add)
             self._engine.send(add)
         replayed = sum(sequence.engines > 1 for sequence in sequences)
         self._stats.replayed += replayed

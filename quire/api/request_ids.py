@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-import uuid
+import secrets
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.request_headers import request_header
 from quire.errors import RequestError
 
 HEADER = "X-Request-Id"
+_NAME = HEADER.lower().encode()
+_RANDOM_BYTES = 16
 _VALID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -31,10 +34,10 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get(HEADER, "")
+        given = request_header(scope, _NAME) or ""
         own = _VALID.fullmatch(given) is not None
         state = scope.setdefault("state", {})
-        state["request_id"] = given if own else uuid.uuid4().hex
+        state["request_id"] = given if own else secrets.token_hex(_RANDOM_BYTES)
 
         async def with_header(message: Message) -> None:
             if message["type"] == "http.response.start" and (own or self._always):

@@ -80,7 +80,7 @@ class Serving:
         """
         if asked is None:
             return self.names[0]
-        if asked not in self.names:
+        if asked not in self.names and not self.session.adapters.serves(asked):
             raise UnknownModelError(
                 f"The model '{asked[:128]}' is not served here. Served: {', '.join(self.names)}.", param="model"
             )
@@ -140,7 +140,9 @@ class Serving:
             options: See EngineSession.add_request.
             make_serializer: From the prompts as they were truncated.
         """
-        adds = [self.session.submission.adds(prompt, params, **options)[0] for prompt in prompts]
+        options = {name: value for name, value in options.items() if name != "collectors"}  # hundreds of short requests
+        checked = {name: value for name, value in options.items() if name != "model"}
+        adds = [self.session.submission.adds(prompt, params, **checked)[0] for prompt in prompts]
         prompts = [add.tokens[: add.prompt_len] for add in adds]
         beams = fields.beam_search(adds[0].sampling.max_tokens or 1)
         self._check_beams(beams)

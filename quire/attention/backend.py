@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from quire.attention.metadata import AttentionMetadata, IntArray
+from quire.attention.padded_limits import PaddedLimits
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class AttentionLayer:
     """What is a layer's own in attention.
 
     Attributes:
-        number: Among the model's layers.
+        number: Among the layers that this rank computes.
         scale: What the products of queries and keys are multiplied with.
         cap: A bound c of the scores: c · tanh(score / c), before the softmax.
     """
@@ -102,21 +103,6 @@ class Rows:
     tables: tuple[Tensor, ...]
     metadata: AttentionMetadata[Tensor] = field(default_factory=AttentionMetadata)
     device_counts: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class PaddedLimits:
-    """What a padded step has at most. Its metadata's arrays are always equally long, so that it can be replayed from a
-    graph. The last of its rows has no token.
-
-    Attributes:
-        tokens, rows: Of the step.
-        decode_rows: Its rows of one token.
-    """
-
-    tokens: int
-    rows: int
-    decode_rows: int
 
 
 class AttentionBackend(Protocol):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionLayer, KVView, PaddedLimits, QKNormRope, Rows
+from quire.attention.backend import AttentionLayer, KVView, QKNormRope, Rows
 from quire.attention.metadata import AttentionMetadata, IntArray
+from quire.attention.padded_limits import PaddedLimits
 from quire.kernels.dispatch import kernel
 
 

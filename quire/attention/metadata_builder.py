@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.attention.backend import PaddedLimits
 from quire.attention.gathered_kv import DENSE_MIN_QUERIES
 from quire.attention.metadata import (
     AttentionMetadata,
@@ -23,6 +22,7 @@ from quire.attention.metadata import (
     KVSplitMetadata,
     PrefillMetadata,
 )
+from quire.attention.padded_limits import PaddedLimits
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quire.attention import gathered_kv
 from quire.attention.aux_stream import AuxStream
-from quire.attention.backend import AttentionLayer, KVView, PaddedLimits, QKNormRope, Rows
+from quire.attention.backend import AttentionLayer, KVView, QKNormRope, Rows
 from quire.attention.metadata import (
     AttentionMetadata,
     DecodeMetadata,
@@ -26,6 +26,7 @@ from quire.attention.metadata import (
     PrefillMetadata,
 )
 from quire.attention.metadata_builder import PrefillTiling, build_metadata
+from quire.attention.padded_limits import PaddedLimits
 from quire.errors import ConfigError
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials, new_prefill_partials

@@ -114,7 +114,7 @@ def _answer(batch: BatchFile, options: RunBatchOptions, config: Config) -> None:
 
 async def _run(batch: BatchFile, engine: EngineProcess, config: Config, options: RunBatchOptions) -> None:
     text = load_model_text(config)
-    session = EngineSession(engine.client(), config, text.eos_ids)
+    session = EngineSession([engine.client()], config, text.eos_ids)
     app = create_app(config, session, text)
     calls = BatchCalls(InProcessCalls(app, ()), session, config.scheduler, WAITING_SHARE)
     counts = batch.counts

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.cli.flags import parse_config
-from quire.config import environment
-from quire.errors import ConfigError
+from quire.config import Config, environment
+from quire.errors import ConfigError, SetupError
 from quire.planning.auto_config import resolve
-from quire.supervisor.announce import announce_settings
+from quire.supervisor.announce import announce_settings, log_as_json, print_error
 from quire.supervisor.listener import listen
 from quire.supervisor.supervisor import Supervisor
 
@@ -25,8 +25,19 @@ def run(arguments: Sequence[str]) -> int:
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
     config = environment.apply(config)
+    if config.observability.log_format == "text":
+        return _serve(config)
+    log_as_json()
+    try:
+        return _serve(config)
+    except SetupError as error:
+        print_error(error.message)
+        return error.exit_code
+
+
+def _serve(config: Config) -> int:
     with listen(config.server) as listener:
-        resolved = resolve(config)
+        resolved = resolve(config, replicas=True)
         supervisor = Supervisor(resolved.config, listener, environment.developer_mode())
         announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()

@@ -14,9 +14,13 @@ from quire.config.cache import CacheConfig
 from quire.config.device import DeviceConfig
 from quire.config.kv_cache_dtype import element_dtype
 from quire.config.load import LoadConfig
+from quire.config.lora import LoraConfig
 from quire.config.model import BUILTIN_MODEL, ModelConfig
+from quire.config.observability import ObservabilityConfig
+from quire.config.parallel import ParallelConfig
 from quire.config.scheduler import SchedulerConfig
 from quire.config.server import ServerConfig
+from quire.config.speculation import SpeculationConfig
 from quire.errors import ConfigError
 
 __all__ = [
@@ -25,9 +29,13 @@ __all__ = [
     "Config",
     "DeviceConfig",
     "LoadConfig",
+    "LoraConfig",
     "ModelConfig",
+    "ObservabilityConfig",
+    "ParallelConfig",
     "SchedulerConfig",
     "ServerConfig",
+    "SpeculationConfig",
 ]
 
 
@@ -40,7 +48,11 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     @property
     def kv_dtype(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.config import Config
+from quire.config.router import RouterConfig
 from quire.errors import ConfigError
 
 _SHOWN_PREFIXES = (
@@ -37,10 +38,7 @@ def apply(config: Config) -> Config:
         ConfigError: The variable for the key is set and empty, so somebody meant to close the server.
     """
     server, model = config.server, config.model
-    key = os.environ.get("QUIRE_API_KEY", os.environ.get("VLLM_API_KEY"))
-    if key is not None and not server.api_key:
-        if not key.strip():
-            raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is set but empty: give it a key, or unset it.")
+    if not server.api_key and (key := _api_key()) is not None:
         server = replace(server, api_key=(key,))
     token = os.environ.get("HF_TOKEN")
     if token and model.hf_token is None:
@@ -48,15 +46,68 @@ def apply(config: Config) -> Config:
     return replace(config, server=server, model=model)
 
 
+def apply_to_router(config: RouterConfig) -> RouterConfig:
+    """The same for a router, and the servers' key from QUIRE_BACKEND_API_KEY.
+
+    Raises:
+        ConfigError: A variable for a key is set and empty.
+    """
+    if not config.api_key and (key := _api_key()) is not None:
+        config = replace(config, api_key=(key,))
+    key = os.environ.get("QUIRE_BACKEND_API_KEY")
+    if key is not None and config.backend_api_key is None:
+        if not key.strip():
+            raise ConfigError("QUIRE_BACKEND_API_KEY is set but empty: give it the servers' key, or unset it.")
+        config = replace(config, backend_api_key=key)
+    return config
+
+
 def developer_mode() -> bool:
     """Whether debug routes are served: QUIRE_SERVER_DEV_MODE=1 (or VLLM_SERVER_DEV_MODE=1)."""
     return "1" in (os.environ.get("QUIRE_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))
 
 
+def trace_service_name() -> str:
+    """What OpenTelemetry's traces call this service: OTEL_SERVICE_NAME, or quire."""
+    return os.environ.get("OTEL_SERVICE_NAME") or "quire"
+
+
+def may_load_adapters() -> bool:
+    """Whether requests may load adapters without an API key: QUIRE_ALLOW_RUNTIME_LORA_UPDATING=1 (or VLLM_…)."""
+    names = ("QUIRE_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+    return any(os.environ.get(name, "").lower() in ("1", "true") for name in names)
+
+
 def first_visible_gpu() -> str | None:
     """The number or UUID of the first GPU that CUDA_VISIBLE_DEVICES leaves; None: it hides all."""
+    return next(iter(visible_gpus()), None)
+
+
+def visible_gpus() -> list[str]:
+    """The numbers or UUIDs that CUDA_VISIBLE_DEVICES names, in its order; the first one where it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip(", ")
-    return visible.split(",")[0].strip() if visible else None
+    return [gpu.strip() for gpu in visible.split(",")] if visible else []
+
+
+def gpu_of_engine(engine: int) -> str | None:
+    """The number or UUID of the GPU that engine `engine` of several takes: the engine's own place among those that
+    CUDA_VISIBLE_DEVICES leaves. None: there is none."""
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return str(engine)
+    visible = visible_gpus()
+    return visible[engine] if engine < len(visible) else None
+
+
+def num_visible_gpus(installed: int) -> int:
+    """How many of the GPUs of this machine CUDA_VISIBLE_DEVICES leaves."""
+    return len(visible_gpus()) if "CUDA_VISIBLE_DEVICES" in os.environ else installed
+
+
+def show_gpu_of_engine(engine: int) -> None:
+    """Let this process see that GPU alone. Call it before torch or the driver is loaded."""
+    gpu = gpu_of_engine(engine)
+    assert gpu is not None, "the supervisor has counted them"
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 
 def number_gpus_by_pci_bus() -> None:
@@ -192,3 +243,10 @@ def shown_variables() -> dict[str, str]:
         for name, value in sorted(os.environ.items())
         if name.startswith(_SHOWN_PREFIXES)
     }
+
+
+def _api_key() -> str | None:
+    key = os.environ.get("QUIRE_API_KEY", os.environ.get("VLLM_API_KEY"))
+    if key is not None and not key.strip():
+        raise ConfigError("QUIRE_API_KEY or VLLM_API_KEY is set but empty: give it a key, or unset it.")
+    return key

@@ -12,8 +12,8 @@ from quire.errors import ConfigError
 
 KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
 """As --kv-cache-dtype says it."""
-QUANTIZED_MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "int8": 127.0}
-"""The quantized types, and the largest number that each can store."""
+QUANTIZED = ("fp8_e4m3", "fp8_e5m2", "int8")
+"""Element types of 8 bits, with scales."""
 
 
 def check_kv_cache_dtype(name: str) -> None:
@@ -43,4 +43,4 @@ def element_bytes(name: str, dense: dict[str, int]) -> int:
         name: See element_dtype.
         dense: Bytes of the types that a model may have.
     """
-    return 1 if name in QUANTIZED_MOST else dense[name]
+    return 1 if name in QUANTIZED else dense[name]

@@ -51,10 +51,12 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
     machine_gpu = this_machine().gpu if config.device.device == "cuda" else None
     hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
     hardware = hardware.at(config.model.dtype)
+    speculation = config.speculation.speculation
     return ModelRuntimeInfo(
         group_windows(spec),
         Roofline(spec, config.model.dtype, hardware, config.cache.block_size, config.kv_dtype),
         spec.rope_length_mode,
+        None if speculation is None else lambda sampling: speculation.tokens,
     )
 
 
@@ -116,4 +118,6 @@ def build_scheduler(
         host_bound=partial(takes, processors) if processors else None,
         max_drafts=info.drafts,
         masked=masked,
+        masked_drafts=device_limits.masked_drafts,
+        stages=config.parallel.pipeline_parallel_size,
     )

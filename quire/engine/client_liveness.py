@@ -36,6 +36,11 @@ class ClientLiveness:
         self._heard[client] = self._clock.now()
         return new
 
+    def heard(self, client: int) -> None:
+        """A request of `client` came, which is as good as a heartbeat of one that sends them."""
+        if client in self._heard:
+            self._heard[client] = self._clock.now()
+
     def mark_gone(self, client: int) -> None:
         """A client is dead and will not come back."""
         self._heard.pop(client, None)

@@ -5,12 +5,14 @@ Owns which answers are owed. Knows nothing about steps and outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from quire.engine.adapter_registry import AdapterRegistry
 from quire.engine.pausing import PAUSE_MODES, Pausing
 from quire.engine.port import Port
-from quire.messages import CLIENT_SHIFT, Control, Done
+from quire.executor.executor import AdapterLoader
+from quire.messages import CLIENT_SHIFT, Adapter, Control, Done
 from quire.scheduler.scheduler import Scheduler
 
 
@@ -21,18 +23,32 @@ class Commands:
         scheduler: Of the engine.
         port: Where answers go.
         abort: Ends a request.
+        loader: Loads adapters; None: none are served.
+        adapters: Those of the start.
+        frame: What the live picture shows, see EngineFrames; None: there is none.
 
     Attributes:
         pausing: Whether the engine is paused.
+        adapters: By name; None: none are served.
     """
 
-    def __init__(self, scheduler: Scheduler, port: Port, abort: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        port: Port,
+        abort: Callable[[int], object],
+        loader: AdapterLoader | None = None,
+        adapters: Sequence[Adapter] = (),
+        frame: Callable[[int], dict[str, Any]] | None = None,
+    ) -> None:
         self.pausing = Pausing(scheduler)
         self._scheduler = scheduler
         self._port = port
         self._abort = abort
+        self._frame = frame
         self._drains: list[Control] = []  # not answered yet, as the next ones
         self._pauses: list[Control] = []
+        self.adapters = None if loader is None else AdapterRegistry(loader, adapters, self._answer)
 
     @property
     def draining(self) -> bool:
@@ -54,10 +70,17 @@ class Commands:
                     self._answer(pause, error="The engine was resumed before nothing ran any more")
                 self._pauses.clear()
                 self._answer(message)
+            case ["load_adapter" | "unload_adapter"]:
+                if self.adapters is None:
+                    self._answer(message, error="This engine serves no adapters: start it with --enable-lora")
+                else:
+                    self.adapters.receive(message)
             case ["is_paused"]:
                 self._answer(message, {"paused": self.pausing.paused})
             case ["counts"]:
                 self._answer(message, counts(self._scheduler))
+            case ["frame"] if self._frame is not None:
+                self._answer(message, self._frame(int(message.value.get("seen", 0))))
             case ["reset_prefix_cache"]:
                 self._scheduler.pool.reset_prefix_cache()
                 self._answer(message)

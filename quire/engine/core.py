@@ -13,10 +13,12 @@ from msgspec.structs import replace
 
 from quire.clock import Clock
 from quire.config import Config
+from quire.engine.adapter_slots import AdapterSlots
 from quire.engine.build import ModelRuntimeInfo, build_ready, build_scheduler, estimated_throughput
 from quire.engine.client_liveness import ClientLiveness
 from quire.engine.commands import Commands, counts
 from quire.engine.flight_record import FlightRecorder
+from quire.engine.frames import EngineFrames
 from quire.engine.outbox import Outbox
 from quire.engine.port import Port, Undecodable
 from quire.engine.request_checks import ended_before, refusal, to_int64
@@ -27,6 +29,7 @@ from quire.executor.executor import Executor
 from quire.messages import (
     CLIENT_SHIFT,
     Abort,
+    Adapter,
     Add,
     ClientGone,
     ClientHeartbeat,
@@ -36,6 +39,7 @@ from quire.messages import (
     End,
     Heartbeat,
     Load,
+    MaskedDrafts,
     ToEngine,
 )
 from quire.processes.launch import Pulse
@@ -64,6 +68,7 @@ class EngineCore:
         clock: All times come from it.
         masker: Says which tokens may come next, for constrained requests; None: there are none.
         flight: Where it is written down which requests are worked on; None: nowhere.
+        adapters: Those that the executor has read at the start.
     """
 
     def __init__(
@@ -76,8 +81,9 @@ class EngineCore:
         clock: Clock,
         masker: TokenBitmaskSource | None = None,
         flight: FlightRecorder | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
-        self.ready = build_ready(config, device_limits, runtime_info)
+        self.ready = replace(build_ready(config, device_limits, runtime_info), adapters=list(adapters))
         is_masked = None if masker is None else masker.wants
         self._scheduler = build_scheduler(config, device_limits, runtime_info, clock, is_masked)
         self._num_host_blocks = device_limits.num_host_blocks
@@ -90,9 +96,16 @@ class EngineCore:
         self._outbox = Outbox(port)
         self._flight = flight
         self._clients = ClientLiveness(clock)
-        self._commands = Commands(self._scheduler, port, self._abort)
-        self._pausing = self._commands.pausing
         self._steps = StepStats(clock.now())
+        frames = EngineFrames(self._scheduler, self._steps, clock, counts)
+        self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, frames.frame)
+        self._adapter_slots = None
+        if executor.adapters is not None:
+            self._adapter_slots = AdapterSlots(self._scheduler, executor.adapters, config.lora.max_loras)
+            for adapter in adapters:
+                if adapter.name in config.lora.lora_pinned:
+                    self._adapter_slots.pin(adapter)
+        self._pausing = self._commands.pausing
         self._throughput = Throughput(estimated_throughput(config, runtime_info), clock.now())
         self._last_adds: dict[int, int] = {}  # by client
         self._last_beat = clock.now()
@@ -108,17 +121,28 @@ class EngineCore:
         if self._masks is not None:
             self._finish(self._masks.release_prepared())
         self._finish(self._scheduler.expire())
+        self._update_adapters()
         if not self._pausing.frozen:
             self._plan_ahead()
         if self._masks is not None:
             self._finish(self._masks.send())
         if self._scheduler.steps_in_flight:
             self._process_oldest_result(HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S))
+        else:
+            self._executor.check()
         for client in self._clients.lost_clients():
             self._abort_all(client)
         self._outbox.flush(self._load, self._last_adds)
         self._commands.answer_due()
         self._send_heartbeats()
+
+    def _update_adapters(self) -> None:
+        """Adapters come, and requests get their slots."""
+        if self._adapter_slots is not None:
+            assert self._executor.adapters is not None and self._commands.adapters is not None
+            loaded = self._executor.adapters.loaded()
+            self._commands.adapters.update([each for each in loaded if not each.slot])
+            self._finish(self._adapter_slots.update([each for each in loaded if each.slot]))
 
     def _plan_ahead(self) -> None:
         while self._scheduler.steps_in_flight < self._executor.max_in_flight and (plan := self._scheduler.plan()):
@@ -134,9 +158,11 @@ class EngineCore:
 
     def _idle_wait(self, wait: float | None) -> float | None:
         """How long a message may be waited for: not at all while there is work."""
-        scheduler = self._scheduler
+        scheduler, adapters = self._scheduler, self._commands.adapters
         if not scheduler.has_work:
-            return wait
+            if adapters is None or not adapters.busy:
+                return wait
+            return _AWAITING_POLL_S if wait is None else min(wait, _AWAITING_POLL_S)
         if self._pausing.reached:
             return HEARTBEAT_S if wait is None else min(wait, HEARTBEAT_S)
         if scheduler.only_awaiting and not scheduler.steps_in_flight:
@@ -159,7 +185,7 @@ class EngineCore:
                 self._commands.receive(message)
             case ClientHeartbeat(client):
                 if self._clients.mark_alive(client):
-                    self._port.send(client, replace(self.ready, paused=self._pausing.mode))
+                    self._port.send(client, replace(self.ready, paused=self._pausing.mode, adapters=self._adapters))
             case ClientGone(client):
                 self._clients.mark_gone(client)
                 self._abort_all(client)
@@ -178,6 +204,7 @@ class EngineCore:
         client = message.id >> CLIENT_SHIFT
         if self._clients.is_gone(client):
             return  # it was on its way
+        self._clients.heard(client)
         self._last_adds[client] = max(message.last_id, self._last_adds.get(client, 0))  # replays come in any order
         error = self._refusal(message)
         tokens: Sequence[int] = ()
@@ -192,7 +219,8 @@ class EngineCore:
                 self._outbox.end(End(sequence.id, reason))
             else:
                 awaits = () if self._masks is None else self._masks.prepare(sequence)
-                self._scheduler.add(sequence, ids, (*awaits, *self._pausing.awaits(sequence.id)))
+                adapter = () if self._adapter_slots is None else self._adapter_slots.prepare(sequence)
+                self._scheduler.add(sequence, ids, (*awaits, *adapter, *self._pausing.awaits(sequence.id)))
 
     def _refusal(self, message: Add) -> str:
         """Why none of a prompt's sequences can run; empty if nothing speaks against it."""
@@ -200,6 +228,8 @@ class EngineCore:
             return "The server is shutting down. Send the request again."
         if (message.grammar or message.thinking) and self._masks is None:
             return "This engine follows no grammars, and limits no reasoning."
+        if message.adapter and self._adapter_slots is None:
+            return "This engine serves no adapters: start it with --enable-lora."
         return refusal(message, self.ready)
 
     def _abort_unwanted(self) -> None:
@@ -230,10 +260,16 @@ class EngineCore:
             self._outbox.end(request.last_message(now))
             if self._masks is not None:
                 self._masks.forget(request.id)
+            if self._adapter_slots is not None:
+                self._adapter_slots.forget(request.id)
 
     def _process_oldest_result(self, wait: float) -> None:
         result = self._executor.collect(timeout=wait)
         if result is None:
+            return
+        if isinstance(result, MaskedDrafts):
+            assert self._masks is not None, "drafts of masked rows, and there are none"
+            self._finish(self._masks.drafted(result))
             return
         outputs = self._scheduler.process_result(result)
         complete = [] if self._masks is None else self._masks.ask()
@@ -264,6 +300,10 @@ class EngineCore:
     # --- state ------------------------------------------------------------------------------------------------------
 
     @property
+    def _adapters(self) -> list[Adapter]:
+        return [] if self._commands.adapters is None else self._commands.adapters.adapters
+
+    @property
     def num_requests(self) -> int:
         """Sequences that are not over."""
         return self._scheduler.num_running + self._scheduler.num_waiting
@@ -291,6 +331,9 @@ class EngineCore:
             preemptions=scheduler.stats.preemptions,
             prefix_queries=scheduler.stats.prefix_queries,
             prefix_hits=scheduler.stats.prefix_hits,
+            drafts=scheduler.stats.speculation.drafts,
+            draft_tokens=scheduler.stats.speculation.tokens,
+            accepted_drafts=list(scheduler.stats.speculation.accepted),
             free_host_blocks=scheduler.host.num_free,
             num_host_blocks=self._num_host_blocks,
             step=self._steps.last_step,
@@ -303,4 +346,6 @@ class EngineCore:
             tokens_per_s=self._throughput.tokens_per_s,
             expected_output=scheduler.expected_output,
             paused=self._pausing.paused,
+            running_adapters=[] if self._adapter_slots is None else self._adapter_slots.running,
+            waiting_adapters=[] if self._adapter_slots is None else self._adapter_slots.waiting,
         )

@@ -11,6 +11,7 @@ from collections import deque
 
 from quire.clock import Clock, SystemClock
 from quire.config import Config
+from quire.engine.adapter_registry import load_modules
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.interrupts import InterruptGuard
@@ -74,9 +75,9 @@ class InProcessClient:
         self._clock = clock or SystemClock()
         self._port = _QueuePort()
         device_limits = executor.start()
-        self._core = EngineCore(
-            config, device_limits, runtime_info or ModelRuntimeInfo(), executor, self._port, self._clock, masker
-        )
+        adapters = load_modules(config.lora, executor.adapters)
+        info = runtime_info or ModelRuntimeInfo()
+        self._core = EngineCore(config, device_limits, info, executor, self._port, self._clock, masker, None, adapters)
         # A worker's thread that outlives the interpreter ends the process by SIGABRT.
         self._close = weakref.finalize(self, _close, executor, masker)
         self._failure = ""  # of a turn

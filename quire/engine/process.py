@@ -9,6 +9,7 @@ from types import FrameType
 
 from quire.clock import Clock, SystemClock
 from quire.config import Config
+from quire.engine.adapter_registry import load_modules
 from quire.engine.build import build_model_runtime_info
 from quire.engine.core import EngineCore
 from quire.engine.flight_record import FlightRecorder
@@ -42,7 +43,8 @@ def main(
     rows = config.scheduler.max_num_seqs
     assert rows, "settings are resolved by quire.planning.auto_config"
     flight = FlightRecorder(directory, launch.engine, executor.max_in_flight, rows)
-    core = EngineCore(config, device_limits, runtime_info, executor, port, clock, masker, flight)
+    adapters = load_modules(config.lora, executor.adapters)
+    core = EngineCore(config, device_limits, runtime_info, executor, port, clock, masker, flight, adapters)
     signal.signal(STOP_ENGINE, stop)
     garbage.begin_serving()
     report(StatusReport("ready", startup=device_limits.startup))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.config import environment
 from quire.executor.torch_library import begin_loading
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport
@@ -9,11 +10,15 @@ from quire.processes.launch import LaunchConfig, SendReport
 
 def main(launch: LaunchConfig, report: SendReport) -> None:
     """Run the engine, whose modules are imported while a thread loads torch's library."""
-    begin_loading()
+    config = launch.config
+    if config.parallel.data_parallel_size > 1 and config.device.device == "cuda":
+        environment.show_gpu_of_engine(launch.engine.engine)
+    if config.parallel.ranks == 1:  # else ranks compute, each in a process of its own
+        begin_loading()
     from quire.engine import process
 
     process.main(launch, report)
 
 
 if __name__ == "__main__":
-    run_child(main)
+    run_child(main, "engine")

@@ -14,7 +14,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config.scheduler import Policy
 from quire.errors import ContextLengthError, RequestError
-from quire.messages import CLIENT_SHIFT, Add, Fork, Ready, ThinkingBudget
+from quire.messages import CLIENT_SHIFT, Adapter, Add, Fork, Ready, ThinkingBudget
 from quire.sampling import WHOLE_VOCABULARY, SamplingParams
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -89,6 +89,7 @@ class Submission:
         thinking: ThinkingBudget | None = None,
         deadline: float | None = None,
         tenant: str = "",
+        adapter: Adapter | None = None,
     ) -> list[Add]:
         """One Add for each of the `params.n` sequences of a prompt. Only the first is sent: it carries the others as
         its forks.
@@ -100,7 +101,7 @@ class Submission:
             bad_words: `params.bad_words` as tokens.
             truncation_side: The end of a prompt that is cut off.
             grammar: Of `params.structured_outputs`, see GrammarChecker.
-            thinking, deadline, tenant: See Add.
+            thinking, deadline, tenant, adapter: See Add.
 
         Raises:
             RequestError: The prompt is empty, a token id is none of the model's, too many logprobs are asked for, or a
@@ -143,6 +144,7 @@ class Submission:
             thinking=thinking,
             deadline=deadline,
             tenant=tenant,
+            adapter=adapter,
         ).sequences()
 
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:

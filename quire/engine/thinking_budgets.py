@@ -7,10 +7,11 @@ follows from its tokens alone, so it goes on after a preemption or a replay. Kno
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from quire.config import Config
-from quire.engine.token_bitmasks import TokenBitmaskSource
+from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.errors import GenerationError
 from quire.messages import Add, Bits
 from quire.scheduler.request import Request
@@ -20,8 +21,6 @@ PROMPT_END = 8
 """The last tokens of a prompt, which tell whether it has opened the reasoning: a tag and white space."""
 LEAD = 8
 """Tokens of an output among which reasoning begins if it does at all: white space, and what opens it."""
-
-_Answer = Bits | GenerationError | None
 
 
 def bitmask_source(config: Config, vocab_size: int) -> ThinkingBudgets | None:
@@ -45,6 +44,7 @@ class ThinkingBudgets:
         self._thinking: dict[int, Thinking] = {}
         self._asked: Sequence[Request] = ()
         self._inner_asked: Sequence[Request] = ()
+        self._drafts: Drafts = {}
 
     def wants(self, message: Add) -> bool:
         return message.thinking is not None or self._inner.wants(message)
@@ -57,19 +57,23 @@ class ThinkingBudgets:
     def prepared(self) -> list[tuple[int, str]]:
         return self._inner.prepared()
 
-    def ask(self, requests: Sequence[Request]) -> bool:
+    def ask(self, requests: Sequence[Request], drafts: Drafts) -> bool:
         self._asked = self._inner_asked = requests
+        self._drafts = drafts
         if self._thinking:
             self._inner_asked = [request for request in requests if self._inner.wants(request.add)]
-        return not self._inner_asked or self._inner.ask(self._inner_asked)
+        return not self._inner_asked or self._inner.ask(self._inner_asked, drafts)
 
-    def bits(self) -> Sequence[_Answer]:
+    def bits(self) -> Sequence[Masks]:
         if not self._thinking:
             return self._inner.bits()
-        inner: dict[int, _Answer] = {}
+        inner: dict[int, Masks] = {}
         if self._inner_asked:
             inner = dict(zip((request.id for request in self._inner_asked), self._inner.bits(), strict=True))
-        return [self._narrowed(request, inner.get(request.id, self._any)) for request in self._asked]
+        return [
+            self._narrowed(request, inner[request.id] if request.id in inner else self._all_open(request))
+            for request in self._asked
+        ]
 
     def forget(self, request_id: int) -> None:
         self._thinking.pop(request_id, None)
@@ -78,13 +82,25 @@ class ThinkingBudgets:
     def close(self) -> None:
         self._inner.close()
 
-    def _narrowed(self, request: Request, allowed: _Answer) -> _Answer:
-        """What the budget leaves of the tokens that are allowed. A grammar goes first: a character that has begun is
-        brought to its end before the reasoning is."""
+    def _all_open(self, request: Request) -> Masks:
+        return [self._any] * (1 + len(self._drafts.get(request.id, ())))
+
+    def _narrowed(self, request: Request, allowed: Masks) -> Masks:
+        """What the budget leaves of the tokens that are allowed."""
         thinking = self._thinking.get(request.id)
         if thinking is None or allowed is None or isinstance(allowed, GenerationError):
             return allowed
         thinking.read(request.tokens)
+        masks = [self._left_by(thinking, allowed[0])]
+        if len(allowed) > 1:
+            ahead, tokens = copy(thinking), [*request.tokens, *self._drafts[request.id]]
+            for number, bits in enumerate(allowed[1:], 1):
+                ahead.read(tokens[: len(request.tokens) + number])
+                masks.append(self._left_by(ahead, bits))
+        return masks
+
+    def _left_by(self, thinking: Thinking, allowed: Bits) -> Bits:
+        """A grammar goes first: a character that has begun is brought to its end before the reasoning is."""
         if (token := thinking.forced) is not None and _has(allowed, token):
             return self._only(token)
         if (token := thinking.forbidden) is not None and _has(allowed, token):

@@ -6,18 +6,24 @@ about grammars.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from quire.errors import GenerationError
 from quire.executor.executor import Executor
-from quire.messages import Add, Bits, TokenBitmasks
+from quire.messages import Add, Bits, MaskedDrafts, TokenBitmasks
 from quire.scheduler.request import Request
 from quire.scheduler.scheduler import Scheduler
 
 GRAMMAR = "grammar"
 """What a request awaits until its masks can be made."""
+Drafts = Mapping[int, Sequence[int]]
+"""By request what was proposed behind its tokens; those that are missing have none."""
+Masks = Sequence[Bits] | GenerationError | None
+"""Of a request: the bitmask of its next token, and then those behind its drafts, up to where no draft can stay; the
+error that ends it; or None: it is complete, and no token may follow."""
 
 
 class TokenBitmaskSource(Protocol):
@@ -36,14 +42,14 @@ class TokenBitmaskSource(Protocol):
         """Sequences whose bits can be asked for by now, since the last call; or that have failed, and why."""
         ...
 
-    def ask(self, requests: Sequence[Request]) -> bool:
-        """Begin to make the bitmask of the token after `request.tokens` for each request; `bits` follows. Returns
-        whether it need not wait."""
+    def ask(self, requests: Sequence[Request], drafts: Drafts) -> bool:
+        """Begin to make the bitmask of the token after `request.tokens` for each request, and those behind its drafts;
+        `bits` follows. Returns whether it need not wait."""
         ...
 
-    def bits(self) -> Sequence[Bits | GenerationError | None]:
-        """What was asked for, waiting for it: for each request its bitmask (see `TokenBitmasks.bits`), which stays as
-        it is until the next `ask`; the error that ends it; or None: it is complete, and no token may follow."""
+    def bits(self) -> Sequence[Masks]:
+        """What was asked for, waiting for it. Bitmasks (see `TokenBitmasks.bits`) stay as they are until the next
+        `ask`."""
         ...
 
     def forget(self, request_id: int) -> None:
@@ -88,18 +94,28 @@ class TokenBitmaskSender:
         self._executor = executor
         self._open = b"\xff" * (4 * -(-vocab_size // 32))
         self._asked: _Asked | None = None
+        self._drafts = MaskedDrafts(0, [])  # the last ones
         self._last = 0  # the last step that was asked for
 
     def ask(self) -> list[Request]:
-        """Have the masks made that are due, once: while they are, the engine plans and talks to clients. If they are
-        there at once, this is as `send`."""
-        step, rows, requests = self._scheduler.bitmasks_due()
-        if not rows or step == self._last:
+        """Have the masks made that are due, once, and if they depend on drafts not before these are known: while they
+        are made, the engine plans and talks to clients. If they are there at once, this is as `send`."""
+        due = self._scheduler.bitmasks_due()
+        if due is None or due.number == self._last or (due.awaits_drafts and due.number != self._drafts.step):
             return []
-        self._last = step
+        self._last = due.number
+        requests = [due.requests[row] for row in due.masked]
         alive = [request for request in requests if request.ended is None]
-        self._asked = _Asked(step, rows, requests, alive)
-        return self._send_asked() if not alive or self._masker.ask(alive) else []
+        self._asked = _Asked(due.number, due.masked, requests, alive)
+        drafts: Drafts = {}
+        if due.awaits_drafts:
+            drafts = {request.id: own for request, own in zip(requests, self._drafts.tokens, strict=True) if own}
+        return self._send_asked() if not alive or self._masker.ask(alive, drafts) else []
+
+    def drafted(self, drafts: MaskedDrafts) -> list[Request]:
+        """What was proposed for the oldest step in flight; then as `ask`."""
+        self._drafts = drafts
+        return self.ask()
 
     def send(self) -> list[Request]:
         """Send the masks that are due, once. Returns the requests that got none: they are over."""
@@ -109,7 +125,8 @@ class TokenBitmaskSender:
         asked, self._asked = self._asked, None
         if asked is None:
             return []
-        bits, ended = {}, []
+        masks: dict[int, Sequence[Bits]] = {}
+        ended = []
         for request, mask in zip(asked.alive, self._masker.bits() if asked.alive else (), strict=True):
             over = None
             if mask is None:
@@ -117,13 +134,13 @@ class TokenBitmaskSender:
             elif isinstance(mask, GenerationError):
                 over = self._scheduler.fail(request.id, mask.message)
             else:
-                bits[request.id] = mask
+                masks[request.id] = mask
             if over is not None:  # else it was aborted meanwhile
                 ended.append(over)
         # An ended request's row is still in the step and waits; its token is dropped.
-        self._executor.submit_bitmasks(
-            TokenBitmasks(asked.step, asked.rows, [bits.get(request.id, self._open) for request in asked.requests])
-        )
+        by_row = [masks.get(request.id, (self._open,)) for request in asked.requests]
+        counts = [len(each) for each in by_row] if any(len(each) > 1 for each in by_row) else []
+        self._executor.submit_bitmasks(TokenBitmasks(asked.step, asked.rows, [*chain(*by_row)], counts))
         return ended
 
     def prepare(self, message: Add) -> tuple[str, ...]:

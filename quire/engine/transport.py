@@ -38,9 +38,9 @@ def engine_address(directory: Path, engine: EngineId) -> str:
     return f"ipc://{directory / f'engine-{engine.engine}-{engine.epoch}'}"
 
 
-def client_address(directory: Path, number: int) -> str:
-    """Where API process `number` listens."""
-    return f"ipc://{directory / f'client-{number}'}"
+def client_address(directory: Path, number: int, engine: int) -> str:
+    """Where API process `number` listens to one engine, in whatever life."""
+    return f"ipc://{directory / f'client-{number}-{engine}'}"
 
 
 def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
@@ -93,7 +93,9 @@ class ZmqPort:
     def send(self, client: int, message: FromEngine) -> None:
         socket = self._clients.get(client)
         if socket is None:
-            socket = self._clients[client] = _push(self._context, client_address(self._directory, client))
+            socket = self._clients[client] = _push(
+                self._context, client_address(self._directory, client, self._engine.engine)
+            )
         socket.send(self._encoder.encode(msgspec.structs.replace(message, source=self._engine)))
 
     def forget(self, client: int) -> None:
@@ -151,7 +153,7 @@ class ZmqClient:
         self._engine = engine
         self._context = zmq.Context()
         self._outbox = _push(self._context, engine_address(directory, engine))
-        self._inbox = _pull(self._context, client_address(directory, number))
+        self._inbox = _pull(self._context, client_address(directory, number, engine.engine))
         self._sending = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
@@ -168,8 +170,15 @@ class ZmqClient:
         with self._sending:
             self._outbox.send(self._encoder.encode(message))
 
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when there may be messages, and stays so until `receive` returns None."""
+        return int(self._inbox.get(zmq.FD))
+
     def receive(self, timeout: float | None) -> FromEngine | Lost | None:
-        if not self._inbox.poll(None if timeout is None else int(timeout * 1e3)):
+        if timeout == 0.0:
+            if not int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
+                return None
+        elif not self._inbox.poll(None if timeout is None else int(timeout * 1e3)):
             return None
         try:
             return self._decoder.decode(self._inbox.recv())
@@ -196,18 +205,19 @@ class DeathNotices:
         self._directory = directory
         self._context = zmq.Context()
         self._encoder = msgspec.msgpack.Encoder()
-        self._clients: dict[int, zmq.Socket[bytes]] = {}
+        self._clients: dict[tuple[int, int], zmq.Socket[bytes]] = {}  # by client and engine
 
     def engine_died(self, client: int, message: Dead) -> None:
         """Tell a client; it need not listen yet."""
-        socket = self._clients.get(client)
+        way = client, message.source.engine
+        socket = self._clients.get(way)
         if socket is None:
-            socket = self._clients[client] = _push(self._context, client_address(self._directory, client))
+            socket = self._clients[way] = _push(self._context, client_address(self._directory, *way))
         socket.send(self._encoder.encode(message))
 
     def client_died(self, engine: EngineId, client: int) -> None:
         """Tell an engine, if it listens, that a client is gone."""
-        if (old := self._clients.pop(client, None)) is not None:
+        if (old := self._clients.pop((client, engine.engine), None)) is not None:
             old.close(linger=0)
         socket = _push(self._context, engine_address(self._directory, engine))
         socket.send(self._encoder.encode(ClientGone(client)))

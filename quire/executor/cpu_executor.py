@@ -17,8 +17,8 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.errors import EngineDeadError
-from quire.executor.executor import FaultHook, no_faults
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.executor.executor import AdapterLoader, FaultHook, no_faults
+from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ class CpuExecutor:
         self._fault = fault
         self._plans: queue.SimpleQueue[Plan | None] = queue.SimpleQueue()
         self._bitmasks: queue.SimpleQueue[TokenBitmasks | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[Result | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Result | MaskedDrafts | BaseException] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[DeviceLimits | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+        self.adapters: AdapterLoader | None = None
 
     def start(self) -> DeviceLimits:
         self._thread.start()
@@ -57,20 +58,24 @@ class CpuExecutor:
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
-        assert not plan.drafts, "this worker has no drafts"
         self._plans.put(plan)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         self._bitmasks.put(masks)
 
-    def collect(self, timeout: float | None) -> Result | None:
+    def collect(self, timeout: float | None) -> Result | MaskedDrafts | None:
         try:
             result = self._results.get(timeout=timeout)
         except queue.Empty:
             return None
+        if isinstance(result, MaskedDrafts):
+            return result
         result = _or_raise(result)
         self._fault("collect", result.step)
         return result
+
+    def check(self) -> None:
+        """The thread waits: nothing happens to it meanwhile."""
 
     def close(self) -> None:
         """Wait for what is running; a step whose bitmasks are missing fails."""
@@ -85,6 +90,7 @@ class CpuExecutor:
         except BaseException as error:
             self._started.put(error)
             return
+        self.adapters = worker.adapters
         self._started.put(device_limits)
         failure: BaseException | None = None
         while (plan := self._plans.get()) is not None:
@@ -92,10 +98,12 @@ class CpuExecutor:
                 if failure is not None:
                     raise failure
                 self._fault("execute", plan.step)
-                self._results.put(worker.execute(plan, self._next_bitmasks))
+                self._results.put(worker.execute(plan, self._next_bitmasks, self._results.put))
             except BaseException as error:
                 failure = error
                 self._results.put(error)
+        if worker.adapters is not None:
+            worker.adapters.close()
 
     def _load(self) -> tuple[Worker, DeviceLimits]:
         began = self._clock.now()
@@ -106,7 +114,8 @@ class CpuExecutor:
             imported = self._clock.now() - began
             worker = Worker(self._config, self._clock)
             limits = worker.load()
-        return worker, msgspec.structs.replace(limits, startup={"import": imported, **limits.startup})
+        startup = {"import": imported, **limits.startup}
+        return worker, msgspec.structs.replace(limits, startup=startup, masked_drafts=True)
 
     def _next_bitmasks(self) -> TokenBitmasks:
         """Of the step that is running: bitmasks come in the order of the plans, once for each that has masked rows."""

@@ -19,6 +19,7 @@ from itertools import chain
 import msgspec
 
 from quire.executor.executor import FaultHook, no_faults
+from quire.executor.fake_adapters import FakeAdapters
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
 from quire.messages import Admitted, Bits, DeviceLimits, Plan, Result, TokenBitmasks, TokenLogprobs
 
@@ -37,6 +38,11 @@ def hash_token(history: Sequence[int], num_sampled: int, vocab_size: int) -> int
 def seeded_counter(seed: int, num_sampled: int) -> int:
     """What a seeded fake model is given in place of how many tokens were sampled."""
     return (seed + num_sampled) % 2**63
+
+
+def adapted_counter(num_sampled: int, digest: str) -> int:
+    """The same of a sequence with an adapter."""
+    return (num_sampled + zlib.crc32(digest.encode())) % 2**63
 
 
 @dataclass
@@ -62,6 +68,8 @@ class FakeExecutor:
         fault: See Executor.
         ready_host_blocks: Says after each step how many blocks of the host pool are ready; default: all.
         seeded: Whether tokens depend on the request's seed as well: its counter starts there.
+        adapters: What stands for adapters; None: none are served. Tokens then depend on the sequence's adapter, and
+            keys and values are found only by those who computed with the same.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class FakeExecutor:
         fault: FaultHook = no_faults,
         ready_host_blocks: Callable[[], int] | None = None,
         seeded: bool = False,
+        adapters: FakeAdapters | None = None,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
@@ -92,6 +101,11 @@ class FakeExecutor:
         self._step_s = step_s
         self._fault = fault
         self._seeded = seeded
+        self.adapters = adapters
+        if adapters is not None:
+            adapters.in_flight = self._reads_adapter
+        self._written_by: dict[int, str] = {}  # by block: the adapter of what it holds
+        self._host_written_by: dict[int, str] = {}
         self._slots: dict[int, _Slot] = {}
         self._blocks: dict[int, list[int | None]] = {}  # by block: its tokens
         self._host: dict[int, list[int | None]] = {}
@@ -131,6 +145,9 @@ class FakeExecutor:
         self._fault("collect", plan.step)
         return result
 
+    def check(self) -> None:
+        """There is no device."""
+
     def close(self) -> None:
         self._plans.clear()
 
@@ -148,12 +165,15 @@ class FakeExecutor:
             assert 0 <= host < self._reported_host_blocks, "swapped to a host block that is not ready"
             unwritten: list[int | None] = [None] * self._block_size  # taken for draft tokens that were rejected
             self._host[host] = list(self._blocks.get(device, unwritten))
+            self._host_written_by[host] = self._written_by.get(device, "")
         sources = {source for source, _ in plan.copies}
         assert sources.isdisjoint(target for _, target in plan.copies), "a copy's target is another one's source"
         for source, target in plan.copies:
             self._blocks[target] = list(self._blocks[source])
+            self._written_by[target] = self._written_by[source]
         for host, device in plan.swap_in:
             self._blocks[device] = self._host.pop(host)
+            self._written_by[device] = self._host_written_by.pop(host)
 
     def _move_rows(self, plan: Plan) -> None:
         """Write each row's known tokens and move its slot past them."""
@@ -181,6 +201,7 @@ class FakeExecutor:
             block = slot.tables[group, index]
             if offset == 0:
                 self._blocks[block] = [None] * self._block_size
+                self._written_by[block] = self._adapter(slot)
             self._blocks[block][offset] = token
 
     def _history(self, slot: _Slot) -> list[int]:
@@ -188,13 +209,31 @@ class FakeExecutor:
         views = []
         for group, reach in enumerate(self._groups):
             start = reach.first_visible(slot.length - 1)
-            places = (divmod(position, self._block_size) for position in range(start, slot.length))
+            places = [divmod(position, self._block_size) for position in range(start, slot.length)]
+            by = {self._written_by[slot.tables[group, index]] for index, _ in places}
+            assert by <= {self._adapter(slot)}, "keys and values of another adapter"
             views.append([self._blocks[slot.tables[group, index]][offset] for index, offset in places])
         longest = max(views, key=len)
         for view in views:
             assert view == longest[len(longest) - len(view) :], "KV groups hold different histories"
         assert None not in longest, "a position was read before it was written"
         return [token for token in longest if token is not None]
+
+    def _adapter(self, slot: _Slot) -> str:
+        """The digest of what is in its adapter's place now; empty: it has none."""
+        if not slot.owner.adapter_slot:
+            return ""
+        assert self.adapters is not None
+        return self.adapters.slots[slot.owner.adapter_slot]
+
+    def _reads_adapter(self, slot: int) -> bool:
+        """Whether plans that are not computed yet read this slot of adapters."""
+        owners = {number: each.owner.adapter_slot for number, each in self._slots.items()}
+        for plan in self._plans:
+            owners |= {owner.slot: owner.adapter_slot for owner in plan.admitted}
+            if slot and slot in {owners[number] for number in plan.slots}:
+                return True
+        return False
 
     def _score_prompts(self, plan: Plan) -> list[list[TokenLogprobs]]:
         """A token's log probability is its position, negated; the likeliest tokens are the ids after it."""
@@ -227,7 +266,9 @@ class FakeExecutor:
             tokens += gained
             logprobs += [self._report(slot, token) for token in gained]
         asked = any(entry is not None for entry in logprobs)
-        return Result(plan.step, counts, tokens, logprobs if asked else [], device_ms=self._step_s * 1e3)
+        return Result(
+            plan.step, counts, tokens, logprobs if asked else [], device_ms=self._step_s * 1e3, drafted=plan.drafts
+        )
 
     def _sample_with_drafts(self, slot: _Slot, most: int, bits: Bits | None) -> list[int]:
         """The tokens a row gains: accepted drafts and one more. Rejected drafts are written too, with wrong ids."""
@@ -238,6 +279,8 @@ class FakeExecutor:
                 self._write(slot, slot.length, gained[-1])
                 slot.length += 1
             counter = seeded_counter(slot.owner.seed, slot.num_sampled) if self._seeded else slot.num_sampled
+            if adapter := self._adapter(slot):
+                counter = adapted_counter(counter, adapter)
             token = self._sample_token(self._history(slot), counter, self._vocab_size)
             gained.append(token if bits is None else allowed(token, bits, self._vocab_size))
             slot.num_sampled += 1

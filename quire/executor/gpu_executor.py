@@ -23,7 +23,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.cuda_context import open_context
-from quire.executor.executor import FaultHook, no_faults
+from quire.executor.executor import AdapterLoader, FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
@@ -63,6 +63,11 @@ class GpuExecutor:
         self._awaits_bitmasks = False  # the step that was launched last
         self._failure: BaseException | None = None
         self._worker: Worker | None = None
+
+    @property
+    def adapters(self) -> AdapterLoader | None:
+        assert self._worker is not None, "not started, or closed"
+        return self._worker.adapters
 
     def start(self) -> DeviceLimits:
         began = self._clock.now()
@@ -115,6 +120,9 @@ class GpuExecutor:
         if result is not None:
             self._fault("collect", result.step)
         return result
+
+    def check(self) -> None:
+        """What has become of the device shows in the next step."""
 
     def close(self) -> None:
         """Wait for what is running and free the device. After a failed step, already raised, errors are suppressed."""

@@ -90,17 +90,21 @@ def _types(model: GgufModel) -> dict[str, int]:
 
 
 def _sizes(model: GgufModel) -> dict[str, int]:
-    """Weights that are kept in the model's dtype, bytes of those that are kept quantized, and all weights."""
-    dense = packed = weights = 0
+    """Weights that a processor keeps in the model's dtype, bytes of those that it keeps quantized, and the same of a
+    GPU, whose embeddings are all dense."""
+    dense = packed = gpu_dense = coded = 0
     tied = "output.weight" not in model.tensors  # an embedding that is only looked up is kept dense
     for name, tensor in model.tensors.items():
         size = tensor.rows * tensor.shape[-1]
-        weights += size
+        if isinstance(tensor.form, QuantizedType) and name != "token_embd.weight":
+            coded += tensor.form.coded_bytes(tensor.rows, tensor.shape[-1])
+        else:
+            gpu_dense += size
         if isinstance(tensor.form, QuantizedType) and (tied or name != "token_embd.weight"):
             packed += tensor.form.packed_bytes(tensor.rows, tensor.shape[-1])
         else:
             dense += size
-    return {"dense": dense, "packed": packed, "weights": weights}
+    return {"dense": dense, "packed": packed, "gpu_dense": gpu_dense, "coded": coded}
 
 
 def _dtype(model: GgufModel) -> str:

@@ -63,6 +63,17 @@ class QuantizedType(TensorType):
         """Of a weight, where a processor keeps it."""
         return -(-rows // PANEL) * (columns // self.block) * self.packed_block_bytes()
 
+    @property
+    def coded_bits(self) -> int:
+        """Of a code where a GPU keeps it: 4 or 8."""
+        return 4 if self.bits == 4 else 8
+
+    def coded_bytes(self, rows: int, columns: int) -> int:
+        """Of a weight, where a GPU keeps it: codes, and for each group a scale (fp16, or where there is s fp32) and,
+        where there is a minimum, a zero (fp16)."""
+        of_group = (4 if self.has_groups else 2) + 2 * self.has_minimum
+        return rows * (columns * self.coded_bits // 8 + columns // self.group * of_group)
+
 
 TYPES: dict[int, TensorType] = {
     0: TensorType("F32", 1, 4),

@@ -1,4 +1,5 @@
-"""Hash chains over blocks of tokens: equal hashes mean equal tokens from the very beginning, and equal salts.
+"""Hash chains over blocks of tokens: equal hashes mean equal tokens from the very beginning, equal salts, and keys and
+values by the same adapter.
 
 sha256, so that nobody can make two prompts meet by choosing tokens. Knows nothing about the pool.
 """
@@ -21,24 +22,27 @@ class BlockHashes:
         salt: Sequences of different salts share nothing.
         head: The first tokens as int64 bytes, as far as the caller has them: converting ids to bytes takes half as long
             as hashing them. Kept until more tokens are hashed.
+        adapter: The digest of the adapter that keys and values are computed with; empty: the base model alone.
     """
 
-    def __init__(self, block_size: int, salt: str = "", head: bytes = b"") -> None:
+    def __init__(self, block_size: int, salt: str = "", head: bytes = b"", adapter: str = "") -> None:
         self._block_size = block_size
         self._head = head
+        self._adapter = adapter
         self._hashes: list[bytes] = []
-        self._root = sha256(b"quire prefix\0" + salt.encode()).digest()
+        beginning = f"quire prefix of {adapter}\0" if adapter else "quire prefix\0"  # no salt makes one the other
+        self._root = sha256(beginning.encode() + salt.encode()).digest()
         self._trunk: BlockHashes | None = None
         self._shared = 0  # blocks that are hashed by the trunk
 
     def salted(self, salt: str) -> BlockHashes:
         """The chain of the same sequence under another salt, from the beginning."""
-        return BlockHashes(self._block_size, salt, self._head)
+        return BlockHashes(self._block_size, salt, self._head, self._adapter)
 
     def branch(self, length: int) -> BlockHashes:
         """The hashes of another sequence that begins with the same `length` tokens, which are hashed once for both."""
         other = BlockHashes(self._block_size, head=self._head[: length * _ID_BYTES])
-        other._root = self._root
+        other._root, other._adapter = self._root, self._adapter
         other._trunk, other._shared = self, length // self._block_size
         return other
 

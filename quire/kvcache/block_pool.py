@@ -16,6 +16,12 @@ BlockKey = tuple[int, bytes]
 """Identifies a full block's contents: its KV group, and the hash of all tokens up to its end."""
 
 
+_HELD = b".hs"  # free, held, held by several,
+_CACHED = b"cHS"  # and the same with cached contents
+_HOLDERS = bytes([0, 1, *[2] * 254])
+_LETTERS = (_HELD + _CACHED).ljust(256)
+
+
 class BlockPool:
     """Hands out blocks 1..num_blocks.
 
@@ -84,6 +90,19 @@ class BlockPool:
                 free[block] = None
                 if block not in cached:
                     free.move_to_end(block, last=False)  # allocated before blocks with cached contents
+
+    def states(self, first: int, count: int) -> str:
+        """A letter for each of up to `count` blocks from `first` on: `.` free, `h` held, `s` held by several; with
+        cached contents `c`, `H` and `S`."""
+        holders = self._ref_counts[first : first + count]
+        cached = bytes(map(self._key_of.__contains__, range(first, first + len(holders))))
+        try:
+            held = bytes(holders)
+        except ValueError:  # one has more than 255
+            held = bytes([min(num, 2) for num in holders])
+        shared_or_held = held.translate(_HOLDERS)
+        both = int.from_bytes(shared_or_held, "little") + int.from_bytes(cached, "little") * len(_HELD)
+        return both.to_bytes(len(holders), "little").translate(_LETTERS).decode()
 
     # --- prefix cache -----------------------------------------------------------------------------------------------
 

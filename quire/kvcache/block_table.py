@@ -6,6 +6,7 @@ requests or plans.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -78,6 +79,17 @@ class BlockTable:
     def allocated_tokens(self) -> int:
         """Tokens that its blocks can hold."""
         return len(self._blocks[0]) * self._pool.block_size
+
+    def held_blocks(self, start: int, count: int) -> list[int]:
+        """Up to `count` of the blocks held, over all groups, from the one at `start` on."""
+        found: list[int] = []
+        for blocks in self._blocks:
+            dummies = 0  # they come first
+            if blocks and blocks[0] == DUMMY_BLOCK:
+                dummies = bisect_left(blocks, True, key=lambda block: block != DUMMY_BLOCK)
+            found += blocks[dummies + start : dummies + start + count - len(found)]
+            start = max(0, start - (len(blocks) - dummies))
+        return found
 
     def num_blocks_to_allocate(self, length: int, chunk: int) -> int:
         """Blocks that `length` tokens need beyond those held, if at most `chunk` tokens are computed per step."""

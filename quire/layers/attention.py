@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionBackend, AttentionLayer, QKNormRope
 from quire.kernels.reference.quantized_rows import Rows
-from quire.layers.linear import Linear
+from quire.layers.linear import Projection
 from quire.layers.norm import RMSNorm
 from quire.layers.rotary import Angles
 
@@ -34,7 +34,7 @@ class Attention:
         self,
         layer: AttentionLayer,
         heads: Heads,
-        qkv: Linear,
+        qkv: Projection,
         out: Callable[[Tensor], Tensor],
         norm: RMSNorm | None,
     ) -> None:

@@ -1,4 +1,5 @@
-"""Layers whose work is divided over ranks: partial sums become sums, and each rank has a part of the vocabulary.
+"""Layers whose work is divided over ranks: partial sums become sums, and each rank has a part of the vocabulary, or
+some of the experts.
 
 Vocabulary-parallel embedding and logits, and sums behind products whose input is divided, are Megatron-LM's (Shoeybi et
 al. 2019, section 3).
@@ -33,6 +34,27 @@ class SummedOverRanks:
         return y
 
 
+class OwnExperts:
+    """Experts of which this rank has some: a token's others add nothing to this rank's summand.
+
+    Args:
+        experts: As `Experts.__call__`, by numbers from 0 on.
+        own: Which of all experts these are.
+        options: The device of all.
+    """
+
+    def __init__(self, experts: Callable[..., Tensor], own: Span, options: TensorOptions) -> None:
+        self._experts = experts
+        self._own = own
+        self._local_indices = kernel("local_indices", options.device.type)
+
+    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """As `Experts.__call__`, by the numbers of all experts."""
+        local = torch.empty_like(numbers)
+        self._local_indices(numbers.view(-1), self._own.start, self._own.count, local.view(-1))
+        return self._experts(x, local, weights)
+
+
 class VocabularyEmbedding:
     """Embeddings of tokens, of which this rank has a part; see Embedding.
 
@@ -65,7 +87,7 @@ class VocabularyEmbedding:
         self._collectives = collectives
         self._scale = None if scale is None else float(torch.tensor(scale, dtype=options.dtype))
         self._embed = kernel("embed", options.device.type)
-        self._local_tokens = kernel("local_tokens", options.device.type)
+        self._local_indices = kernel("local_indices", options.device.type)
         self._linear = kernel("linear", options.device.type)
         self._pack: Callable[[Tensor], Any] | None = None
         self.weight: Any
@@ -85,7 +107,7 @@ class VocabularyEmbedding:
     def __call__(self, tokens: Tensor) -> Tensor:
         """[tokens] int64 → [tokens, width]."""
         rows = torch.empty_like(tokens)
-        self._local_tokens(tokens, self._part.start, self._part.count, rows)
+        self._local_indices(tokens, self._part.start, self._part.count, rows)
         x = torch.empty((len(tokens), self._spec.shape[1]), dtype=self._options.dtype, device=self._options.device)
         self._embed(rows, self.weight, self._scale, x)
         self._collectives.all_reduce(x)

@@ -7,20 +7,23 @@ their shapes, and this decides what serves them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
+from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
-from quire.layers.divided import GatheredLogits, SummedOverRanks, VocabularyEmbedding
+from quire.layers.divided import GatheredLogits, OwnExperts, SummedOverRanks, VocabularyEmbedding
 from quire.layers.embedding import Embedding, TiedHead
 from quire.layers.layer import Layer
-from quire.layers.linear import Linear, LinearPart
+from quire.layers.linear import Linear, LinearPart, Projection
 from quire.layers.mlp import GATED, MLP, PLAIN
 from quire.layers.moe import Experts, MixtureOfExperts, Routing
 from quire.layers.norm import RMS, LayerNorm, RMSNorm
+from quire.lora.updates import LowRankUpdates
 from quire.mesh import Mesh, Span
 from quire.quantization.description import Quantization
 from quire.quantization.registry import embedding_scheme_of, scheme_of
@@ -46,6 +49,7 @@ class LayerFactory:
         quantization: Says which modules' weights are not dense.
         mesh: This rank's place among those that divide each layer.
         collectives: Of these ranks.
+        updates: Those of products that adapters change; None: there are no adapters.
         stand_in: Returns what a model uses in place of a layer: something with the same methods.
 
     Sizes are those of the undivided layers. A `transposed` projection is stored as [in, out].
@@ -57,16 +61,32 @@ class LayerFactory:
         quantization: Quantization | None = None,
         mesh: Mesh | None = None,
         collectives: Collectives | None = None,
+        updates: LowRankUpdates | None = None,
         stand_in: Callable[[Layer], Any] | None = None,
     ) -> None:
         self.options = options
         self._quantization = quantization
         self._mesh = mesh or Mesh()
         self._collectives = collectives or OneRank()
+        self._updates = updates
         self._stand_in = stand_in
         self.layers: list[Layer] = []
 
-    def qkv(self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False) -> Linear:
+    def own_layers(self, layers: int) -> range:
+        """Those of a model's layers that this rank computes."""
+        return self._mesh.own_layers(layers)
+
+    def at(self, *, first: bool = False, last: bool = False) -> LayerFactory:
+        """This factory, where the rank computes a model's first or last layer. Elsewhere one whose layers are only
+        descriptions: nobody loads or calls them.
+        """
+        if (first and self._mesh.is_first) or (last and self._mesh.is_last):
+            return self
+        return LayerFactory(self.options, self._quantization, self._mesh, self._collectives)
+
+    def qkv(
+        self, names: tuple[str, ...], heads: Heads, columns: int, bias: bool, transposed: bool = False
+    ) -> Projection:
         """Queries, keys and values, merged: stored one by one, or as one projection. KV heads that are fewer than ranks
         are several ranks' at once.
         """
@@ -75,12 +95,12 @@ class LayerFactory:
 
     def column_parallel(
         self, names: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool, transposed: bool = False
-    ) -> Linear:
+    ) -> Projection:
         """Projections out of the stream, merged: the outputs of each are divided over ranks."""
         parts = tuple((Outputs(count),) for count in rows)
         return self._column_parallel(names, parts, columns, bias, transposed=transposed)
 
-    def gate_up(self, names: tuple[str, ...], width: int, columns: int, bias: bool, activation: str) -> Linear:
+    def gate_up(self, names: tuple[str, ...], width: int, columns: int, bias: bool, activation: str) -> Projection:
         """The projections of a gated MLP `width` wide, merged: stored one by one, or as one projection."""
         parts = _by_module(names, (Outputs(width), Outputs(width)))
         return self._column_parallel(names, parts, columns, bias, gated=GATED[activation] == "silu_and_mul")
@@ -92,7 +112,7 @@ class LayerFactory:
         units, width = columns if isinstance(columns, Outputs) else Outputs(columns)
         whole = LinearShape((name,), (rows,), units * width, transposed)
         if self._mesh.tp == 1:
-            return self._linear(whole, bias)
+            return self._adapted(whole, bias)
         span = _times(self._mesh.part(units), width)
         own = LinearShape((name,), (rows,), span.count, transposed)
         cuts = {name: Cut(whole.columns, (span,))}
@@ -140,32 +160,40 @@ class LayerFactory:
         self,
         layer: AttentionLayer,
         heads: Heads,
-        qkv: Linear,
+        qkv: Projection,
         out: Callable[[Tensor], Tensor],
         norm: RMSNorm | None = None,
     ) -> Attention:
         """A layer's attention between its projections: queries, keys and values side by side, and back."""
         return Attention(layer, self._own_heads(heads), qkv, out, norm)
 
-    def gated_mlp(self, gate_up: Linear, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
+    def gated_mlp(self, gate_up: Projection, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
         """An MLP whose first projection gives the gate and, beside it, what it gates."""
         return MLP(gate_up, down, self._mesh.part(width).count, GATED[activation], self.options)
 
-    def plain_mlp(self, up: Linear, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
+    def plain_mlp(self, up: Projection, down: Callable[[Tensor], Tensor], width: int, activation: str) -> MLP:
         """An MLP without a gate."""
         return MLP(up, down, self._mesh.part(width).count, PLAIN[activation], self.options)
 
     def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
-        """Experts and their router; experts are silu-gated MLPs `width` wide, each of which is divided over ranks."""
+        """Experts and their router; experts are silu-gated MLPs `width` wide. A rank has some, or a part of each."""
         router = self._linear(LinearShape((f"{name}.gate",), (routing.count,), hidden), bias=False)
         whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
         scheme = self._scheme(*whole.modules)
         if self._mesh.tp == 1:
             return MixtureOfExperts(router, self._remember(Experts(whole, scheme, self.options)), routing, self.options)
-        span = self._mesh.part(width)
-        own = ExpertsShape(whole.name, names, routing.count, hidden, span.count)
-        experts = self._remember(Experts(own, scheme, self.options, (whole, Cut(width, (span,)))))
-        return MixtureOfExperts(router, self._summed(experts), routing, self.options)
+        summand = self._own_experts(whole, scheme) if self._mesh.ep > 1 else self._part_of_experts(whole, scheme)
+        return MixtureOfExperts(router, self._summed(summand), routing, self.options)
+
+    def _own_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> OwnExperts:
+        own = self._mesh.own_experts(whole.count)
+        shape = replace(whole, first=own.start, count=own.count)
+        return OwnExperts(self._remember(Experts(shape, scheme, self.options, whole)), own, self.options)
+
+    def _part_of_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> Experts:
+        span = self._mesh.part(whole.width)
+        own = replace(whole, width=span.count)
+        return self._remember(Experts(own, scheme, self.options, whole, Cut(whole.width, (span,))))
 
     def _own_heads(self, heads: Heads) -> Heads:
         """This rank's."""
@@ -180,12 +208,12 @@ class LayerFactory:
         *,
         transposed: bool = False,
         gated: bool = False,
-    ) -> Linear:
+    ) -> Projection:
         """Merged projections, of each of which all parts are divided alike."""
         rows = tuple(sum(units * width for units, width in module) for module in parts)
-        whole = LinearShape(names, rows, columns, transposed, gated)
+        whole = LinearShape(names, rows, columns, transposed, gated and self._updates is None)
         if self._mesh.tp == 1:
-            return self._linear(whole, bias)
+            return self._adapted(whole, bias)
         cuts = {name: self._cut(module) for name, module in zip(names, parts, strict=True)}
         own = LinearShape(names, tuple(_size(cuts[name]) for name in names), columns, transposed, gated)
         return self._linear(own, bias, LinearPart(whole, cuts))
@@ -210,6 +238,14 @@ class LayerFactory:
 
     def _linear(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Linear:
         return self._remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))
+
+    def _adapted(self, shape: LinearShape, bias: bool) -> Projection:
+        """A product that adapters may change."""
+        base = self._linear(shape, bias)
+        if self._updates is None:
+            return base
+        device = self.options.device.type
+        return AdaptedLinear(base, self._updates.update_of(shape), device)
 
     def _summed(self, layer: Callable[..., Tensor]) -> SummedOverRanks:
         return SummedOverRanks(layer, self._collectives)

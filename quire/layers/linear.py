@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.kernels.reference.quantized_rows import Rows
-from quire.quantization.scheme import LinearShape, LinearWeight, WeightScheme
+from quire.quantization.scheme import LinearShape, LinearWeight, RowForm, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut, Shards
 from quire.weights.tensor_options import TensorOptions
+
+
+class Projection(Protocol):
+    """What an MLP and attention need of the product that takes them out of the stream.
+
+    Attributes:
+        row_form: See LinearWeight.
+    """
+
+    row_form: RowForm | None
+
+    def __call__(self, x: Rows) -> Tensor:
+        """[tokens, columns] → [tokens, outputs]."""
+        ...
+
+    def silu_and_mul(self, x: Rows) -> Tensor:
+        """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
+        ...
 
 
 @dataclass(frozen=True)

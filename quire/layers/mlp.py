@@ -8,7 +8,7 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
-from quire.layers.linear import Linear
+from quire.layers.linear import Projection
 from quire.weights.tensor_options import TensorOptions
 
 GATED: dict[str, str] = {
@@ -32,7 +32,7 @@ class MLP:
     """
 
     def __init__(
-        self, up: Linear, down: Callable[[Tensor], Tensor], width: int, activation: str, options: TensorOptions
+        self, up: Projection, down: Callable[[Tensor], Tensor], width: int, activation: str, options: TensorOptions
     ) -> None:
         self.row_form = up.row_form
         self._up = up

@@ -32,7 +32,8 @@ class Experts:
         shape: Theirs.
         scheme: Loads their weights and multiplies with them.
         options: The device and dtype of all.
-        whole: Shape of the undivided experts, and which part of each one's width is this rank's; None: all of it.
+        whole: All experts of the layer, undivided, all of which a checkpoint must have; None: these are.
+        cut: Which part of each one's width is this rank's; None: all of it.
     """
 
     def __init__(
@@ -40,14 +41,12 @@ class Experts:
         shape: ExpertsShape,
         scheme: WeightScheme,
         options: TensorOptions,
-        whole: tuple[ExpertsShape, Cut] | None = None,
+        whole: ExpertsShape | None = None,
+        cut: Cut | None = None,
     ) -> None:
         self._weights = scheme.experts(shape, options)
-        self._shards = Shards(self._weights.weight_specs())
-        if whole is not None:
-            undivided, cut = whole
-            specs = scheme.experts(undivided, options).weight_specs()
-            self._shards = Shards(specs, self._weights.weight_specs(), lambda module: cut)
+        specs = (self._weights if whole is None else scheme.experts(whole, options)).weight_specs()
+        self._shards = Shards(specs, self._weights.weight_specs(), lambda module: cut) if cut else Shards(specs)
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from self._shards.specs

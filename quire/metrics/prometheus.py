@@ -5,16 +5,19 @@ Owns names, help texts and labels. One registry for each server; reads the Stats
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from quire.config import CacheConfig
 from quire.metrics.histogram import Histogram
+from quire.metrics.server_stats import ServerStats
 from quire.metrics.stats import Stats
+from quire.metrics.work_times import WorkTimes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("model_name", "engine")
@@ -24,15 +27,18 @@ _OLDER = "The same as vllm:{}, under its older name."
 class Exposition:
     """The page that /metrics shows."""
 
-    def __init__(self, stats: Stats, model_name: str, cache: CacheConfig, engine: int = 0) -> None:
+    def __init__(self, stats: ServerStats, model_name: str, cache: CacheConfig, max_loras: int = 0) -> None:
         """
         Args:
             stats: Read at each scrape.
-            model_name, engine: Labels of everything but the http metrics.
+            model_name: A label of everything but the http metrics; the engine's number is another. What belongs to no
+                engine stands with engine 0.
             cache: Shown by cache_config_info.
+            max_loras: Shown by lora_requests_info; 0: no adapters are served, and there is none.
         """
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_StatsCollector(stats, (model_name, str(engine)), cache))
+        self._registry.register(_ServerCollector(stats, model_name, cache, max_loras))
+        ProcessCollector(registry=self._registry)
 
     def families(self) -> list[Metric]:
         """The same as objects."""
@@ -43,21 +49,107 @@ class Exposition:
         return generate_latest(self._registry)
 
 
-class _StatsCollector(Collector):
+class _ServerCollector(Collector):
+    def __init__(self, stats: ServerStats, model_name: str, cache: CacheConfig, max_loras: int) -> None:
+        self._stats = stats
+        self._model_name = model_name
+        self._max_loras = max_loras
+        self._engines = [_EngineFamilies(each, (model_name, str(each.engine)), cache) for each in stats.engines]
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry at each scrape."""
+        families: dict[str, Metric] = {}
+        for engine in self._engines:
+            for family in engine.collect():
+                if family.name in families:
+                    families[family.name].samples += family.samples
+                else:
+                    families[family.name] = family
+        yield from families.values()
+        yield self._restarts()
+        yield self._rejections()
+        if self._max_loras:
+            yield self._adapters()
+        yield from _work_times(
+            "event_loop_callback",
+            "Processor time of a callback in the API's event loop",
+            (self._model_name, "0"),
+            self._stats.callbacks,
+        )
+        yield from self._gpus()
+        yield from self._http()
+
+    def _restarts(self) -> Metric:
+        family = CounterMetricFamily(
+            "quire:process_restarts", "Processes that were replaced, by kind.", labels=(*_LABELS, "process")
+        )
+        for engine in self._stats.engines:
+            family.add_metric((self._model_name, str(engine.engine), "engine"), engine.restarts)
+        family.add_metric((self._model_name, "0", "api"), self._stats.api_restarts)
+        return family
+
+    def _rejections(self) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:admission_rejections", "Requests answered by 429, by limit.", labels=(*_LABELS, "reason")
+        )
+        for limit, count in self._stats.rejections.items():
+            family.add_metric((self._model_name, "0", limit), count)
+        return family
+
+    def _adapters(self) -> Metric:
+        """Names are labels, as in vLLM, and the value is the time: of several samples the last one holds."""
+        names = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use.", labels=(*_LABELS, *names))
+        for engine in self._stats.engines:
+            load = engine.load
+            values = (str(self._max_loras), ",".join(load.waiting_adapters), ",".join(load.running_adapters))
+            family.add_metric((self._model_name, str(engine.engine), *values), time.time())
+        return family
+
+    def _gpus(self) -> Iterator[Metric]:
+        """Nothing where there is no GPU."""
+        gpus = self._stats.gpus
+        for name, text, values in (
+            ("memory_used_bytes", "GPU memory in use, by all processes.", [gpu.memory_used for gpu in gpus]),
+            ("memory_total_bytes", "GPU memory.", [gpu.memory_total for gpu in gpus]),
+            ("utilization_perc", "Share of time in which a kernel ran; 1 is always.", [g.utilization for g in gpus]),
+            ("power_watts", "Power that the GPU draws.", [gpu.power_w for gpu in gpus]),
+            ("temperature_celsius", "Temperature of the GPU.", [gpu.temperature_c for gpu in gpus]),
+        ):
+            family = GaugeMetricFamily(f"quire:gpu_{name}", text, labels=(*_LABELS, "gpu", "gpu_name"))
+            for engine, (gpu, value) in enumerate(zip(gpus, values, strict=True)):
+                if value is not None:
+                    family.add_metric((self._model_name, str(engine), str(gpu.index), gpu.name), value)
+            if family.samples:
+                yield family
+
+    def _http(self) -> Iterator[Metric]:
+        counts = self._stats.http
+        family = CounterMetricFamily(
+            "http_requests", "Answers to HTTP requests.", labels=("method", "handler", "status")
+        )
+        for answered, count in counts.answers.items():
+            family.add_metric(answered, count)
+        yield family
+        text = "How long they took, streams until their last byte."
+        yield _histogram("http_request_duration_seconds", text, ("method", "handler"), counts.seconds)
+
+
+class _EngineFamilies:
+    """What is shown of one engine."""
+
     def __init__(self, stats: Stats, labels: tuple[str, str], cache: CacheConfig) -> None:
         self._stats = stats
         self._labels = labels
         self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry at each scrape."""
+        """Its metrics now."""
         yield from self._gauges()
         yield from self._counters()
-        yield from self._recoveries()
         yield from self._histograms()
         yield self._cache_info()
         yield from self._work()
-        yield from self._http()
 
     def _gauges(self) -> Iterator[Metric]:
         stats, load = self._stats, self._stats.load
@@ -92,22 +184,19 @@ class _StatsCollector(Collector):
 
     def _work(self) -> Iterator[Metric]:
         """What no other engine has, under a prefix of its own."""
-        stats = self._stats
-        for name, text, times in (
-            ("event_loop_callback", "Processor time of a callback in the API's event loop", stats.callbacks),
-            ("engine_turn", "Processor time of a turn of the engine's loop", stats.turns),
-        ):
-            yield _histogram(f"quire:{name}_cpu_seconds", f"{text}.", _LABELS, {self._labels: times.seconds})
-            family = GaugeMetricFamily(
-                f"quire:longest_{name}_cpu_seconds", f"{text}: the longest since the start.", labels=_LABELS
-            )
-            family.add_metric(self._labels, times.longest)
-            yield family
+        yield from _work_times(
+            "engine_turn", "Processor time of a turn of the engine's loop", self._labels, self._stats.turns
+        )
         family = GaugeMetricFamily(
             "quire:engine_paused", "Whether /pause was called, and no /resume since.", labels=_LABELS
         )
-        family.add_metric(self._labels, stats.load.paused)
+        family.add_metric(self._labels, self._stats.load.paused)
         yield family
+        replayed = CounterMetricFamily(
+            "quire:sequences_replayed", "Sequences that went on in another engine.", labels=_LABELS
+        )
+        replayed.add_metric(self._labels, self._stats.replayed)
+        yield replayed
 
     def _counters(self) -> Iterator[Metric]:
         stats, load = self._stats, self._stats.load
@@ -118,33 +207,24 @@ class _StatsCollector(Collector):
             ("num_preemptions", "Sequences preempted to free blocks.", load.preemptions),
             ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_queries),
             ("prefix_cache_hits", "Of these: found.", load.prefix_hits),
+            ("spec_decode_num_drafts", "Times that a sequence had draft tokens in a step.", load.drafts),
+            ("spec_decode_num_draft_tokens", "Draft tokens.", load.draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", sum(load.accepted_drafts)),
         ):
             yield self._counter_by(name, text, "", [("", value)])
+        positions = {str(position): accepted for position, accepted in enumerate(load.accepted_drafts or [0])}
+        yield self._counter_by(
+            "spec_decode_num_accepted_tokens_per_pos", "The same, by place among the drafts.", "position",
+            positions.items(),
+        )  # fmt: skip
         sources = {
             "local_compute": stats.prompt_tokens - stats.cached_tokens,
             "local_cache_hit": stats.cached_tokens,
         }
         yield self._counter_by("prompt_tokens_by_source", "Prompt tokens, by source.", "source", sources.items())
         yield self._counter_by(
-            "admission_rejections", "Requests answered by 429, by limit.", "reason", stats.rejections.items()
-        )
-        yield self._counter_by(
             "request_success", "Sequences that ended, by reason.", "finished_reason", stats.ended.items()
         )
-
-    def _recoveries(self) -> Iterator[Metric]:
-        stats = self._stats
-        restarts = CounterMetricFamily(
-            "quire:process_restarts", "Processes that were replaced, by kind.", labels=(*_LABELS, "process")
-        )
-        for process, count in (("engine", stats.engine_restarts), ("api", stats.api_restarts)):
-            restarts.add_metric((*self._labels, process), count)
-        yield restarts
-        replayed = CounterMetricFamily(
-            "quire:sequences_replayed", "Sequences that went on in another engine.", labels=_LABELS
-        )
-        replayed.add_metric(self._labels, stats.replayed)
-        yield replayed
 
     def _histograms(self) -> Iterator[Metric]:
         stats = self._stats
@@ -180,17 +260,6 @@ class _StatsCollector(Collector):
         family.add_metric((*self._labels, *settings.values()), 1)
         return family
 
-    def _http(self) -> Iterator[Metric]:
-        counts = self._stats.http
-        family = CounterMetricFamily(
-            "http_requests", "Answers to HTTP requests.", labels=("method", "handler", "status")
-        )
-        for answered, count in counts.answers.items():
-            family.add_metric(answered, count)
-        yield family
-        text = "How long they took, streams until their last byte."
-        yield _histogram("http_request_duration_seconds", text, ("method", "handler"), counts.seconds)
-
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=_LABELS)
         family.add_metric(self._labels, value)
@@ -208,6 +277,15 @@ class _StatsCollector(Collector):
         for key, value in values:
             family.add_metric((*self._labels, key) if label else self._labels, value)
         return family
+
+
+def _work_times(name: str, text: str, labels: tuple[str, str], times: WorkTimes) -> Iterator[Metric]:
+    yield _histogram(f"quire:{name}_cpu_seconds", f"{text}.", _LABELS, {labels: times.seconds})
+    family = GaugeMetricFamily(
+        f"quire:longest_{name}_cpu_seconds", f"{text}: the longest since the start.", labels=_LABELS
+    )
+    family.add_metric(labels, times.longest)
+    yield family
 
 
 def _histogram(

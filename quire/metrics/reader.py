@@ -30,7 +30,7 @@ class Counter(Metric):
 
 @dataclass(frozen=True)
 class Vector(Metric):
-    """Several counters, one for each place. Nothing here counts by place yet, so there is none among the metrics."""
+    """Several counters, one for each place: what has a label `position`."""
 
     values: list[int]
 
@@ -62,6 +62,10 @@ def read_metrics(families: Iterable[Family]) -> list[Metric]:
 
 
 def _read(family: Family) -> Iterator[Metric]:
+    if family.name.endswith("_per_pos"):
+        labels = {name: value for name, value in family.samples[0].labels.items() if name != "position"}
+        yield Vector(family.name, labels, [int(sample.value) for sample in family.samples])
+        return
     if family.type != "histogram":
         for sample in family.samples:
             labels = dict(sample.labels)

@@ -1,18 +1,19 @@
-"""The statistics of one API process: plain numbers, which `quire.metrics.prometheus` shows.
+"""The statistics of one engine in one API process: plain numbers, which `quire.metrics.prometheus` shows.
 
 Owns which event changes which number. Counters are exact to the token. Knows nothing about Prometheus or HTTP.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal, get_args
 
 from msgspec.structs import replace
 
 from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Load
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
-from quire.metrics.http_counts import HttpCounts
 from quire.metrics.work_times import WorkTimes
 
 # Bounds of histograms, in seconds: vLLM's, so that its dashboards fit.
@@ -50,7 +51,8 @@ class SequenceStats:
         received: Tokens that the engine sent.
         delivered: Tokens that its reader has got: fewer than `received` where a stop string ends it.
         end: The engine's End, if the engine ended it.
-        finished: Whether it is counted as ended.
+        ended: Why it counts as ended; None while it does not.
+        engine: The number of the one it was given to.
     """
 
     prompt_tokens: int
@@ -64,35 +66,36 @@ class SequenceStats:
     received: int = 0
     delivered: int = 0
     end: End | None = None
-    finished: bool = False
+    ended: EndReason | None = None
+    engine: int = 0
 
 
 class Stats:
-    """Counters, gauges and histograms of one server.
+    """Counters, gauges and histograms of one engine.
+
+    Args:
+        engine: Its number.
 
     Attributes:
+        engine: As given.
         load: The engine's last, with counters that go on when it is replaced.
         prompt_tokens, cached_tokens: Of prompts that have brought a first token; cached ones were not computed for it.
         generation_tokens: Tokens that readers have got: as many as `usage` reports.
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         ended: Sequences by reason.
-        rejections: Requests that were turned away because too many waited.
-        http: Answers to HTTP requests.
-        engine_restarts, api_restarts: How often these processes were replaced.
+        restarts: How often the engine was replaced.
         replayed: Sequences that another engine went on with.
-        callbacks: Of the event loop.
         turns: Of the engine's loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: int = 0) -> None:
+        self.engine = engine
         self.load = Load()
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.prompt_rate = self.generation_rate = 0.0
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
-        self.rejections: dict[Limit, int] = {"requests": 0, "tokens": 0}
-        self.http = HttpCounts()
-        self.engine_restarts = self.api_restarts = self.replayed = 0
-        self.callbacks, self.turns = WorkTimes(), WorkTimes()
+        self.restarts = self.replayed = 0
+        self.turns = WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
         self._earlier: Load | None = None  # what engines before this one have counted
         self.set_max_model_len(max_model_len=1)
@@ -150,6 +153,9 @@ class Stats:
                 preemptions=earlier.preemptions + load.preemptions,
                 prefix_queries=earlier.prefix_queries + load.prefix_queries,
                 prefix_hits=earlier.prefix_hits + load.prefix_hits,
+                drafts=earlier.drafts + load.drafts,
+                draft_tokens=earlier.draft_tokens + load.draft_tokens,
+                accepted_drafts=_added(earlier.accepted_drafts, load.accepted_drafts),
             )
         self.load = load
 
@@ -184,7 +190,7 @@ class Stats:
         params = add.sampling
         first = add.id if add.fork_of is None else add.fork_of
         group = self._groups.setdefault(first, SequenceGroup(first, params.n))
-        return SequenceStats(add.prompt_len, params.max_tokens or 0, params.n, add.arrival, group)
+        return SequenceStats(add.prompt_len, params.max_tokens or 0, params.n, add.arrival, group, engine=self.engine)
 
     def record_tokens(self, sequence: SequenceStats, tokens: int, now: float, cached: int = 0) -> None:
         """A step brought tokens; with the first ones, `cached` is how much of the prompt was found computed."""
@@ -208,9 +214,9 @@ class Stats:
 
     def finish_sequence(self, sequence: SequenceStats, reason: EndReason, now: float) -> None:
         """The reader has got the end of a sequence, or wants no more of it. Only the first call counts."""
-        if sequence.finished:
+        if sequence.ended is not None:
             return
-        sequence.finished = True
+        sequence.ended = reason
         self.ended[reason] += 1
         self.whole_s.observe(now - sequence.arrival)
         self.prompt_lengths.observe(sequence.prompt_tokens)
@@ -236,3 +242,8 @@ class Stats:
             self.most_tokens.observe(group.most_tokens)
             self.choices.observe(sequence.choices)
             del self._groups[group.first]
+
+
+def _added(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Position by position; one may be longer."""
+    return [sum(pair) for pair in zip_longest(first, second, fillvalue=0)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.collectives.stream import Stream
 from quire.layers.factory import LayerFactory
 from quire.layers.mlp import MLP
 from quire.layers.moe import MixtureOfExperts, Routing
@@ -28,19 +29,27 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
         assert spec.rope is not None
-        self._embed = build.embedding("model.embed_tokens", spec.vocab_size, spec.hidden)
+        self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
+            "model.embed_tokens", spec.vocab_size, spec.hidden
+        )
         self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
-        self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
-        self._norm = build.norm("model.norm", spec.hidden, RMS(spec.norm_eps))
+        self._blocks = [Block(spec, build, layer) for layer in build.own_layers(spec.layers)]
+        self._norm = build.at(last=True).norm("model.norm", spec.hidden, RMS(spec.norm_eps))
         tied = self._embed if spec.tie_embeddings else None
-        self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
+        self._head = build.at(last=True).head("lm_head", tied, spec.vocab_size, spec.hidden)
 
-    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        x, delta = self._embed(tokens), None
+    def embed(self, tokens: Tensor, positions: Positions) -> Stream:
+        return Stream(self._embed(tokens), None)
+
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+        x, delta = stream
         angles = self._rotary(positions)
         for block in self._blocks:
             delta = block(x, delta, angles, attention)
-        return self._norm(x, delta)
+        return Stream(x, delta)
+
+    def finish(self, stream: Stream) -> Tensor:
+        return self._norm(*stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.collectives.stream import Stream
 from quire.kernels.dispatch import kernel
 from quire.layers.factory import LayerFactory
 from quire.layers.norm import RMS
@@ -22,25 +23,33 @@ class Gemma:
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
         assert spec.rope is not None
-        self._embed = build.embedding("model.embed_tokens", spec.vocab_size, spec.hidden, spec.hidden**0.5)
+        self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
+            "model.embed_tokens", spec.vocab_size, spec.hidden, spec.hidden**0.5
+        )
         self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
         local = spec.local_rope
         self._local_rotary = self._rotary if local is None else build_rotary(local, spec.head_dim, build.options)
-        self._is_local = spec.local
-        self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
-        self._norm = build.norm("model.norm", spec.hidden, RMS(spec.norm_eps, unit_offset=True))
+        own = build.own_layers(spec.layers)
+        self._blocks = [(Block(spec, build, layer), spec.local[layer]) for layer in own]
+        self._norm = build.at(last=True).norm("model.norm", spec.hidden, RMS(spec.norm_eps, unit_offset=True))
         tied = self._embed if spec.tie_embeddings else None
-        self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
+        self._head = build.at(last=True).head("lm_head", tied, spec.vocab_size, spec.hidden)
         self._cap = spec.logit_cap
         self._soft_cap = kernel("soft_cap", build.options.device.type)
 
-    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        x, delta = self._embed(tokens), None
+    def embed(self, tokens: Tensor, positions: Positions) -> Stream:
+        return Stream(self._embed(tokens), None)
+
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+        x, delta = stream
         angles = self._rotary(positions)
         local_angles = angles if self._local_rotary is self._rotary else self._local_rotary(positions)
-        for block, is_local in zip(self._blocks, self._is_local, strict=True):
+        for block, is_local in self._blocks:
             delta = block(x, delta, local_angles if is_local else angles, attention)
-        return self._norm(x, delta)
+        return Stream(x, delta)
+
+    def finish(self, stream: Stream) -> Tensor:
+        return self._norm(*stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head(hidden)

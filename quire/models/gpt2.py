@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer
+from quire.attention.backend import AttentionBackend
+from quire.collectives.stream import Stream
 from quire.layers.attention import Heads
 from quire.layers.factory import LayerFactory, Outputs
 from quire.layers.positions import Positions
+from quire.models.projections import attention_layer
 from quire.models.spec import ModelSpec
 
 
@@ -15,18 +17,26 @@ class GPT2:
     """Embeddings of tokens and positions, blocks, norm and head."""
 
     def __init__(self, spec: ModelSpec, build: LayerFactory) -> None:
-        self._embed = build.embedding("transformer.wte", spec.vocab_size, spec.hidden)
-        self._positions = build.positions("transformer.wpe", spec.max_model_len, spec.hidden)
-        self._blocks = [Block(spec, build, layer) for layer in range(spec.layers)]
-        self._norm = build.layer_norm("transformer.ln_f", spec.hidden, spec.norm_eps)
+        self._embed = build.at(first=True, last=spec.tie_embeddings).embedding(
+            "transformer.wte", spec.vocab_size, spec.hidden
+        )
+        self._positions = build.at(first=True).positions("transformer.wpe", spec.max_model_len, spec.hidden)
+        self._blocks = [Block(spec, build, layer) for layer in build.own_layers(spec.layers)]
+        self._norm = build.at(last=True).layer_norm("transformer.ln_f", spec.hidden, spec.norm_eps)
         tied = self._embed if spec.tie_embeddings else None
-        self._head = build.head("lm_head", tied, spec.vocab_size, spec.hidden)
+        self._head = build.at(last=True).head("lm_head", tied, spec.vocab_size, spec.hidden)
 
-    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
-        x, delta = self._embed(tokens), self._positions(positions.own)
+    def embed(self, tokens: Tensor, positions: Positions) -> Stream:
+        return Stream(self._embed(tokens), self._positions(positions.own))
+
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+        x, delta = stream
         for block in self._blocks:
             delta = block(x, delta, attention)
-        return self._norm(x, delta)
+        return Stream(x, delta)
+
+    def finish(self, stream: Stream) -> Tensor:
+        return self._norm(*stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
@@ -40,7 +50,7 @@ class Block:
         heads = Heads(spec.heads, spec.kv_heads, spec.head_dim)
         self._attention_norm = build.layer_norm(f"{name}.ln_1", hidden, spec.norm_eps)
         self._attention = build.attention(
-            AttentionLayer(layer, spec.scales[layer]),
+            attention_layer(spec, build, layer),
             heads,
             build.qkv((f"{name}.attn.c_attn",), heads, hidden, True, transposed=True),
             build.row_parallel(f"{name}.attn.c_proj", hidden, Outputs(heads.query, heads.width), True, transposed=True),
@@ -50,7 +60,7 @@ class Block:
         down = build.row_parallel(f"{name}.mlp.c_proj", hidden, width, True, transposed=True)
         self._mlp = build.plain_mlp(up, down, width, spec.activation)
 
-    def __call__(self, x: Tensor, delta: Tensor, attention: AttentionBackend) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None, attention: AttentionBackend) -> Tensor:
         """As decoder.Block."""
         delta = self._attention(self._attention_norm(x, delta), None, attention)
         return self._mlp(self._mlp_norm(x, delta))

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.collectives.stream import Stream, StreamSink, StreamSource
 from quire.layers.factory import LayerFactory
 from quire.layers.positions import Positions
 from quire.models.registry import ARCHITECTURES
@@ -26,8 +27,55 @@ class Model(Protocol):
         ...
 
 
-def build_model(spec: ModelSpec, factory: LayerFactory) -> Model:
-    """A model of this spec, without its weights: `factory.layers` load them."""
+class Decoder(Protocol):
+    """What a family offers: a decoder in parts, of which a pipeline stage computes some."""
+
+    def embed(self, tokens: Tensor, positions: Positions) -> Stream:
+        """Tokens [tokens] int64 → the stream before the first block."""
+        ...
+
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+        """The stream behind this rank's blocks; that before them is used up."""
+        ...
+
+    def finish(self, stream: Stream) -> Tensor:
+        """[tokens, hidden], normed, of the stream behind the last block."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        ...
+
+
+class Stage:
+    """A Model, or the part of one whose stream comes from another stage, or goes on to one.
+
+    Args:
+        decoder: This rank's part.
+        before: The stage before this one; None: this is the first.
+        after: The next stage; None: this is the last. Before that, there are no hidden states but the stream's.
+    """
+
+    def __init__(self, decoder: Decoder, before: StreamSource | None, after: StreamSink | None) -> None:
+        self._decoder = decoder
+        self._before = before
+        self._after = after
+        self.logits = decoder.logits
+
+    def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
+        before, after = self._before, self._after
+        stream = self._decoder.embed(tokens, positions) if before is None else before.receive(len(tokens))
+        stream = self._decoder.blocks(stream, positions, attention)
+        if after is None:
+            return self._decoder.finish(stream)
+        after.send(stream)
+        return stream.x
+
+
+def build_model(
+    spec: ModelSpec, factory: LayerFactory, before: StreamSource | None = None, after: StreamSink | None = None
+) -> Model:
+    """A model of this spec, without its weights: `factory.layers` load them. See Stage for `before` and `after`."""
     module, name = ARCHITECTURES[spec.architecture].split(":")
-    model: Model = getattr(importlib.import_module(module), name)(spec, factory)
-    return model
+    decoder: Decoder = getattr(importlib.import_module(module), name)(spec, factory)
+    return Stage(decoder, before, after)

@@ -17,12 +17,18 @@ def build_attention(spec: ModelSpec, build: LayerFactory, layer: int, name: str,
     if spec.family.fused:
         names = (f"{name}.qkv_proj",)
     return build.attention(
-        AttentionLayer(layer, spec.scales[layer], spec.attention_cap),
+        attention_layer(spec, build, layer),
         heads,
         build.qkv(names, heads, spec.hidden, spec.qkv_bias),
         build.row_parallel(f"{name}.o_proj", spec.hidden, Outputs(heads.query, heads.width), spec.out_bias),
         build.head_norm(name, heads, norm) if spec.family.qk_norm else None,
     )
+
+
+def attention_layer(spec: ModelSpec, build: LayerFactory, layer: int) -> AttentionLayer:
+    """What is layer number `layer`'s own in attention."""
+    number = layer - build.own_layers(spec.layers).start
+    return AttentionLayer(number, spec.scales[layer], spec.attention_cap)
 
 
 def build_gated_mlp(spec: ModelSpec, build: LayerFactory, name: str) -> MLP:

@@ -29,11 +29,12 @@ class ExpertsSpec:
     """Experts in place of the MLP (mixture of experts).
 
     Attributes:
-        count: Experts a layer.
+        count: Experts a layer, to which the router routes.
         chosen: How many each token goes to.
         width: Of one expert.
         renormalise: Whether the weights of the chosen ones are scaled to the sum 1.
         layers: Which layers have experts; the others have the usual MLP.
+        of_others: Of a rank's share of the model: how many of a layer's experts other ranks have.
     """
 
     count: int
@@ -41,6 +42,12 @@ class ExpertsSpec:
     width: int
     renormalise: bool
     layers: frozenset[int]
+    of_others: int = 0
+
+    @property
+    def own(self) -> int:
+        """Experts a layer whose weights are here."""
+        return self.count - self.of_others
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,9 @@ class ModelSpec:
         held: What quantized weights take, by their files; None: there are none.
         tp: Of a rank's share of the model, into how many parts layers are divided; heads and widths are a part's. See
             rank_share.py.
+        tables: Of the vocabulary's size; embedding and head, if they are two.
+        groups: The KV groups of a share that has some of the layers: those of the whole model, with these layers. None:
+            they follow from the layers.
     """
 
     architecture: str
@@ -97,6 +107,8 @@ class ModelSpec:
     quantization: Quantization | None = None
     held: HeldWeights | None = None
     tp: int = 1
+    tables: int | None = None
+    groups: tuple[KVCacheGroup, ...] | None = None
 
     @property
     def rope_length_mode(self) -> RopeLengthMode | None:
@@ -112,7 +124,8 @@ class ModelSpec:
         norm = h * (2 if self.family.biases else 1)
         with_experts = len(self.experts.layers) if self.experts else 0
         mlps = (self.layers - with_experts) * self._mlp_parameters + with_experts * self._expert_parameters
-        embeddings = -(-self.vocab_size // self.tp) * h * (1 if self.tie_embeddings else 2)
+        tables = (1 if self.tie_embeddings else 2) if self.tables is None else self.tables
+        embeddings = -(-self.vocab_size // self.tp) * h * tables
         embeddings += 0 if self.family.rotary else self.max_model_len * h
         return self.layers * (attention + self.family.norms * norm) + mlps + embeddings + norm
 
@@ -124,7 +137,7 @@ class ModelSpec:
 
     @property
     def _expert_parameters(self) -> int:
-        return self.hidden * self.experts.count * (1 + 3 * self.experts.width) if self.experts else 0
+        return self.hidden * (self.experts.count + self.experts.own * 3 * self.experts.width) if self.experts else 0
 
     def weight_bytes(self, dtype: str) -> int:
         """Bytes of all weights, those held in `dtype` and the quantized ones."""
@@ -142,7 +155,7 @@ class ModelSpec:
         ways = 3 if self.family.gated else 2
         mlps = (self.layers - with_experts) * ways * h * self.intermediate
         if self.experts:
-            mlps += with_experts * self.experts.count * 3 * h * self.experts.width
+            mlps += with_experts * self.experts.own * 3 * h * self.experts.width
         return self.layers * (h * (q + 2 * kv) + q * h) + mlps
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
@@ -158,6 +171,8 @@ class ModelSpec:
 
     def kv_groups(self) -> tuple[KVCacheGroup, ...]:
         """The layers by block table."""
+        if self.groups is not None:
+            return self.groups
         return kv_groups([self.window if local else None for local in self.local])
 
 
@@ -221,9 +236,9 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
 
 
 def on_a_gpu(spec: ModelSpec) -> ModelSpec:
-    """The same where a GPU serves it: types of a GGUF file are dequantized."""
+    """The same where a GPU serves it, which keeps a GGUF file's weights in other forms."""
     form = spec.quantization.rules[0].format if spec.quantization else None
-    return replace(spec, held=HeldWeights(form.weights, 0)) if isinstance(form, GgufFormat) else spec
+    return replace(spec, held=HeldWeights(form.gpu_dense, form.coded)) if isinstance(form, GgufFormat) else spec
 
 
 def _architecture(fields: ConfigFile) -> str:

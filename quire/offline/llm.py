@@ -16,6 +16,7 @@ from quire.beam_search import BatchedBeamSearch, BeamSearchParams
 from quire.config import BUILTIN_MODEL
 from quire.errors import ConfigError, RequestError
 from quire.messages import Control, Done, TokenLogprobs
+from quire.offline.adapters import LoRARequest, for_each
 from quire.offline.conversations import ConversationRenderer, Message
 from quire.offline.local_engine import LocalEngine
 from quire.offline.metrics import OfflineMetrics
@@ -62,6 +63,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; outputs come in the order of the prompts.
@@ -70,6 +72,7 @@ class LLM:
             prompts: One prompt or several. A list of integers is one prompt of token ids.
             sampling_params: One for all, or one for each prompt. Default: the model's own defaults.
             use_tqdm: Show a progress bar (on a terminal).
+            lora_request: An adapter for all, or one for each prompt, None for the base model; with enable_lora=True.
             priority: One number for each prompt, lower goes first; with scheduling_policy="priority" only.
 
         Raises:
@@ -82,7 +85,7 @@ class LLM:
             raise RequestError(
                 f"{len(several)} prompts need as many priorities, got {len(priority)}.", param="priority"
             )
-        return self._run(map(self._parse, several), params, use_tqdm, priority)
+        return self._run(map(self._parse, several), params, use_tqdm, lora_request, priority)
 
     def chat(
         self,
@@ -90,6 +93,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -100,7 +104,7 @@ class LLM:
 
         Args:
             messages: One conversation or several, as plain data; arguments of earlier tool calls are objects, not text.
-            sampling_params, use_tqdm: See `generate`.
+            sampling_params, use_tqdm, lora_request: See `generate`.
             add_generation_prompt: End the prompt with the opening of an answer.
             continue_final_message: Go on with the last message instead.
             chat_template: Another template than the model's, as jinja source.
@@ -123,7 +127,7 @@ class LLM:
         )
         conversations: Any = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = list(map(renderer.prompt, conversations))
-        return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm)
+        return self._run(prompts, self._params_for(len(prompts), sampling_params), use_tqdm, lora_request)
 
     def beam_search(
         self,
@@ -213,17 +217,20 @@ class LLM:
         prompts: Iterable[ParsedPrompt],
         params: Sequence[SamplingParams],
         use_tqdm: bool,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Submit all prompts, wait until each sequence has ended, and assemble the outputs."""
         requests: list[tuple[str | None, list[SequenceAccumulator]]] = []
+        adapters = map(self._local.adapters.load, for_each(lora_request, len(params)))
+        each_has = zip(prompts, params, priority or [0] * len(params), list(adapters), strict=True)
         head_start = self._config.scheduler.max_num_batched_tokens if priority is None else None
         with ExitStack() as stack:
             total = sum(each.n for each in params)
             bar = stack.enter_context(_bar(total)) if use_tqdm and sys.stderr.isatty() else None
             run = stack.enter_context(OfflineRun(self._engine, head_start, bar, self._run_stats))
-            for prompt, each, rank in zip(prompts, params, priority or [0] * len(params), strict=True):
-                sequences = self._local.sequences(prompt, each, rank)
+            for prompt, each, rank, adapter in each_has:
+                sequences = self._local.sequences(prompt, each, rank, adapter)
                 run.submit(sequences)
                 requests.append((prompt.text, sequences))
             run.finish()

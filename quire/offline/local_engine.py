@@ -21,7 +21,8 @@ from quire.engine.submission import Submission
 from quire.engine.thinking_budgets import bitmask_source
 from quire.executor.factory import build_executor
 from quire.logits_processors import import_path
-from quire.messages import Add, Ready
+from quire.messages import Adapter, Add, Ready
+from quire.offline.adapters import LocalAdapters
 from quire.offline.prompts import ParsedPrompt
 from quire.output_parsers.detection import detect_reasoning_parser
 from quire.output_parsers.formats import Turn
@@ -50,6 +51,7 @@ class LocalEngine:
         text: The model's tokenizer, chat template and defaults.
         client: Of the engine.
         submission: Makes Adds.
+        adapters: Loads those that requests name.
         startup: Seconds of the engine's start, by stage.
 
     Raises:
@@ -73,6 +75,7 @@ class LocalEngine:
             bitmask_source(self.config, resolved.spec.vocab_size),
         )
         self._grammars = GrammarChecker(self.text.special_tokens)
+        self.adapters = LocalAdapters(self.client)
         ready = self.client.receive(None)
         assert isinstance(ready, Ready)
         self.startup: dict[str, float] = ready.startup
@@ -88,7 +91,9 @@ class LocalEngine:
             takes_extra_args=bool(self.config.model.logits_processors),
         )
 
-    def sequences(self, prompt: ParsedPrompt, params: SamplingParams, priority: int = 0) -> list[SequenceAccumulator]:
+    def sequences(
+        self, prompt: ParsedPrompt, params: SamplingParams, priority: int = 0, adapter: Adapter | None = None
+    ) -> list[SequenceAccumulator]:
         """The sequences of a prompt, not submitted yet; the first one's Add has all of them.
 
         Raises:
@@ -105,6 +110,7 @@ class LocalEngine:
             bad_words=bad_word_tokens(tokenizer, params.bad_words),
             grammar=self._grammar(params, prompt.turn),
             thinking=thinking_budget(params.thinking_token_budget, self._reasoning(params), tokenizer, prompt.turn),
+            adapter=adapter,
         )
         return [self.sequence(add, index) for index, add in enumerate(adds)]
 

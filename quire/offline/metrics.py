@@ -36,6 +36,7 @@ class OfflineMetrics:
         """All of them now."""
         from quire.metrics.prometheus import Exposition
         from quire.metrics.reader import read_metrics
+        from quire.metrics.server_stats import ServerStats
 
         client = self._local.client
         client.send(Control(0, "counts"))
@@ -44,4 +45,4 @@ class OfflineMetrics:
         self._stats.record_heartbeat(client.heartbeat())
         names = self._local.config.model.served_model_name
         model = names[0] if names else self._local.config.model.model
-        return read_metrics(Exposition(self._stats, model, self._local.config.cache).families())
+        return read_metrics(Exposition(ServerStats([self._stats]), model, self._local.config.cache).families())

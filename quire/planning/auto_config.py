@@ -17,10 +17,12 @@ from quire.kvcache.group_windows import max_cached_tokens
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import check_length, length_reason
-from quire.planning.kv_cache_plan import KVCachePlan, plan_kv_cache
+from quire.planning.draft_model import with_draft_model
+from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
-from quire.quantization.formats import Fp8Format, GgufFormat
+from quire.planning.ranks import check_ranks, plan_for_all, rank_lines
+from quire.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
 from quire.quantization.held_bytes import HeldWeights
 from quire.weights import hub
 from quire.weights.gguf_models import GgufChoice
@@ -31,6 +33,7 @@ DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_SEQS_LARGE_GPU = 512
 """For GPUs whose memory holds the KV cache of that many sequences beside a model of usual size. More rows would bring a
 dense model no more tokens a second, because a step takes longer in proportion; each sequence would only wait longer."""
+MAX_ENGINES = 64
 LARGE_GPU_BYTES = 60 * GIB
 DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU = 512
 DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU = 8192
@@ -54,8 +57,13 @@ class ResolvedConfig:
     reasons: tuple[str, ...]
 
 
-def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
+def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = False) -> ResolvedConfig:
     """Resolve every open setting.
+
+    Args:
+        config: As asked.
+        machine: Where it runs; None: here.
+        replicas: Whether there may be several engines.
 
     Raises:
         ModelNotFoundError, CheckpointError: From reading the model's config.
@@ -71,12 +79,18 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
         spec = on_a_gpu(spec)
     gpu = machine.gpu if device.device == "cuda" else None
     check_kv_cache_dtype(config.cache.kv_cache_dtype)
+    mesh = check_ranks(config, spec, device.device)
+    engines = config.parallel.data_parallel_size
+    _check_engines(engines, gpu, replicas=replicas)
+    config.lora.check(mesh.size)
+    config.speculation.check_device(device.device, mesh.tp, mesh.pp)
+    config = with_draft_model(config, spec, directory)
     dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)
     check_length(config, spec)
     _check_not_negative(
         swap_space=config.cache.swap_space, long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold
     )
-    scheduler, batch_line = _resolve_batch_limits(config.scheduler, gpu)
+    scheduler, batch_line = batch_limits(config.scheduler, gpu)
     model = replace(
         model,
         model=str(directory),
@@ -85,7 +99,8 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
         served_model_name=model.served_model_name or (name,),
     )
     config = replace(config, model=model, scheduler=scheduler, device=_resolve_cudagraph_size(device))
-    plan = plan_kv_cache(config, spec, machine)
+    own_memory = machine.memory_bytes // (mesh.size * engines)
+    plan = plan_for_all(config, spec, replace(machine, memory_bytes=own_memory), mesh)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
         device_line,
@@ -93,10 +108,31 @@ def resolve(config: Config, machine: Machine | None = None) -> ResolvedConfig:
         *_quantization_lines(spec),
         f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",
         batch_line,
+        *rank_lines(mesh, spec),
+        *_engine_lines(engines, gpu),
         _cache_line(config, plan, spec),
-        _memory_line(config, plan, gpu.free_bytes if gpu else machine.memory_bytes),
+        _memory_line(config, plan, gpu.free_bytes if gpu else own_memory),
     )
     return ResolvedConfig(_with_plan(config, plan), spec, plan, reasons)
+
+
+def batch_limits(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
+    """The limits of a step, and their line of the report.
+
+    Raises:
+        ConfigError: One that was asked for is less than 1.
+    """
+    default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU if gpu is None else DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU
+    is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES
+    default_seqs = DEFAULT_MAX_NUM_SEQS_LARGE_GPU if is_large else DEFAULT_MAX_NUM_SEQS
+    seqs = default_seqs if asked.max_num_seqs is None else asked.max_num_seqs
+    tokens = default_tokens if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
+    for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
+        if value < 1:
+            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.", param=flag)
+    reason = "as asked" if asked.max_num_seqs and asked.max_num_batched_tokens else "default"
+    line = f"batch       up to {seqs} sequences and {tokens} tokens a step: {reason}"
+    return replace(asked, max_num_seqs=seqs, max_num_batched_tokens=tokens), line
 
 
 def _resolve_directories(config: Config) -> tuple[Path, Path]:
@@ -108,6 +144,35 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
     if model.tokenizer is None:
         return directory, directory
     return directory, hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False)
+
+
+def _check_engines(engines: int, gpu: Gpu | None, *, replicas: bool) -> None:
+    """Refuse more engines than there can be."""
+    asked, name = f"--data-parallel-size {engines}", "data_parallel_size"
+    if engines < 1:
+        raise ConfigError(f"{asked}: must be at least 1.", param=name)
+    if engines > MAX_ENGINES:
+        raise ConfigError(f"{asked}: one server has at most {MAX_ENGINES} engines.", param=name)
+    if engines > 1 and not replicas:
+        raise ConfigError(
+            f"{asked}: only quire serve runs several engines. Leave it out, or start a program for each engine and "
+            "divide the prompts among them.",
+            param=name,
+        )
+    if gpu is not None and engines > gpu.of:
+        raise ConfigError(
+            f"{asked}: each engine takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
+            "more, or give --device cpu.",
+            param=name,
+        )
+
+
+def _engine_lines(engines: int, gpu: Gpu | None) -> list[str]:
+    """That there are several."""
+    if engines == 1:
+        return []
+    share = "each on a GPU" if gpu is not None else f"each with 1/{engines} of the cores and of the memory"
+    return [f"engines     {engines} behind one address, {share}; sizes are those of one"]
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:
@@ -154,25 +219,10 @@ def _quantization_lines(spec: ModelSpec) -> list[str]:
     if spec.quantization is None:
         return []
     form = spec.quantization.rules[0].format
-    if isinstance(form, GgufFormat) and spec.held == HeldWeights(form.weights, 0):
-        return [f"weights     dequantized at the start, GPUs have no products with GGUF's types: {form.name}"]
-    at_load = " at the start" if isinstance(form, Fp8Format) and form.at_load else ""
+    if isinstance(form, GgufFormat) and spec.held == HeldWeights(form.gpu_dense, form.coded):
+        return [f"weights     quantized: gguf, {form.name}; of 4 bits where the type has up to 4, else of 8"]
+    at_load = " at the start" if isinstance(form, (Fp8Format, CodebookFormat)) and form.at_load else ""
     return [f"weights     quantized{at_load}: {spec.quantization.method}, {form.name}"]
-
-
-def _resolve_batch_limits(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
-    """The limits of a step, and their line of the report."""
-    default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU if gpu is None else DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU
-    is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES
-    default_seqs = DEFAULT_MAX_NUM_SEQS_LARGE_GPU if is_large else DEFAULT_MAX_NUM_SEQS
-    seqs = default_seqs if asked.max_num_seqs is None else asked.max_num_seqs
-    tokens = default_tokens if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
-    for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
-        if value < 1:
-            raise ConfigError(f"--{flag.replace('_', '-')} must be at least 1, got {value}.", param=flag)
-    reason = "as asked" if asked.max_num_seqs and asked.max_num_batched_tokens else "default"
-    line = f"batch       up to {seqs} sequences and {tokens} tokens a step: {reason}"
-    return replace(asked, max_num_seqs=seqs, max_num_batched_tokens=tokens), line
 
 
 def _check_not_negative(**settings: float) -> None:

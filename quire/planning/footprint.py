@@ -99,7 +99,8 @@ def expert_buffers(experts: ExpertsSpec, hidden: int, width: int, tokens: int) -
     """
     ungated = 0 if 2 * experts.width % GATED_PANELS == 0 else 2 * experts.width
     own = experts.chosen * INDEX_BYTES + hidden * FP32_BYTES + (2 * hidden + experts.width + ungated) * width
-    routing = experts.count * width + experts.chosen * (INDEX_BYTES + width)
+    local = experts.chosen * INDEX_BYTES if experts.of_others else 0
+    routing = experts.count * width + experts.chosen * (INDEX_BYTES + width) + local
     return [tokens * own, tokens * routing]
 
 

@@ -13,10 +13,12 @@ from typing import NamedTuple
 from quire.config import Config
 from quire.errors import MemoryBudgetError
 from quire.models.spec import ModelSpec
+from quire.planning.adapter_memory import adapter_bytes
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import is_auto, length_limit
+from quire.planning.draft_model import draft_bytes
 from quire.planning.footprint import Footprint, cpu_activation_bytes, gpu_activation_bytes
-from quire.planning.kv_demand import KVDemand, requested_blocks
+from quire.planning.kv_demand import KVDemand, block_bytes, requested_blocks
 from quire.planning.machine import Machine
 from quire.planning.memory_budget import CpuBudget, GpuBudget, MemoryBudget, largest_fitting, usable_blocks
 from quire.planning.step_limits import StepLimits
@@ -152,12 +154,12 @@ def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> K
     A cache that turns out too small for the longest sequence is no error: longer requests are refused one by one.
     """
     dtype, limits = config.model.dtype, StepLimits.of(config)
-    block_bytes = spec.kv_block_bytes(config.kv_dtype, config.cache.block_size)
-    requested = requested_blocks(config.cache, block_bytes)
+    size = block_bytes(config, spec)
+    requested = requested_blocks(config.cache, size)
     reason, num_blocks, bytes_left = "as asked", requested, memory.bytes_left
     if num_blocks is None:
         assert bytes_left is not None, "the size of the KV cache has not been chosen"
-        reason, num_blocks = "measured", usable_blocks(bytes_left, block_bytes)
+        reason, num_blocks = "measured", usable_blocks(bytes_left, size)
         if num_blocks < 1:
             raise MemoryBudgetError(
                 f"Weights and activations leave {max(0, bytes_left) / GIB:.2f} GiB of the GPU for the KV cache: raise "
@@ -167,8 +169,7 @@ def _measured_plan(config: Config, spec: ModelSpec, memory: MeasuredMemory) -> K
         activations = gpu_activation_bytes(spec, dtype, config.cache.block_size, limits)
     else:
         activations = cpu_activation_bytes(spec, dtype, config.cache.block_size, limits, memory.own_kernels)
-    num_host_blocks = int(config.cache.swap_space * GIB) // block_bytes
-    footprint = Footprint(
-        spec.weight_bytes(dtype), activations, (num_blocks + 1) * block_bytes, num_host_blocks * block_bytes
-    )
+    num_host_blocks = int(config.cache.swap_space * GIB) // size
+    weights = spec.weight_bytes(dtype) + draft_bytes(config).weights + adapter_bytes(config, spec)
+    footprint = Footprint(weights, activations, (num_blocks + 1) * size, num_host_blocks * size)
     return KVCachePlan(limits.length, num_blocks, num_host_blocks, footprint, reason)

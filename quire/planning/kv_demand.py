@@ -8,6 +8,7 @@ from quire.config import CacheConfig, Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kvcache.group_windows import GroupWindow, blocks_per_sequence
 from quire.models.spec import ModelSpec
+from quire.planning.draft_model import draft_bytes
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class KVDemand:
         rows: Most sequences at once.
         chunk: Most tokens that a sequence moves by in a step.
         block_size: Tokens of a block.
-        block_bytes: Bytes of a block.
+        block_bytes: Bytes of a block; with a draft model's, which has as many.
     """
 
     groups: tuple[GroupWindow, ...]
@@ -34,7 +35,7 @@ class KVDemand:
         rows, chunk = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
         assert rows and chunk, "the batch is resolved first"
         block_size = config.cache.block_size
-        return cls(group_windows(spec), rows, chunk, block_size, spec.kv_block_bytes(config.kv_dtype, block_size))
+        return cls(group_windows(spec), rows, chunk, block_size, block_bytes(config, spec))
 
     def blocks_for_one_sequence(self, length: int) -> int:
         """Blocks of a sequence of `length` tokens."""
@@ -48,6 +49,11 @@ class KVDemand:
 def group_windows(spec: ModelSpec) -> tuple[GroupWindow, ...]:
     """How far back each of a model's KV groups looks."""
     return tuple(GroupWindow(group.window) for group in spec.kv_groups())
+
+
+def block_bytes(config: Config, spec: ModelSpec) -> int:
+    """Bytes of a KV block, with those of the draft model's block beside it."""
+    return spec.kv_block_bytes(config.kv_dtype, config.cache.block_size) + draft_bytes(config).block
 
 
 def requested_blocks(cache: CacheConfig, block_bytes: int) -> int | None:

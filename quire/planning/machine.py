@@ -29,12 +29,14 @@ class Gpu:
         capability: Its CUDA compute capability.
         memory_bytes: Its memory in all.
         free_bytes: Of that, what no process has taken.
+        of: How many GPUs this process may use, this one counted.
     """
 
     name: str
     capability: tuple[int, int]
     memory_bytes: int
     free_bytes: int
+    of: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,11 @@ def _first_gpu() -> tuple[Gpu | None, str]:
         first = environment.first_visible_gpu()
         if first is None:
             return None, "CUDA_VISIBLE_DEVICES hides every GPU"
-        handle = _handle_of(first)
+        handle = handle_of(first)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        gpu = Gpu(pynvml.nvmlDeviceGetName(handle), (major, minor), memory.total, memory.free)
+        visible = environment.num_visible_gpus(pynvml.nvmlDeviceGetCount())
+        gpu = Gpu(pynvml.nvmlDeviceGetName(handle), (major, minor), memory.total, memory.free, visible)
     except pynvml.NVMLError as error:
         return None, f"the NVIDIA driver says: {error}"
     finally:
@@ -97,7 +100,7 @@ def _first_gpu() -> tuple[Gpu | None, str]:
     return gpu, ""
 
 
-def _handle_of(gpu: str) -> Any:
+def handle_of(gpu: str) -> Any:
     """NVML's handle of a GPU by its PCI bus order or by its UUID, of which a prefix is enough, as for CUDA."""
     if gpu.isdigit():
         return pynvml.nvmlDeviceGetHandleByIndex(int(gpu))

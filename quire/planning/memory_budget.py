@@ -13,8 +13,10 @@ from quire.config import CacheConfig, Config
 from quire.config.cache import UTILIZATION
 from quire.errors import ConfigError
 from quire.models.spec import ModelSpec
+from quire.planning.adapter_memory import adapter_bytes
 from quire.planning.byte_sizes import format_bytes
 from quire.planning.context_length import length_limit
+from quire.planning.draft_model import draft_bytes
 from quire.planning.footprint import Footprint, cpu_activation_bytes, gpu_activation_bytes
 from quire.planning.kv_demand import KVDemand
 from quire.planning.machine import Gpu, Machine
@@ -59,6 +61,7 @@ class CpuBudget:
     def __init__(self, config: Config, spec: ModelSpec, demand: KVDemand, machine: Machine) -> None:
         available = machine.memory_bytes
         self._config, self._spec, self._demand, self._available = config, spec, demand, available
+        self._draft_weights = draft_bytes(config).weights
         self._own_kernels = machine.own_kernels
         self._share = memory_share(config.cache)
         self._bytes = self._share * available
@@ -91,7 +94,8 @@ class CpuBudget:
         demand, dtype = self._demand, self._config.model.dtype
         limits = StepLimits(demand.rows, demand.chunk, length)
         activations = cpu_activation_bytes(self._spec, dtype, demand.block_size, limits, self._own_kernels)
-        return Footprint(self._spec.weight_bytes(dtype), activations, (blocks + 1) * demand.block_bytes)
+        weights = self._spec.weight_bytes(dtype) + self._draft_weights + adapter_bytes(self._config, self._spec)
+        return Footprint(weights, activations, (blocks + 1) * demand.block_bytes)
 
     def swap_limit(self, footprint: Footprint) -> int:
         """A share of what the engine leaves of its share."""
@@ -125,7 +129,7 @@ class GpuBudget:
         self._share = memory_share(config.cache)
         dtype = config.model.dtype
         limits = StepLimits(demand.rows, demand.chunk, length_limit(config, spec))
-        self._weights = spec.weight_bytes(dtype)
+        self._weights = spec.weight_bytes(dtype) + adapter_bytes(config, spec)
         self._activations = gpu_activation_bytes(spec, dtype, demand.block_size, limits)
         self._others = gpu.memory_bytes - gpu.free_bytes
         self._left = int(self._share * gpu.memory_bytes) - self._others - self._weights - self._activations

@@ -16,11 +16,13 @@ class StepLimits:
         rows: Sequences, each of which may sample a token: `--max-num-seqs`.
         tokens: Of all rows together: `--max-num-batched-tokens`.
         length: Tokens of the longest sequence: `--max-model-len`.
+        drafts: Draft tokens of a row, at most.
     """
 
     rows: int
     tokens: int
     length: int
+    drafts: int = 0
 
     @classmethod
     def of(cls, config: Config) -> StepLimits:
@@ -33,7 +35,13 @@ class StepLimits:
         length = config.model.max_model_len
         if not isinstance(length, int) or rows is None or tokens is None:
             raise ConfigError("max_model_len, max_num_seqs and max_num_batched_tokens have not been resolved.")
-        return cls(rows, tokens, length)
+        speculation = config.speculation.speculation
+        return cls(rows, tokens, length, 0 if speculation is None else speculation.tokens)
+
+    @property
+    def sampled(self) -> int:
+        """Positions that are sampled."""
+        return self.rows if not self.drafts else min(self.rows * (1 + self.drafts), self.tokens)
 
     def fewest_rows(self, tokens: int) -> list[int]:
         """The tokens of each row when `tokens`, or as many as a step may have, are spread over as few rows as possible.

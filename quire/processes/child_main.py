@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -21,15 +22,21 @@ import msgspec
 
 from quire.errors import SETUP_ERRORS, QuireError, SetupError
 from quire.processes.launch import EXIT_CRASHED, EXIT_ORPHANED, LaunchConfig, Report, SendReport, StatusReport
+from quire.processes.logs import set_up_logs
+
+logger = logging.getLogger(__name__)
 
 Main = Callable[[LaunchConfig, SendReport], None]
 """What a child does, given its configuration and a function that sends a report."""
 
 
-def run_child(main: Main) -> None:
+def run_child(main: Main, process: str = "child") -> None:
     """Body of a child's `__main__`: run `main`; if it fails, report why and exit with the error's code.
 
     A failed process ends at once: what it holds may be broken, and threads may be stuck in it.
+
+    Args:
+        process: What it is called in logs.
     """
     arguments = argparse.ArgumentParser()
     for name in ("launch-fd", "report-fd", "lifeline-fd"):
@@ -37,6 +44,8 @@ def run_child(main: Main) -> None:
     fds = arguments.parse_args()
     with open(fds.launch_fd, "rb") as pipe:
         launch = msgspec.json.decode(pipe.read(), type=LaunchConfig)
+    if launch.config.observability.log_format == "json":
+        set_up_logs("json", process if launch.rank is None else f"{process} {launch.rank.rank}")
     threading.Thread(target=_exit_with_parent, args=(fds.lifeline_fd,), daemon=True).start()
 
     os.set_blocking(fds.report_fd, False)
@@ -54,7 +63,7 @@ def run_child(main: Main) -> None:
         report(StatusReport("failed", "", error.message))
         _end(EXIT_CRASHED)
     except Exception as error:
-        traceback.print_exc()
+        logger.exception("This process ends, because of an unexpected error.")
         report(StatusReport("failed", "", one_line_error(error)))
         _end(EXIT_CRASHED)
 

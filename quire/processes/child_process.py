@@ -32,12 +32,10 @@ class ChildProcess:
         launch_read, launch_write = os.pipe()
         self.report_fd, report_write = os.pipe()
         lifeline_read, self._lifeline = os.pipe()
-        inherited = [launch_read, report_write, lifeline_read]
+        inherited = [launch_read, report_write, lifeline_read, *launch.inherited_fds]
         command = [sys.executable, "-m", module]
         command += ["--launch-fd", str(launch_read), "--report-fd", str(report_write)]
         command += ["--lifeline-fd", str(lifeline_read)]
-        if launch.listen_fd >= 0:
-            inherited.append(launch.listen_fd)
         # A session of its own: Ctrl-C reaches the supervisor alone, which then drains in order.
         self._process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
         self.pid_fd = os.pidfd_open(self._process.pid)

@@ -25,16 +25,86 @@ PULSE_S = 1.0
 """Longest time between two pulses of a live process that is not busy with one thing."""
 
 
+class RingEnd(msgspec.Struct, frozen=True):
+    """An end of a ring of messages between ranks. Numbers are of inherited descriptors.
+
+    Attributes:
+        memory_fd: Its shared memory.
+        size: Bytes of messages that it holds.
+        bells: Eventfds by which readers learn that there is more: of all for who writes, its own for who reads.
+        readers: How many there are.
+        reader: Which of them this is.
+    """
+
+    memory_fd: int
+    size: int
+    bells: list[int]
+    readers: int = 1
+    reader: int = 0
+
+    @property
+    def fds(self) -> list[int]:
+        """All descriptors."""
+        return [self.memory_fd, *self.bells]
+
+
+class StageEnds(msgspec.Struct, frozen=True):
+    """A rank's ends of the rings between pipeline stages; None: it has none.
+
+    Attributes:
+        before, after: Streams from the stage before its own, and to the one after.
+        tokens_in, tokens_out: What was sampled: to the ranks of the first stage, from one of the last.
+    """
+
+    before: RingEnd | None = None
+    after: RingEnd | None = None
+    tokens_in: RingEnd | None = None
+    tokens_out: RingEnd | None = None
+
+    @property
+    def fds(self) -> list[int]:
+        """All descriptors."""
+        ends = (self.before, self.after, self.tokens_in, self.tokens_out)
+        return [fd for end in ends if end is not None for fd in end.fds]
+
+
+class RankLaunch(msgspec.Struct, frozen=True):
+    """What a rank of an engine is told beside the engine's settings. Numbers `…_fd` are of inherited descriptors.
+
+    Attributes:
+        rank: Its number.
+        socket_fd: Its messages to the engine, and a byte in return for whatever is new in the ring.
+        ring_fd: Shared memory with the engine's messages to all ranks.
+        memory_fd: Shared memory of the ranks of its stage, for collectives.
+        spins: How often a rank looks for another before it sleeps.
+        patience_s: How long ranks wait for one another in a step.
+        ends_with_parent: Whether the kernel is to end it when the thread that started it ends.
+        stage: Its ends of what leads to other stages.
+    """
+
+    rank: int
+    socket_fd: int
+    ring_fd: int
+    memory_fd: int
+    spins: int
+    patience_s: float
+    ends_with_parent: bool
+    stage: StageEnds = StageEnds()
+
+
 class LaunchConfig(msgspec.Struct, frozen=True):
     """Everything a child is told.
 
     Attributes:
         config: Resolved settings.
-        directory: Private directory of the sockets.
+        directory: Private directory of the model's sockets; those of other models lie beside it.
         number: Which API process this is; 0 for the engine.
         listen_fd: Inherited listening socket, for API processes.
         developer_mode: Serve debug routes.
-        engine: Which engine this is, or which one the API process talks to.
+        engine: Which engine this is.
+        engines: Those that an API process talks to, by their numbers.
+        rank: For a rank of an engine.
+        generation: Which model of the server this is about: 0 the first, 1 what took its place.
     """
 
     config: Config
@@ -43,6 +113,16 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     listen_fd: int = -1
     developer_mode: bool = False
     engine: EngineId = EngineId()
+    engines: tuple[EngineId, ...] = (EngineId(),)
+    rank: RankLaunch | None = None
+    generation: int = 0
+
+    @property
+    def inherited_fds(self) -> list[int]:
+        """Descriptors that the child has by the same numbers."""
+        rank = self.rank
+        own = [] if rank is None else [rank.socket_fd, rank.ring_fd, rank.memory_fd, *rank.stage.fds]
+        return own + [self.listen_fd] * (self.listen_fd >= 0)
 
 
 class StatusReport(msgspec.Struct, frozen=True, tag=True):
@@ -79,16 +159,18 @@ class Recovery(msgspec.Struct, frozen=True, tag=True):
     """An API process has got over an engine's death.
 
     Attributes:
-        epoch: Of the engine that took over.
+        engine: The one that took over.
         sequences: How many went on with it.
         blamed: Whether a request was found that kills engines; it has failed.
         complete: Whether all requests of the last plan have moved on since.
+        generation: Of the engine's model.
     """
 
-    epoch: int
+    engine: EngineId
     sequences: int = 0
     blamed: bool = False
     complete: bool = False
+    generation: int = 0
 
 
 Report = StatusReport | Pulse | Recovery

@@ -25,8 +25,8 @@ from quire.models.model import Model, build_model
 from quire.planning.auto_config import ResolvedConfig
 from quire.quant_check.on_demand import OnDemandLayer, OnDemandWeights
 from quire.weights.tensor_options import TensorOptions
+from quire.worker.kv_tensors import DENSE
 from quire.worker.weight_loading import load_weights, open_checkpoint
-from quire.worker.worker import DTYPES
 
 SMALLEST_NORM = 1e-12
 Kind = Literal["product", "norm", "embedding"]
@@ -143,7 +143,7 @@ def paired_models(
         MemoryBudgetError: There is not that much memory.
     """
     device = torch.device("cuda:0" if base.config.device.device == "cuda" else "cpu")
-    options = TensorOptions(device, DTYPES[base.config.model.dtype])
+    options = TensorOptions(device, DENSE[base.config.model.dtype])
     ours, theirs = OnDemandWeights(), OnDemandWeights()
     others: list[Layer | OnDemandLayer] = []
     pairs: list[LayerPair] = []
@@ -163,7 +163,7 @@ def paired_models(
     with ExitStack() as stack:
         for resolved, built, weights in ((base, factory, ours), (quantized, other_factory, theirs)):
             if at_once:
-                load_weights(resolved.config, resolved.spec, built, clock)
+                load_weights(resolved.config, resolved.spec, resolved.spec, built, clock)
             else:
                 weights.checkpoint = open_checkpoint(resolved.config, resolved.spec, weight_specs_of(built.layers))
                 stack.callback(weights.checkpoint.close)

@@ -135,7 +135,7 @@ class DenseExperts:
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         shape = self._shape
-        for number in range(shape.count):
+        for number in shape.numbers:
             for projection in (shape.names.gate, shape.names.up):
                 yield WeightSpec(f"{shape.name}.{number}.{projection}.weight", (shape.width, shape.hidden))
             yield WeightSpec(f"{shape.name}.{number}.{shape.names.down}.weight", (shape.hidden, shape.width))
@@ -159,10 +159,12 @@ class DenseExperts:
         def read() -> Sequence[Tensor] | Tensor:
             shape = (self._shape.count, len(projections), rows, columns)
             stacked = torch.empty(shape, dtype=options.dtype, device=options.device)
-            for number, expert in enumerate(stacked):
+            for number, expert in zip(self._shape.numbers, stacked, strict=True):
                 for projection, part in zip(projections, expert, strict=True):
                     checkpoint.read(f"{name}.{number}.{projection}.weight", part)
             packed: Sequence[Tensor] | Tensor = self._pack(stacked.flatten(1, 2))
             return packed
 
-        return options.packed_weights.get(f"experts {name} {projections} {rows} × {columns}", read)
+        return options.packed_weights.get(
+            f"experts {name} {self._shape.numbers} {projections} {rows} × {columns}", read
+        )

@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import CheckpointError, ConfigError
-from quire.quantization.formats import Format, Fp8Format
+from quire.quantization.formats import CodebookFormat, Format, Fp8Format
 
 PARSERS: dict[str, str] = {
     "fp8": "quire.quantization.parsers:fp8",
     "compressed-tensors": "quire.quantization.parsers:compressed_tensors",
     "gptq": "quire.quantization.parsers:gptq",
     "awq": "quire.quantization.parsers:awq",
+    "bitsandbytes": "quire.quantization.codebook_parsers:bitsandbytes",
+    "mxfp4": "quire.quantization.codebook_parsers:mxfp4",
+    "quark": "quire.quantization.codebook_parsers:quark",
     "gguf": "quire.quantization.parsers:gguf",
     "modelopt": "quire.quantization.parsers:modelopt",
 }
@@ -81,6 +84,9 @@ class Quantization:
 
 AT_LOAD: dict[str, Quantization] = {
     "fp8": Quantization("fp8", (Rule(("Linear",), Fp8Format(at_load=True)),), ignored=("gate",)),
+    "bitsandbytes": Quantization(
+        "bitsandbytes", (Rule(("Linear",), CodebookFormat("dense", "nf4", 64)),), ignored=("gate",)
+    ),
 }
 """What --quantization makes of dense weights; routers of experts stay as they are."""
 
@@ -108,7 +114,7 @@ def read_quantization(described: object, asked: str | None) -> Quantization | No
             return AT_LOAD[asked] if asked else None
         raise ConfigError(
             f"--quantization {asked}: the checkpoint's config.json has no quantization_config, so its weights are not "
-            f"quantized: leave it out, or give {' or '.join(AT_LOAD)}, which quantizes at the start.",
+            f"quantized: leave it out, or give {' or '.join(AT_LOAD)}, which quantize at the start.",
             param="quantization",
         )
     found = _parse(described)
@@ -133,6 +139,17 @@ def _parse(described: object) -> Quantization:
         return parse(described)
     except (TypeError, ValueError, AttributeError, KeyError, re.error) as error:
         raise refused(f"cannot be read as {method} writes it ({error!r})") from None
+
+
+def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
+    """The modules that the first of these keys lists."""
+    found = next((config[key] for key in keys if config.get(key)), ())
+    return tuple(str(name) for name in found)
+
+
+def glob(name: str) -> str:
+    """A name of modules with `*` in it, as ModelOpt and Quark write them, as a pattern."""
+    return "re:" + name.replace(".", r"\.").replace("*", ".*") + "$" if "*" in name else name
 
 
 def refused(text: str) -> CheckpointError:

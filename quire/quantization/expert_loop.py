@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.errors import CheckpointError
 from quire.kernels.reference.experts import experts
 from quire.quantization.scheme import ExpertsShape, LinearShape, LinearWeight
 from quire.weights.checkpoint import Checkpoint, WeightSpec
@@ -27,20 +26,10 @@ class LinearScheme(Protocol):
 
 
 class ExpertLoop:
-    """See ExpertWeights.
-
-    Raises:
-        CheckpointError: The device is a GPU.
-    """
+    """See ExpertWeights."""
 
     def __init__(self, scheme: LinearScheme, shape: ExpertsShape, options: TensorOptions) -> None:
-        if options.device.type != "cpu":
-            raise CheckpointError(
-                "Quantized experts are served on a CPU only: use the model's bf16 checkpoint without --quantization, "
-                "or --device cpu.",
-                param="quantization",
-            )
-        numbers, names = range(shape.count), shape.names
+        numbers, names = shape.numbers, shape.names
 
         def weight(expert: int, projections: tuple[str, ...], rows: int, columns: int) -> LinearWeight:
             modules = tuple(f"{shape.name}.{expert}.{projection}" for projection in projections)

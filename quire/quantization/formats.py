@@ -1,14 +1,17 @@
 """In what form a checkpoint, or --quantization, has the weight of a module. Plain data, without torch.
 
 Each format names the scheme that serves it; the schemes read the rest. Sources: the safetensors headers and
-`quantization_config`s that compressed-tensors, AutoGPTQ and GPTQModel, AutoAWQ, transformers' fine-grained fp8 and
-NVIDIA's ModelOpt write.
+`quantization_config`s that compressed-tensors, AutoGPTQ and GPTQModel, AutoAWQ, bitsandbytes, AMD's Quark,
+transformers' fine-grained fp8 and mxfp4, and NVIDIA's ModelOpt write.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+MICROSCALED = 32
+"""Columns of a group whose scale is a power of two, in one byte; fewer have e4m3, and a factor for the module."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,15 @@ class GroupFormat:
     """Integers of 4 or 8 bits: weight = scale · (code - zero), both of `group` columns of an output; dense activations.
 
     Attributes:
-        layout: Whose tensors: gptq, gptq_v2 (zeros stored as they are, not less one), awq or compressed-tensors.
+        layout: Whose tensors: gptq, gptq_v2 (zeros stored as they are, not less one), awq, compressed-tensors, or
+            bitsandbytes, which has 8 bits and a scale for each output.
         bits: 4 or 8.
         group: Columns; None: all.
         symmetric: Every zero is the middle of the codes.
         reordered: Columns belong to groups as `g_idx` says.
     """
 
-    layout: Literal["gptq", "gptq_v2", "awq", "compressed-tensors"]
+    layout: Literal["gptq", "gptq_v2", "awq", "compressed-tensors", "bitsandbytes"]
     bits: int
     group: int | None
     symmetric: bool
@@ -77,20 +81,48 @@ class Int8Format:
 
 
 @dataclass(frozen=True)
+class CodebookFormat:
+    """4-bit codes that name one of sixteen values: weight = scale · value; dense activations.
+
+    Attributes:
+        layout: Whose tensors; `dense`: the checkpoint has dense weights, which are quantized as they are loaded.
+        values: What the codes stand for: nf4, fp4 (bitsandbytes') or e2m1.
+        group: Columns that share a scale.
+        nested: bitsandbytes' scales are quantized as well ("double quantization").
+    """
+
+    layout: Literal["bitsandbytes", "mxfp4", "compressed-tensors", "quark", "modelopt", "dense"]
+    values: Literal["nf4", "fp4", "e2m1"]
+    group: int
+    nested: bool = False
+
+    @property
+    def at_load(self) -> bool:
+        """Whether the checkpoint's weights are dense."""
+        return self.layout == "dense"
+
+    @property
+    def name(self) -> str:
+        """In the log's words."""
+        return f"4 bits ({self.values}) in groups of {self.group} columns"
+
+
+@dataclass(frozen=True)
 class GgufFormat:
     """Those of a GGUF file: each tensor says its own.
 
     Attributes:
         types: How many tensors have each type.
-        dense: Weights that are kept in the model's dtype.
-        packed: Bytes that all others take, packed for a processor.
-        weights: All of them.
+        dense: Weights that a processor keeps in the model's dtype.
+        packed: Bytes that all others take, packed for it.
+        gpu_dense, coded: The same of a GPU.
     """
 
     types: tuple[tuple[str, int], ...] = ()
     dense: int = 0
     packed: int = 0
-    weights: int = 0
+    gpu_dense: int = 0
+    coded: int = 0
 
     @property
     def name(self) -> str:
@@ -98,4 +130,4 @@ class GgufFormat:
         return ", ".join(f"{name} ({count})" for name, count in self.types)
 
 
-Format = Fp8Format | GroupFormat | Int8Format | GgufFormat
+Format = Fp8Format | GroupFormat | Int8Format | CodebookFormat | GgufFormat

@@ -1,6 +1,6 @@
-"""Weights of a GGUF file: on a processor multiplied as the file has them, each module in a type of its own.
+"""Weights of a GGUF file, each module in a type of its own: on a processor multiplied as the file has them.
 
-On a GPU they are dequantized once, into the model's dtype.
+On a GPU they become weights of our other schemes; see gguf_coded.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from quire.gguf.tensor_types import QUANTIZED
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.gguf_blocks import BlockWeight
 from quire.kernels.reference.quantized_rows import Rows
-from quire.quantization.dense import DenseEmbedding, DenseExperts, DenseWeight, dense_specs
+from quire.quantization.dense import DenseEmbedding, DenseWeight, dense_specs
 from quire.quantization.expert_loop import ExpertLoop
 from quire.quantization.formats import GgufFormat
+from quire.quantization.gguf_coded import CodedPart, GgufExperts, types_of
 from quire.quantization.scheme import (
     EmbeddingShape,
     EmbeddingWeight,
@@ -43,13 +44,17 @@ class Gguf:
         self._form = form
 
     def linear(self, shape: LinearShape, options: TensorOptions) -> LinearWeight:
-        return GgufLinearWeight(shape, options) if options.device.type == "cpu" else DenseWeight(shape, options)
+        return GgufLinearWeight(self._form, shape, options)
 
     def embedding(self, shape: EmbeddingShape, options: TensorOptions) -> EmbeddingWeight:
         return GgufEmbedding(shape, options) if options.device.type == "cpu" else DenseEmbedding(shape, options)
 
     def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-        return ExpertLoop(self, shape, options) if options.device.type == "cpu" else DenseExperts(shape, options)
+        return (
+            ExpertLoop(self, shape, options)
+            if options.device.type == "cpu"
+            else GgufExperts(self._form, shape, options)
+        )
 
 
 class GgufLinearWeight:
@@ -58,9 +63,11 @@ class GgufLinearWeight:
     library_product: str | None = None
     row_form: RowForm | None = None
 
-    def __init__(self, shape: LinearShape, options: TensorOptions) -> None:
+    def __init__(self, form: GgufFormat, shape: LinearShape, options: TensorOptions) -> None:
+        self._form = form
         self._shape = shape
         self._options = options
+        self._block_part = _BlockPart if options.device.type == "cpu" else CodedPart
         self._silu_and_mul = kernel("silu_and_mul", options.device.type)
         self._parts: list[_Part]
 
@@ -70,6 +77,12 @@ class GgufLinearWeight:
 
     def load(self, checkpoint: Checkpoint) -> None:
         contents = checkpoint.contents()
+        if not contents:  # the compile warm-up's: whatever type a module has, its kernels are launched
+            coded = (CodedPart(self._shape, name, self._options) for name in types_of(self._form))
+            self._parts = [*coded, _DensePart(self._shape, self._options)]
+            for each in self._parts:
+                each.load(checkpoint)
+            return
         modules = list(zip(self._shape.names, self._shape.rows, strict=True))
         self._parts = []
         for name, run in groupby(modules, lambda module: _type_of(contents[f"{module[0]}.weight"].dtype)):
@@ -78,13 +91,17 @@ class GgufLinearWeight:
             if name == _DENSE:
                 part = _DensePart(LinearShape(names, rows, self._shape.columns), self._options)
             else:
-                part = _BlockPart(LinearShape(names, rows, self._shape.columns), name, self._options)
+                part = self._block_part(LinearShape(names, rows, self._shape.columns), name, self._options)
             part.load(checkpoint)
             self._parts.append(part)
 
     def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
         assert isinstance(x, Tensor)
         y = x.new_empty((x.shape[0], self._shape.outputs))
+        if self._parts[0].outputs == self._shape.outputs:
+            for part in self._parts:
+                part.multiply(x, bias, y)
+            return y
         begin = 0
         for part in self._parts:
             rows = slice(begin, begin + part.outputs)
@@ -95,8 +112,9 @@ class GgufLinearWeight:
     def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
         assert isinstance(x, Tensor)
         out = x.new_empty((x.shape[0], self._shape.outputs // 2))
-        if len(self._parts) == 1:
-            self._parts[0].multiply_silu_and_mul(x, bias, out)
+        if self._parts[0].outputs == self._shape.outputs:
+            for part in self._parts:
+                part.multiply_silu_and_mul(x, bias, out)
         else:
             self._silu_and_mul(self.multiply(x, bias), out)
         return out

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.grouped_linear import GroupedWeight, pack_grouped
 from quire.kernels.reference.quantized_rows import Rows
-from quire.quantization.expert_loop import ExpertLoop
+from quire.quantization.coded_experts import experts_of
 from quire.quantization.formats import GroupFormat
 from quire.quantization.grouped_layouts import LAYOUTS, WORD, Codes, Layout
 from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, RowForm
@@ -32,7 +33,7 @@ class Grouped:
         return GroupedLinearWeight(self._form, shape, options)
 
     def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-        return ExpertLoop(self, shape, options)
+        return experts_of(self, shape, options)
 
 
 class GroupedLinearWeight:
@@ -62,6 +63,16 @@ class GroupedLinearWeight:
             yield from self._layout.specs(name, rows, self._shape.columns)
 
     def load(self, checkpoint: Checkpoint) -> None:
+        shape = self._shape
+        what = f"{self._form.name} {shape.names} {shape.rows} × {shape.columns}"
+        self._weight = self._options.packed_weights.get(what, lambda: self._pack(*self._parts(checkpoint), shape.gated))
+
+    def read(self, checkpoint: Checkpoint) -> GroupedWeight:
+        """The weight in the reference's form."""
+        return pack_grouped(*self._parts(checkpoint))
+
+    def _parts(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor, Tensor | None, int, int, Tensor | None]:
+        """What packing takes."""
         shape, form = self._shape, self._form
         parts = [
             self._layout.read(checkpoint, name, rows, shape.columns)
@@ -77,7 +88,7 @@ class GroupedLinearWeight:
             codes = codes.index_select(1, order)
         scales = torch.cat([part.scales for part in parts])
         zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
-        self._weight = self._pack(codes, scales, zeros, form.bits, self._group, order, shape.gated)
+        return codes, scales, zeros, form.bits, self._group, order
 
     def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
         assert isinstance(x, Tensor)

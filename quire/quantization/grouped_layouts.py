@@ -145,11 +145,32 @@ class Compressed:
         return Codes(unpack(words, bits), scales, zeros, owners)
 
 
-LAYOUTS: dict[str, type[Gptq | Awq | Compressed]] = {
+@dataclass(frozen=True)
+class BitsandbytesInt8:
+    """bitsandbytes' LLM.int8: [out, in] signed codes, and for each output the largest value, which 127 stands for."""
+
+    form: GroupFormat
+    group: int
+    device: torch.device
+
+    def specs(self, name: str, rows: int, columns: int) -> Iterator[WeightSpec]:
+        yield WeightSpec(f"{name}.weight", (rows, columns), ("I8",))
+        yield WeightSpec(f"{name}.SCB", (rows,), dummy=DummyValues("scales", 1))
+        yield WeightSpec(f"{name}.weight_format", (), ("U8",), optional=True, any_rank=True)
+
+    def read(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> Codes:
+        signed = _read(checkpoint, f"{name}.weight", (rows, columns), torch.int8, self.device)
+        largest = _read(checkpoint, f"{name}.SCB", (rows,), torch.float32, self.device)
+        middle = 1 << (self.form.bits - 1)
+        return Codes(signed.view(torch.uint8) ^ middle, (largest / (middle - 1)).unsqueeze(1), None, None)
+
+
+LAYOUTS: dict[str, type[Gptq | Awq | Compressed | BitsandbytesInt8]] = {
     "gptq": Gptq,
     "gptq_v2": Gptq,
     "awq": Awq,
     "compressed-tensors": Compressed,
+    "bitsandbytes": BitsandbytesInt8,
 }
 """By GroupFormat.layout."""
 

@@ -11,15 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.quantization.description import Quantization
-from quire.quantization.formats import Format, Fp8Format, GgufFormat, GroupFormat
+from quire.quantization.formats import MICROSCALED, CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat
 
 _LENGTH_BYTES = 8
 _SCALE_BYTES = 4
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
 """By safetensors' words; all others have 8."""
 _CONVERTED = ("F64", "F32", "F16", "BF16")
-_SCALES = ("scales", "weight_scale", "weight_scale_inv")
-_NOT_KEPT = ("input_scale", "g_idx", "weight_g_idx", "weight_shape", "k_scale", "v_scale")
+_SCALES = ("scales", "weight_scale", "weight_scale_inv", "absmax", "SCB")
+_SCALES_AS_STORED = ("F8_E4M3", "F8_E8M0", "U8")
+"""Dtypes of scales that are kept as they are, but for bitsandbytes', which are quantized themselves."""
+_FACTORS = ("weight_global_scale", "weight_scale_2")
+_ZERO_POINTS = ("qzeros", "weight_zero_point")
+_ZERO_POINT_BYTES = 1
+"""A processor's layout has one for each group, also where they are all the same."""
+_NOT_KEPT = (
+    *("input_scale", "g_idx", "weight_g_idx", "weight_shape", "k_scale", "v_scale", "input_global_scale"),
+    *("quant_map", "nested_absmax", "nested_quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4", "weight_format"),
+    *_FACTORS,  # counted with the codes: one for each output
+    *_ZERO_POINTS,  # counted with the scales
+)
 _LOOKED_UP = ("embed_tokens", "wte", "wpe")
 
 
@@ -62,11 +73,12 @@ def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) 
                 continue
             size = math.prod(shape)
             if kind in _SCALES:
-                fixed += size * _SCALE_BYTES
+                fixed += size * (1 if dtype in _SCALES_AS_STORED and kind != "absmax" else _SCALE_BYTES)
+                fixed += size * _ZERO_POINT_BYTES * isinstance(quantization.format_of(module), GroupFormat)
             elif dtype not in _CONVERTED:
-                fixed += size * _BITS.get(dtype, 8) // 8
-            elif _is_quantized_at_load(module, kind, quantization):
-                fixed += size + shape[0] * _SCALE_BYTES
+                fixed += size * _BITS.get(dtype, 8) // 8 + _factor_bytes(module, shape, quantization)
+            elif (form := _format_at_load(module, kind, quantization)) is not None:
+                fixed += _bytes_of(size, shape[-1], form)
             else:
                 dense += size
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -82,18 +94,35 @@ def expected_weights(weights: int, linear: int, columns: int, form: Format | Non
         linear: Those among them that this format has.
         columns: Of a usual linear layer.
     """
-    if form is None:
-        return HeldWeights(weights, 0)
-    group = (form.group or columns) if isinstance(form, GroupFormat) else columns
-    bits = form.bits if isinstance(form, GroupFormat) else 8
-    zeros = isinstance(form, GroupFormat) and not form.symmetric
-    return HeldWeights(weights - linear, linear * bits // 8 + linear // group * (_SCALE_BYTES + zeros))
+    return HeldWeights(weights, 0) if form is None else HeldWeights(weights - linear, _bytes_of(linear, columns, form))
 
 
-def _is_quantized_at_load(module: str, kind: str, quantization: Quantization) -> bool:
+def _bytes_of(weights: int, columns: int, form: Format) -> int:
+    """Of so many weights in this format."""
+    if isinstance(form, GroupFormat):
+        groups = weights // (form.group or columns)
+        return weights * form.bits // 8 + groups * (_SCALE_BYTES + _ZERO_POINT_BYTES)
+    if isinstance(form, CodebookFormat):
+        scale = _SCALE_BYTES if form.group > MICROSCALED else 1
+        return weights // 2 + weights // form.group * scale + _factors_of(form) * weights // columns
+    return weights + weights // columns * _SCALE_BYTES
+
+
+def _factors_of(form: Format | None) -> int:
+    """Bytes of what each output has on top of its scales."""
+    return _SCALE_BYTES if isinstance(form, CodebookFormat) and form.group < MICROSCALED else 0
+
+
+def _factor_bytes(module: str, shape: Sequence[int], quantization: Quantization) -> int:
+    return shape[0] * _factors_of(quantization.format_of(module)) if len(shape) > 1 else 0
+
+
+def _format_at_load(module: str, kind: str, quantization: Quantization) -> Format | None:
+    """Of a dense weight that is quantized as it is loaded; None: it stays dense."""
     form = quantization.format_of(module)
     is_linear = kind == "weight" and module.rpartition(".")[2] not in _LOOKED_UP and not module.endswith("norm")
-    return isinstance(form, Fp8Format) and form.at_load and is_linear
+    at_load = isinstance(form, (Fp8Format, CodebookFormat)) and form.at_load
+    return form if at_load and is_linear else None
 
 
 def _headers(files: Sequence[Path]) -> Iterator[tuple[str, str, list[int]]]:

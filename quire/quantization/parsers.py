@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quire.quantization.description import Quantization, Rule, refused
-from quire.quantization.formats import Format, Fp8Format, GgufFormat, GroupFormat, Int8Format
+from quire.quantization.codebook_parsers import compressed_floats
+from quire.quantization.description import Quantization, Rule, glob, listed, refused
+from quire.quantization.formats import CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat, Int8Format
 
 _ALL = ("Linear",)
 _GROUPED_BITS = (4, 8)
@@ -15,7 +16,7 @@ _GROUPED_BITS = (4, 8)
 def fp8(config: Mapping[str, Any]) -> Quantization:
     """transformers' fp8: scales of the tensor, or of blocks where `weight_block_size` says so (DeepSeek-V3, section
     3.3)."""
-    ignored = _names(config, "modules_to_not_convert", "ignored_layers")
+    ignored = listed(config, "modules_to_not_convert", "ignored_layers")
     block = config.get("weight_block_size")
     static = config.get("activation_scheme", "dynamic") == "static"
     input_scale = "input_scale" if static else None
@@ -30,13 +31,19 @@ def fp8(config: Mapping[str, Any]) -> Quantization:
 
 
 def modelopt(config: Mapping[str, Any]) -> Quantization:
-    """NVIDIA's ModelOpt: FP8 with one scale for the tensor, and one for activations."""
+    """NVIDIA's ModelOpt: FP8 with one scale for the tensor, and one for activations; NVFP4, activations of which stay
+    dense here."""
     algorithm = str(config.get("quant_algo", "")).upper()
-    if algorithm != "FP8":
-        raise refused(f"is ModelOpt's {algorithm or 'without quant_algo'}, which is not supported: served is FP8")
-    ignored = tuple(_glob(name) for name in _names(config, "ignore", "exclude_modules"))
-    rule = Rule(_ALL, Fp8Format("tensor", input_scale="input_scale"))
-    return Quantization("modelopt", (rule,), (*ignored, "gate"))
+    forms: dict[str, Format] = {
+        "FP8": Fp8Format("tensor", input_scale="input_scale"),
+        "NVFP4": CodebookFormat("modelopt", "e2m1", 16),
+    }
+    if algorithm not in forms:
+        raise refused(
+            f"is ModelOpt's {algorithm or 'without quant_algo'}, which is not supported: served are FP8 and NVFP4"
+        )
+    ignored = tuple(glob(name) for name in listed(config, "ignore", "exclude_modules"))
+    return Quantization("modelopt", (Rule(_ALL, forms[algorithm]),), (*ignored, "gate"))
 
 
 def gptq(config: Mapping[str, Any]) -> Quantization:
@@ -51,7 +58,7 @@ def gptq(config: Mapping[str, Any]) -> Quantization:
         bool(config.get("desc_act", False)),
     )
     head = config.get("lm_head") is True
-    return Quantization("gptq", (Rule(_ALL, form),), (*_names(config, "modules_to_not_convert"), "gate"), head)
+    return Quantization("gptq", (Rule(_ALL, form),), (*listed(config, "modules_to_not_convert"), "gate"), head)
 
 
 def awq(config: Mapping[str, Any]) -> Quantization:
@@ -64,13 +71,13 @@ def awq(config: Mapping[str, Any]) -> Quantization:
         raise refused(f"has {bits} bits: AWQ is served with 4")
     group = _group(config.get("group_size", config.get("q_group_size", 128)))
     form = GroupFormat("awq", bits, group, symmetric=not config.get("zero_point", True))
-    return Quantization("awq", (Rule(_ALL, form),), (*_names(config, "modules_to_not_convert"), "gate"))
+    return Quantization("awq", (Rule(_ALL, form),), (*listed(config, "modules_to_not_convert"), "gate"))
 
 
 def gguf(config: Mapping[str, Any]) -> Quantization:
     """As gguf/model_config.py writes it."""
     types = sorted(config["types"].items(), key=lambda item: -item[1])
-    sizes = {name: int(config[name]) for name in ("dense", "packed", "weights")}
+    sizes = {name: int(config[name]) for name in ("dense", "packed", "gpu_dense", "coded")}
     form = GgufFormat(tuple((str(name), int(count)) for name, count in types), **sizes)
     return Quantization("gguf", (Rule(_ALL, form),), head=True)
 
@@ -85,7 +92,7 @@ def compressed_tensors(config: Mapping[str, Any]) -> Quantization:
     if not rules:
         raise refused("quantizes no weights")
     head = any("lm_head" in target for rule in rules for target in rule.targets)
-    ignored = _names(config, "ignore")
+    ignored = listed(config, "ignore")
     return Quantization("compressed-tensors", rules, ignored, head or "lm_head" not in ignored)
 
 
@@ -100,6 +107,8 @@ def _compressed_rules(config: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None) -> Format:
+    if (floats := compressed_floats(stored, weights)) is not None:
+        return floats
     kind, strategy, bits = weights.get("type", "int"), weights.get("strategy", "tensor"), weights["num_bits"]
     if stored == "float-quantized" and kind == "float" and bits == 8:
         if strategy not in ("tensor", "channel", "block"):
@@ -118,17 +127,6 @@ def _compressed_format(stored: str, weights: Mapping[str, Any], inputs: Mapping[
         reordered = weights.get("actorder") in ("group", True)
         return GroupFormat("compressed-tensors", _bits(bits), group, bool(weights.get("symmetric", True)), reordered)
     raise refused(f"has the format '{stored}' with {kind}{bits} weights by {strategy}, which is not supported")
-
-
-def _names(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """The modules that the first of these keys lists."""
-    listed = next((config[key] for key in keys if config.get(key)), ())
-    return tuple(str(name) for name in listed)
-
-
-def _glob(name: str) -> str:
-    """ModelOpt's `*` as a pattern."""
-    return "re:" + name.replace(".", r"\.").replace("*", ".*") + "$" if "*" in name else name
 
 
 def _bits(bits: Any) -> int:

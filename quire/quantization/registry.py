@@ -12,6 +12,7 @@ from quire.quantization.scheme import EmbeddingScheme, WeightScheme
 SCHEMES: dict[str, str] = {
     "Fp8Format": "quire.quantization.scaled:Scaled",
     "Int8Format": "quire.quantization.scaled:Scaled",
+    "CodebookFormat": "quire.quantization.codebook:Codebook",
     "GgufFormat": "quire.quantization.gguf:Gguf",
     "GroupFormat": "quire.quantization.grouped:Grouped",
 }

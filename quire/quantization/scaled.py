@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,8 @@ from quire.errors import CheckpointError
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import LARGEST, Rows, quantize_rows
 from quire.kernels.reference.scaled_linear import ScaledWeight
+from quire.quantization.coded_experts import experts_of
 from quire.quantization.dense import dense_specs, read_dense
-from quire.quantization.expert_loop import ExpertLoop
 from quire.quantization.formats import Fp8Format, Int8Format
 from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, RowForm
 from quire.weights.checkpoint import Checkpoint, DummyValues, WeightSpec
@@ -33,7 +34,7 @@ class Scaled:
         return ScaledLinearWeight(self._form, shape, options)
 
     def experts(self, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
-        return ExpertLoop(self, shape, options)
+        return experts_of(self, shape, options)
 
 
 class ScaledLinearWeight:
@@ -52,7 +53,8 @@ class ScaledLinearWeight:
             self.row_form = RowForm(self._dtype, dense_up_to=int(is_fp8))  # a single row is not quantized for fp8
         self._linear = kernel("scaled_linear", options.device.type)
         self._linear_silu_and_mul = kernel("scaled_linear_silu_and_mul", options.device.type)
-        self._weight: ScaledWeight
+        self._pack = kernel("pack_scaled", options.device.type)
+        self._weight: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
         form, shape = self._form, self._shape
@@ -64,16 +66,21 @@ class ScaledLinearWeight:
             yield from self._scale_specs(name, rows)
 
     def load(self, checkpoint: Checkpoint) -> None:
+        shape = self._shape
+        what = f"{self._form.name} {shape.names} {shape.rows} × {shape.columns}"
+        self._weight = self._options.packed_weights.get(what, lambda: self._pack(self.read(checkpoint)))
+
+    def read(self, checkpoint: Checkpoint) -> ScaledWeight:
+        """The weight in the reference's form."""
         form, shape = self._form, self._shape
         if isinstance(form, Fp8Format) and form.at_load:
             dense = read_dense(shape, checkpoint, self._options)
             codes, scales = quantize_rows(dense, self._dtype, shape.columns)
-            self._weight = ScaledWeight(codes, scales, (1, shape.columns))
-            return
+            return ScaledWeight(codes, scales, (1, shape.columns))
         codes = torch.empty((shape.outputs, shape.columns), dtype=self._dtype, device=self._options.device)
         for name, part in zip(shape.names, torch.split(codes, list(shape.rows)), strict=True):
             checkpoint.read(f"{name}.weight", part)
-        self._weight = ScaledWeight(codes, *self._read_scales(checkpoint))
+        return ScaledWeight(codes, *self._read_scales(checkpoint))
 
     def multiply(self, x: Rows, bias: Tensor | None) -> Tensor:
         y: Tensor = self._linear(x, self._weight, bias)

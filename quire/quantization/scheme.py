@@ -75,6 +75,7 @@ class ExpertsShape:
         names: Of each one's projections.
         count: How many.
         hidden, width: Of the stream and of one expert.
+        first: The number of the first one: a rank may have some of a layer's experts.
     """
 
     name: str
@@ -82,11 +83,17 @@ class ExpertsShape:
     count: int
     hidden: int
     width: int
+    first: int = 0
+
+    @property
+    def numbers(self) -> range:
+        """Theirs, in the checkpoint."""
+        return range(self.first, self.first + self.count)
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The checkpoint's, of the first expert: all are alike."""
-        return tuple(f"{self.name}.0.{each}" for each in (self.names.gate, self.names.up, self.names.down))
+        """The checkpoint's, of one expert: all are alike."""
+        return tuple(f"{self.name}.{self.first}.{each}" for each in (self.names.gate, self.names.up, self.names.down))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 COLUMNS = ("planned", "computed", "known", "in_flight_tokens", "prompt", "limit", "allocated", "epoch", "serial",
-           "host_bound", "max_drafts", "masked")  # fmt: skip
+           "host_bound", "max_drafts", "masked", "last_step")  # fmt: skip
 
 
 class Lengths:
@@ -31,6 +31,7 @@ class Lengths:
         host_bound: 1 for a request that moves only when the host knows all its tokens.
         max_drafts: Most draft tokens in one row.
         masked: 1 for a request that is sampled under masks.
+        last_step: The last step it moved in; only where a pipeline's stages take turns.
     """
 
     planned: IntArray
@@ -45,6 +46,7 @@ class Lengths:
     host_bound: IntArray
     max_drafts: IntArray
     masked: IntArray
+    last_step: IntArray
 
     def __init__(self, size: int = 64) -> None:
         for name in COLUMNS:

@@ -36,14 +36,15 @@ class Request:
             less 1, if they are not wanted.
         repetition: Watches its output for repetition, if that is wanted.
         rope_length: The length that its keys are rotated for, at least; 0 for models without RopeLengthMode.
+        adapter_slot: Where its adapter is on the device, from 1, once it is there; 0: it has none.
         preemptions: How often it was preempted, in either way.
         ended: Why it is over, or None.
     """
 
     __slots__ = (
-        "_lengths", "add", "admitted_at", "awaits", "block_hashes", "ended", "error", "first_token_at", "id", "index",
-        "num_cached_tokens", "parent", "preemptions", "prompt_logprobs_planned", "prompt_step", "queue_key",
-        "repetition", "rope_length", "slot", "stop_ids", "swapped", "table", "tokens",
+        "_lengths", "adapter_slot", "add", "admitted_at", "awaits", "block_hashes", "ended", "error", "first_token_at",
+        "id", "index", "num_cached_tokens", "parent", "preemptions", "prompt_logprobs_planned", "prompt_step",
+        "queue_key", "repetition", "rope_length", "slot", "stop_ids", "swapped", "table", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +75,7 @@ class Request:
         self.swapped = False
         self.num_cached_tokens: int | None = None
         self.rope_length = 0
+        self.adapter_slot = 0
         wanted = add.sampling.prompt_logprobs is not None and add.fork_of is None  # once for all that share the prompt
         self.prompt_logprobs_planned = 0 if wanted else add.prompt_len - 1
         self.preemptions = 0
@@ -136,8 +138,8 @@ class Request:
 
     @property
     def needs_history(self) -> bool:
-        """Whether sampling it needs its earlier tokens besides its logits."""
-        return self.add.sampling.penalizes or bool(self.add.bad_words) or self.host_bound
+        """Whether sampling it, or guessing what it goes on with, needs its earlier tokens besides its logits."""
+        return self.add.sampling.penalizes or bool(self.add.bad_words) or self.host_bound or self.max_drafts > 0
 
     @property
     def reads_cache(self) -> bool:

@@ -21,7 +21,7 @@ class RopeLengths:
     Args:
         mode: How the model's keys depend on the length; None: they do not.
         lengths: Of all requests.
-        max_drafts: See Scheduler.
+        max_drafts, masked_drafts: See Scheduler.
     """
 
     def __init__(
@@ -29,10 +29,13 @@ class RopeLengths:
         mode: RopeLengthMode | None,
         lengths: Lengths,
         max_drafts: Callable[[SamplingParams], int] | None,
+        *,
+        masked_drafts: bool = False,
     ) -> None:
         self._mode = mode
         self._lengths = lengths
         self._max_drafts = max_drafts
+        self._masked_drafts = masked_drafts
 
     def assign(self, request: Request) -> None:
         """Set the RoPE length of a request that is about to be computed from the start, and the hashes that go with
@@ -50,7 +53,8 @@ class RopeLengths:
         """Set how many draft tokens it may have: none before a rope switch, so that it stops exactly at that length."""
         mode, sampling = self._mode, request.add.sampling
         switches = mode is not None and mode.kind == "longrope" and request.rope_length <= mode.original_max_len
-        request.max_drafts = 0 if self._max_drafts is None or request.masked or switches else self._max_drafts(sampling)
+        has_none = switches or (request.masked and not self._masked_drafts)
+        request.max_drafts = 0 if self._max_drafts is None or has_none else self._max_drafts(sampling)
 
     def at_rope_switch(self, running: RunningQueue) -> list[Request]:
         """Running requests whose next token lies beyond the original length, last in queue order first. All their keys

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from quire.messages import Add, EndReason, Plan, Result
 from quire.sampling import SamplingParams
 from quire.scheduler.admission import Admission
 from quire.scheduler.deadlines import Deadlines
+from quire.scheduler.draft_counts import DraftCounts
 from quire.scheduler.lengths import IntArray, Lengths
+from quire.scheduler.micro_batches import MicroBatches
 from quire.scheduler.output_processing import (
     NewTokens,
     StepOutputs,
@@ -38,7 +40,7 @@ from quire.scheduler.prefix_caching import PrefixCacher
 from quire.scheduler.request import Request
 from quire.scheduler.request_table import RequestTable
 from quire.scheduler.rope_lengths import RopeLengths
-from quire.scheduler.running_queue import queue_key_of
+from quire.scheduler.running_queue import RunningQueue, queue_key_of
 from quire.scheduler.step import ScheduledStep, Step
 from quire.scheduler.token_budget import TokenBudget
 
@@ -57,6 +59,7 @@ class SchedulerStats:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    speculation: DraftCounts = field(default_factory=DraftCounts)
 
 
 class Scheduler:
@@ -74,7 +77,9 @@ class Scheduler:
         rope_length_mode: How the rotation of keys depends on the sequence's length, if it does.
         host_bound: Which requests are planned only when the host knows all their tokens; None for none.
         max_drafts: Most draft tokens in one row of a request; None: there are no drafts.
-        masked: Which requests are sampled under masks; None for none. These have no drafts.
+        masked: Which requests are sampled under masks; None for none.
+        masked_drafts: Whether these may have drafts.
+        stages: How many steps the stages of a pipeline compute at the same time.
 
     Attributes:
         pool, host: KV blocks of the device and of the host; the host's become ready as results say.
@@ -97,6 +102,8 @@ class Scheduler:
         host_bound: Callable[[SamplingParams], bool] | None = None,
         max_drafts: Callable[[SamplingParams], int] | None = None,
         masked: Callable[[Add], bool] | None = None,
+        masked_drafts: bool = False,
+        stages: int = 1,
     ) -> None:
         self.pool = pool
         self.host = preemption.host
@@ -110,12 +117,13 @@ class Scheduler:
         self._host_bound = host_bound
         self._max_drafts = max_drafts
         self._masked = masked
+        self._micro_batches = MicroBatches(stages)
         self._lengths = Lengths()
         self._request_table = RequestTable(max_num_seqs, policy)
         self._waiting, self._running = self._request_table.waiting, self._request_table.running
         self._deadlines = Deadlines(self._request_table)
         self._prefix_cacher = PrefixCacher(prefix_caching)
-        self._rope_lengths = RopeLengths(rope_length_mode, self._lengths, max_drafts)
+        self._rope_lengths = RopeLengths(rope_length_mode, self._lengths, max_drafts, masked_drafts=masked_drafts)
         self._admission = Admission(
             pool, len(groups), self._lengths, self._request_table, budget, preemption, policy, self._prefix_cacher,
             self._rope_lengths,
@@ -182,17 +190,29 @@ class Scheduler:
         lengths, index = self._lengths, self._running.indices
         return int(np.maximum(lengths.allocated[index] - lengths.computed[index], 0).sum()) * len(self._groups)
 
-    def bitmasks_due(self) -> tuple[int, list[int], list[Request]]:
-        """The oldest plan in flight, its rows that wait for masks and their requests: all their tokens are
-        known, but some of the requests may be over. No rows: none are due."""
-        if not self._steps_in_flight:
-            return 0, [], []
-        step = self._steps_in_flight[0]
-        return step.number, step.masked, [step.requests[row] for row in step.masked]
+    def bitmasks_due(self) -> ScheduledStep | None:
+        """The oldest plan in flight, if rows of it wait for masks: all their tokens are known, but some of their
+        requests may be over."""
+        return self._steps_in_flight[0] if self._steps_in_flight and self._steps_in_flight[0].masked else None
 
     def newest_requests(self) -> list[int]:
         """The requests of the last plan, by id."""
         return [request.id for request in self._steps_in_flight[-1].requests]
+
+    @property
+    def running(self) -> RunningQueue:
+        """Requests with a slot."""
+        return self._running
+
+    @property
+    def waiting(self) -> Iterable[Request]:
+        """Requests without one, as they came to wait."""
+        return self._waiting
+
+    def lengths_of(self, requests: Sequence[Request]) -> dict[str, list[int]]:
+        """Columns of some requests' lengths, by their names in `Lengths`."""
+        index = [request.index for request in requests]
+        return {name: getattr(self._lengths, name)[index].tolist() for name in ("prompt", "known", "computed", "limit")}
 
     def requests(self) -> Iterable[Request]:
         """All that are not over."""
@@ -216,7 +236,9 @@ class Scheduler:
         parent = None if message.fork_of is None else self._request_table.get(message.fork_of)
         table = BlockTable(self.pool, self._groups)
         if parent is None:
-            hashes = BlockHashes(self.pool.block_size, message.cache_salt, ids if self._prefix_cacher.enabled else b"")
+            adapter = message.adapter.digest if message.adapter else ""
+            head = ids if self._prefix_cacher.enabled else b""
+            hashes = BlockHashes(self.pool.block_size, message.cache_salt, head, adapter)
         else:
             hashes = parent.block_hashes.branch(message.prompt_len)
         request = Request(message, table, hashes, queue_key_of(message, self._policy), self._lengths)
@@ -245,6 +267,23 @@ class Scheduler:
             request.awaits.remove(what)
             if not request.awaits:
                 self._waiting.release(request)
+
+    def adapter_arrived(self, request_id: int, what: str, slot: int) -> None:
+        """The same of its adapter, which is in this slot of the device as long as the request is not over."""
+        request = self._request_table.get(request_id)
+        if request is not None:
+            request.adapter_slot = slot
+            self.arrived(request_id, what)
+
+    @property
+    def last_step(self) -> int:
+        """The newest plan."""
+        return self._next_step - 1
+
+    @property
+    def finished_step(self) -> int:
+        """The newest plan of which it is known that it is computed, as all before it; 0: none is."""
+        return self._steps_in_flight[0].number - 1 if self._steps_in_flight else self.last_step
 
     def abort(self, request_id: int) -> Request | None:
         """End a request now: it is in no later plan, and its slot and blocks are free. None if it is already over."""
@@ -306,6 +345,7 @@ class Scheduler:
         uncomputed = np.where(length < lengths.limit[index], length - planned, 0)
         if self._host_bound is not None:
             uncomputed[(lengths.host_bound[index] > 0) & (lengths.in_flight_tokens[index] > 0)] = 0
+        self._micro_batches.take_turns(uncomputed, index, lengths, step.number)
         counts = self._budget.start_step(planned, uncomputed, requests, self._waiting.num_uncomputed)
         for place in ((counts > 0) & (planned + counts > lengths.allocated[index])).nonzero()[0].tolist():
             request = requests[place]
@@ -330,7 +370,7 @@ class Scheduler:
         lengths, planned = self._lengths, self._lengths.planned[index]
         decoding = (counts == 1) & (planned + 1 == lengths.known[index] + lengths.in_flight_tokens[index])
         wanted = np.minimum(lengths.max_drafts[index], lengths.limit[index] - planned - 2)  # a sampled token follows
-        drafts = self._budget.grant_drafts(planned, counts, np.where(decoding, wanted, 0))
+        drafts = self._budget.grant_drafts(counts, np.where(decoding, wanted, 0))
         most = counts + drafts
         for place in ((drafts > 0) & (planned + most > lengths.allocated[index])).nonzero()[0].tolist():
             if not self._allocate_blocks(requests[place], int(most[place]), step):
@@ -401,6 +441,7 @@ class Scheduler:
     def _move(
         self, requests: Sequence[Request], index: IntArray, counts: IntArray, step: Step, drafts: IntArray | None = None
     ) -> None:
+        self._micro_batches.moved(index, self._lengths, step.number)
         for request in step.move(requests, index, counts, drafts):
             if not request.prompt_step and request.planned >= request.add.prompt_len:
                 request.prompt_step = step.number
@@ -423,7 +464,10 @@ class Scheduler:
         """Take in the oldest plan's result: append tokens, find stops, free the slots and blocks of what is over."""
         step, lengths = self._steps_in_flight.popleft(), self._lengths
         assert result.step == step.number, f"result of step {result.step}, expected {step.number}"
-        self._budget.learn(step, result.device_ms)
+        if result.drafted:
+            self.stats.speculation.count(result)
+        if not any(result.drafted):  # predictions are those of steps without drafts
+            self._budget.learn(step, result.device_ms)
         self.host.grow(result.ready_host_blocks)
         of_prompts = list(zip(step.prompt_logprobs_requests, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]

@@ -47,6 +47,11 @@ class ScheduledStep:
     prompt_logprobs_requests: list[Request]
     predicted_ms: tuple[float, float]
 
+    @property
+    def awaits_drafts(self) -> bool:
+        """Whether the masks of some row depend on what is proposed for it."""
+        return bool((self.max_new_tokens[self.masked] > 1).any())
+
 
 class Step:
     """A step in the making: rows in batch order, and the changes to slots and blocks that come before them.
@@ -101,6 +106,7 @@ class Step:
                 history=list(request.tokens) if request.needs_history else [],
                 prompt_len=request.add.prompt_len,
                 rope_length=request.rope_length,
+                adapter_slot=request.adapter_slot,
             )
         )
         self._add_entries(request.slot, request.table.entries())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -100,6 +100,26 @@ class StepTimeBudget:
         return most - used
 
 
+def step_limit_ms(
+    cost: StepCost, decode_ms: float, rows: int, backlog: int, backlog_share: float = BACKLOG_SHARE, padded: bool = True
+) -> float:
+    """Most milliseconds for a step in which so many rows decode; see StepTimeBudget's example.
+
+    Args:
+        decode_ms: Predicted for these rows.
+        backlog: Tokens of all known prompts that are not computed.
+        backlog_share: Of the time for these that chunks may take.
+        padded: Whether steps are padded to certain sizes; else each token costs the same.
+    """
+    token_ms = cost.token_ms(0)
+    return max(
+        decode_ms * (1 + DECODE_SHARE),
+        decode_ms + token_ms * (cost.free_tokens - rows),
+        min(decode_ms + backlog_share * token_ms * backlog, MAX_STALL_MS),
+        0.0 if padded else MIN_STALL_MS,
+    )
+
+
 class TokenBudget:
     """Tokens that each row may compute in a step: limits of tokens and, by a StepTimeBudget, of time.
 
@@ -164,19 +184,16 @@ class TokenBudget:
         decode_ms = 0.0 if self._cost is None else self._cost.step_ms(1, 0)
         self._step, self._chunk_ms, self._is_full = StepTimeBudget(decode_ms), 0.0, False
 
-    def grant_drafts(self, planned: IntArray, counts: IntArray, wanted: IntArray) -> IntArray:
-        """How many draft tokens each request gets of what `counts` leave of the step's tokens, in queue order.
+    def grant_drafts(self, counts: IntArray, wanted: IntArray) -> IntArray:
+        """How many draft tokens each request gets of what `counts` leave of the step's tokens, in queue order. They
+        count for no time: the worker makes as many of them as pay.
 
         Args:
-            planned, counts: Of the requests that move.
+            counts: Of the requests that move.
             wanted: Drafts of each; 0 for those that do not decode.
         """
         left = self.max_tokens - int(counts.sum()) - (np.cumsum(wanted) - wanted)
         granted: IntArray = np.minimum(wanted, np.maximum(0, left))
-        if self._cost is not None and granted.any():
-            decoding = counts == 1
-            decode_ms = self._cost.step_ms(int(decoding.sum() + granted.sum()), int(planned[decoding].sum()))
-            self._step = replace(self._step, decode_ms=decode_ms)
         return granted
 
     def has_room(self, used: int) -> bool:
@@ -222,21 +239,17 @@ class TokenBudget:
         backlog = waiting + int(uncomputed[uncomputed > 1].sum())
         return StepTimeBudget(
             decode_ms,
-            limit_ms=self._limit_ms(decode_ms, rows, token_ms, backlog),
+            limit_ms=step_limit_ms(
+                self._cost,
+                decode_ms,
+                rows,
+                backlog,
+                backlog_share=BACKLOG_SHARE if self._mode == "balanced" else 0.0,
+                padded=bool(self._sizes),
+            ),
             smallest_ms=SMALLEST_CHUNK * token_ms,
             backlog=backlog,
             sizes=[tokens for tokens, max_rows in self._sizes if max_rows > rows],  # a chunk is a row as well
-        )
-
-    def _limit_ms(self, decode_ms: float, rows: int, token_ms: float, backlog: int) -> float:
-        """Most for a step in which so many rows decode; see StepTimeBudget's example."""
-        assert self._cost is not None
-        backlog_share = BACKLOG_SHARE if self._mode == "balanced" else 0.0
-        return max(
-            decode_ms * (1 + DECODE_SHARE),
-            decode_ms + token_ms * (self._cost.free_tokens - rows),
-            min(decode_ms + backlog_share * token_ms * backlog, MAX_STALL_MS),
-            0.0 if self._sizes else MIN_STALL_MS,
         )
 
     def _chunk(self, request: Request, count: int, used: int) -> int:

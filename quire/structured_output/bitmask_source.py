@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.errors import GenerationError
 from quire.messages import Add, Bits
@@ -25,6 +25,7 @@ from quire.structured_output.matcher_messages import (
     Row,
     RowState,
     ToMatchers,
+    first_masks,
 )
 
 logger = logging.getLogger(__name__)
@@ -54,22 +55,22 @@ class GrammarBitmasks:
         model: Its directory.
         tokenizer: The tokenizer's directory.
         vocab_size: Of the model.
-        max_rows: Sequences that are asked about at once.
+        most_masks: Bitmasks that are asked for at once.
     """
 
-    def __init__(self, model: str, tokenizer: str, vocab_size: int, max_rows: int) -> None:
+    def __init__(self, model: str, tokenizer: str, vocab_size: int, most_masks: int) -> None:
         self._model = model
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._mask_bytes = 4 * -(-vocab_size // 32)
-        self._max_rows = max_rows
+        self._most_masks = most_masks
         self._process: HelperProcess[ToMatchers, FromMatchers] | None = None
-        self._masks = memoryview(b"")  # [rows · bytes], written by the process
+        self._masks = memoryview(b"")  # [masks · bytes], written by the process
         self._sent: dict[int, int] = {}  # by sequence: how many of its tokens the process knows
         self._preparing: set[int] = set()
         self._prepared: list[tuple[int, str]] = []
         self._light: set[int] = set()
-        self._asked = 0  # rows of the last Fill
+        self._asked: list[Row] = []  # in the last Fill
         self._filled: Filled | None = None  # its answer
 
     def wants(self, message: Add) -> bool:
@@ -108,13 +109,14 @@ class GrammarBitmasks:
         """Whether the grammar of a prepared sequence is light; see limits.py."""
         return request_id in self._light
 
-    def ask(self, requests: Sequence[Request]) -> bool:
-        assert len(requests) <= self._max_rows
+    def ask(self, requests: Sequence[Request], drafts: Mapping[int, Sequence[int]]) -> bool:
         rows = []
         for request in requests:
-            rows.append(Row(request.id, request.tokens[self._sent.get(request.id, 0) :]))
+            tokens = request.tokens[self._sent.get(request.id, 0) :]
+            rows.append(Row(request.id, tokens, list(drafts.get(request.id, ()))))
             self._sent[request.id] = len(request.tokens)
-        self._asked, self._filled = len(rows), None
+        assert sum(1 + len(row.drafts) for row in rows) <= self._most_masks
+        self._asked, self._filled = rows, None
         try:
             if self._process is None:
                 raise ChannelClosed
@@ -123,9 +125,13 @@ class GrammarBitmasks:
             self._lose()
         return False
 
-    def bits(self) -> list[Bits | GenerationError | None]:
-        filled = self._receive_filled()
-        return [self._bits_of(place, state, filled.errors) for place, state in enumerate(filled.states)]
+    def bits(self) -> list[Sequence[Bits] | GenerationError | None]:
+        filled, places = self._receive_filled(), first_masks(self._asked)
+        counts = filled.counts or [1] * len(places)
+        return [
+            GenerationError(filled.errors[row]) if state == "failed" else self._bits_of(state, places[row], counts[row])
+            for row, state in enumerate(filled.states)
+        ]
 
     def forget(self, request_id: int) -> None:
         if self._sent.pop(request_id, None) is None:
@@ -143,14 +149,11 @@ class GrammarBitmasks:
             self._process.close()
             self._process = None
 
-    def _bits_of(self, place: int, state: RowState, errors: dict[int, str]) -> Bits | GenerationError | None:
-        match state:
-            case "masked":
-                return self._masks[place * self._mask_bytes : (place + 1) * self._mask_bytes]
-            case "complete":
-                return None
-            case "failed":
-                return GenerationError(errors[place])
+    def _bits_of(self, state: RowState, first: int, count: int) -> Sequence[Bits] | None:
+        if state == "complete":
+            return None
+        size = self._mask_bytes
+        return [self._masks[at * size : (at + 1) * size] for at in range(first, first + count)]
 
     def _post(self, prepare: Prepare) -> bool:
         """Whether there is a process that took it."""
@@ -193,8 +196,8 @@ class GrammarBitmasks:
         if self._process is None:
             fd = os.memfd_create("quire-bitmasks")
             try:
-                os.ftruncate(fd, self._max_rows * self._mask_bytes)
-                self._masks = memoryview(mmap.mmap(fd, self._max_rows * self._mask_bytes))
+                os.ftruncate(fd, self._most_masks * self._mask_bytes)
+                self._masks = memoryview(mmap.mmap(fd, self._most_masks * self._mask_bytes))
                 arguments = (
                     "--masks-fd", str(fd), "--model", self._model, "--tokenizer", self._tokenizer,
                     "--vocab-size", str(self._vocab_size),
@@ -210,6 +213,6 @@ class GrammarBitmasks:
             logger.error("The process that follows grammars was lost; it starts again with the next grammar.")
             self._process.kill()
             self._process = None
-        self._filled = Filled(["failed"] * self._asked, dict.fromkeys(range(self._asked), _LOST))
+        self._filled = Filled(["failed"] * len(self._asked), dict.fromkeys(range(len(self._asked)), _LOST))
         self._prepared += [(sequence, _LOST) for sequence in sorted(self._preparing)]
         self._preparing.clear()

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from quire.config import Config
 from quire.errors import GenerationError
 from quire.messages import Add, Bits
+from quire.planning.step_limits import StepLimits
 from quire.scheduler.request import Request
 from quire.structured_output.bitmask_source import GrammarBitmasks, prepare_of
 from quire.structured_output.local_matchers import MOST_TOKENS, LocalMatchers
-from quire.structured_output.matcher_messages import Row, RowState
+from quire.structured_output.matcher_messages import Filled, Row, first_masks
 
-_Answer = Bits | GenerationError | None
+_Answer = Sequence[Bits] | GenerationError | None
 
 
 def grammar_bitmasks(config: Config, vocab_size: int) -> GrammarBitmasks | LocalFirstBitmasks | None:
@@ -23,9 +24,7 @@ def grammar_bitmasks(config: Config, vocab_size: int) -> GrammarBitmasks | Local
     model = config.model
     if model.skip_tokenizer_init:
         return None
-    rows = config.scheduler.max_num_seqs
-    assert rows, "settings are resolved by quire.planning.auto_config"
-    given = model.model, model.tokenizer or model.model, vocab_size, rows
+    given = model.model, model.tokenizer or model.model, vocab_size, StepLimits.of(config).sampled
     beside = GrammarBitmasks(*given)
     if config.device.device == "cuda" or vocab_size > MOST_TOKENS:
         return beside
@@ -48,7 +47,9 @@ class LocalFirstBitmasks:
         self._here: list[Request] = []
         self._there: list[Request] = []
         self._asked: list[int] = []
-        self._states: list[RowState] = []
+        self._drafts: Mapping[int, Sequence[int]] = {}
+        self._rows: list[Row] = []  # of those that are followed here
+        self._filled = Filled([])
 
     def wants(self, message: Add) -> bool:
         return bool(message.grammar)
@@ -76,29 +77,32 @@ class LocalFirstBitmasks:
                 ready.append((message.id, ""))
         return ready
 
-    def ask(self, requests: Sequence[Request]) -> bool:
-        self._asked = [request.id for request in requests]
+    def ask(self, requests: Sequence[Request], drafts: Mapping[int, Sequence[int]]) -> bool:
+        self._asked, self._drafts = [request.id for request in requests], drafts
         self._here = [request for request in requests if self._local.follows(request.id)]
         self._there = [request for request in requests if not self._local.follows(request.id)]
         if self._there:
-            self._beside.ask(self._there)  # it works meanwhile
+            self._beside.ask(self._there, drafts)  # it works meanwhile
         rows = []
         for request in self._here:
-            rows.append(Row(request.id, request.tokens[self._sent[request.id] :]))
+            tokens = request.tokens[self._sent[request.id] :]
+            rows.append(Row(request.id, tokens, list(drafts.get(request.id, ()))))
             self._sent[request.id] = len(request.tokens)
-        self._states = self._local.fill(rows) if rows else []
-        return not self._there and "failed" not in self._states
+        self._rows, self._filled = rows, self._local.fill(rows) if rows else Filled([])
+        return not self._there and "failed" not in self._filled.states
 
     def bits(self) -> list[_Answer]:
         answers: dict[int, _Answer] = {}
         if self._there:
             answers.update(zip((request.id for request in self._there), self._beside.bits(), strict=True))
-        failed = []
-        for place, (request, state) in enumerate(zip(self._here, self._states, strict=True)):
+        failed, states = [], self._filled.states
+        counts = self._filled.counts or [1] * len(states)
+        for request, state, first, count in zip(self._here, states, first_masks(self._rows), counts, strict=True):
             if state == "failed":
                 failed.append(request)
             else:
-                answers[request.id] = self._bits_of(place, state)
+                masks = self._local.masks[first : first + count]
+                answers[request.id] = [memoryview(mask) for mask in masks] if state == "masked" else None
         if failed:
             answers.update(self._go_on_beside(failed, answers))
         return [answers[sequence] for sequence in self._asked]
@@ -118,16 +122,16 @@ class LocalFirstBitmasks:
         self._sent[message.id] = message.prompt_len
         return True
 
-    def _bits_of(self, place: int, state: RowState) -> Bits | None:
-        return memoryview(self._local.masks[place]) if state == "masked" else None
-
     def _go_on_beside(self, requests: Sequence[Request], others: Mapping[int, _Answer]) -> dict[int, _Answer]:
         """Answers of the matcher process for sequences whose matchers failed here, and then those of `others`, which
         its next fill would overwrite."""
-        kept = {sequence: bytes(bits) if isinstance(bits, memoryview) else bits for sequence, bits in others.items()}
+        kept: dict[int, _Answer] = {
+            sequence: list(map(bytes, answer)) if isinstance(answer, list) else answer
+            for sequence, answer in others.items()
+        }
         for request in requests:
             del self._sent[request.id]
             self._local.forget(request.id)
         self._beside.prepare_now([request.add for request in requests])
-        self._beside.ask(requests)
+        self._beside.ask(requests, self._drafts)
         return kept | dict(zip((request.id for request in requests), self._beside.bits(), strict=True))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.processes.helper_process import STACK_BYTES
-from quire.structured_output.matcher_messages import Prepare, Row, RowState
+from quire.structured_output.matcher_messages import Filled, Prepare, Row
 
 if TYPE_CHECKING:  # the compiler is imported with the first grammar
     from llguidance import LLMatcher
@@ -35,14 +35,14 @@ class LocalMatchers:
         model: Its directory.
         tokenizer: The tokenizer's directory.
         vocab_size: Of the model.
-        max_rows: Sequences that are asked about at once.
+        most_masks: Bitmasks that are asked for at once.
 
     Attributes:
-        masks: [max_rows, bytes] uint8, of the rows that were filled last.
+        masks: [most_masks, bytes] uint8, of the rows that were filled last.
     """
 
-    def __init__(self, model: str, tokenizer: str, vocab_size: int, max_rows: int) -> None:
-        self.masks = np.zeros((max_rows, 4 * -(-vocab_size // 32)), dtype=np.uint8)
+    def __init__(self, model: str, tokenizer: str, vocab_size: int, most_masks: int) -> None:
+        self.masks = np.zeros((most_masks, 4 * -(-vocab_size // 32)), dtype=np.uint8)
         self._paths = Path(model), Path(tokenizer)
         self._vocab_size = vocab_size
         self._matchers: Matchers | None = None
@@ -90,10 +90,10 @@ class LocalMatchers:
             self._followed.remove(sequence)
             self._matchers.forget(sequence)
 
-    def fill(self, rows: Sequence[Row]) -> list[RowState]:
-        """Fill `masks`; the state of each row."""
+    def fill(self, rows: Sequence[Row]) -> Filled:
+        """Fill `masks`; see `Matchers.fill`."""
         assert self._matchers is not None, "no sequence is followed"
-        return self._matchers.fill(rows, self.masks)[0]
+        return self._matchers.fill(rows, self.masks)
 
     def _compile(self) -> None:
         from quire.structured_output.compiled_grammars import GrammarCache, compile_grammar, load_grammar_tokenizer

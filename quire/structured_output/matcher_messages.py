@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
@@ -32,14 +34,21 @@ class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence whose next token is to be sampled, and its output tokens since the last time it was asked about."""
+    """A sequence whose next token is to be sampled.
+
+    Attributes:
+        id: The sequence.
+        tokens: Its output tokens since the last time it was asked about.
+        drafts: What may follow them: the bitmasks behind these are wanted too.
+    """
 
     id: int
     tokens: list[int]
+    drafts: list[int] = []
 
 
 class Fill(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Put the bitmask of each row into the shared memory; answered by a Filled."""
+    """Put the bitmasks of each row into the shared memory, in the places of `first_masks`; answered by a Filled."""
 
     rows: list[Row]
 
@@ -62,10 +71,18 @@ class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         states: By row.
         errors: By row that failed.
+        counts: By row how many of its bitmasks there are: one, and those behind drafts that it allows, up to where it
+            is complete. Empty: one each.
     """
 
     states: list[RowState]
     errors: dict[int, str] = {}
+    counts: list[int] = []
+
+
+def first_masks(rows: Sequence[Row]) -> list[int]:
+    """The place of each row's first bitmask among those of all rows; those behind its drafts follow."""
+    return [0, *accumulate(1 + len(row.drafts) for row in rows)][:-1]
 
 
 ToMatchers = Prepare | Forget | Fill

@@ -74,7 +74,7 @@ class _Worker:
     def _fill(self, rows: list[Row]) -> Filled:
         if self._matchers is None:  # sequences of a process that was lost before this one
             return Filled(["failed"] * len(rows), dict.fromkeys(range(len(rows)), GRAMMAR_LOST))
-        return Filled(*self._matchers.fill(rows, self._masks))
+        return self._matchers.fill(rows, self._masks)
 
     def _forget(self, sequence: int) -> None:
         with self._lock:

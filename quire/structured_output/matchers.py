@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-from quire.structured_output.matcher_messages import Prepare, Row, RowState
+from quire.structured_output.matcher_messages import Filled, Prepare, Row, RowState, first_masks
 
 Bitmasks = npt.NDArray[np.uint8]
 """[rows, bytes]: token t is bit t % 8 of byte t // 8."""
@@ -52,10 +52,10 @@ class Matcher:
         """What writes which tokens may come next; None where nothing is to be written."""
         return self.matcher if not self.error and not self.matcher.is_stopped() else None
 
-    def clear_forbidden(self, mask: Bitmasks) -> None:
-        """Forbid the tokens that must not be sampled, whatever the grammar says."""
+    def clear_forbidden(self, mask: Bitmasks, ahead: int = 0) -> None:
+        """Forbid the tokens that must not be sampled behind `ahead` tokens more, whatever the grammar says."""
         if self._may_forbid:
-            tokens = self._early if self._num_tokens < self._min_tokens else self._never
+            tokens = self._early if self._num_tokens + ahead < self._min_tokens else self._never
             np.bitwise_and.at(mask, tokens >> 3, ~(1 << (tokens & 7)).astype(np.uint8))
 
     def state(self, any_allowed: bool) -> RowState:
@@ -101,23 +101,40 @@ class Matchers:
         """A sequence is over, or never began."""
         self._matchers.pop(sequence, None)
 
-    def fill(self, rows: Sequence[Row], masks: Bitmasks) -> tuple[list[RowState], dict[int, str]]:
-        """Fill `masks` [rows, bytes]; the state of each row, and by row why it failed."""
-        matchers = [self._matchers.get(row.id) for row in rows]
-        masks = masks[: len(rows)]
+    def fill(self, rows: Sequence[Row], masks: Bitmasks) -> Filled:
+        """Fill `masks` [places, bytes], each row's in its places; see `first_masks`."""
+        matchers, places = [self._matchers.get(row.id) for row in rows], first_masks(rows)
         self._consume(matchers, rows)
-        self._write(matchers, masks)
-        for mask, matcher in zip(masks, matchers, strict=True):
-            if matcher is not None:
-                matcher.clear_forbidden(mask)
-        any_allowed = np.any(masks.view(np.uint32), axis=1).tolist()
+        known = [(matcher, place) for matcher, place in zip(matchers, places, strict=True) if matcher is not None]
+        self._write([(follower, place) for own, place in known if (follower := own.follower)], masks)
+        for own, place in known:
+            own.clear_forbidden(masks[place])
+        first = masks[places] if any(row.drafts for row in rows) else masks[: len(rows)]
+        any_allowed = np.any(first.view(np.uint32), axis=1).tolist()
         states: list[RowState] = []
         errors = {}
-        for place, matcher in enumerate(matchers):
-            states.append("failed" if matcher is None else matcher.state(any_allowed[place]))
+        for number, matcher in enumerate(matchers):
+            states.append("failed" if matcher is None else matcher.state(any_allowed[number]))
             if states[-1] == "failed":
-                errors[place] = GRAMMAR_LOST if matcher is None else matcher.error
-        return states, errors
+                errors[number] = GRAMMAR_LOST if matcher is None else matcher.error
+        ahead = [
+            _Ahead(each, row.drafts, place)
+            for each, row, place, state in zip(matchers, rows, places, states, strict=True)
+            if row.drafts and each is not None and state == "masked"
+        ]
+        counts = self._look_ahead(ahead, masks)
+        return Filled(states, errors, [counts.get(place, 1) for place in places] if counts else [])
+
+    def _look_ahead(self, ahead: list[_Ahead], masks: Bitmasks) -> dict[int, int]:
+        """Fill the masks behind drafts, those behind all first ones at once, and so on. Returns how many masks each
+        sequence has, by its first place."""
+        counts = {}
+        while ahead := [each for each in ahead if each.advance(masks)]:
+            self._write([(each.follower, each.place) for each in ahead], masks)
+            for each in ahead:
+                if each.has_mask(masks[each.place]):
+                    counts[each.first] = each.place - each.first + 1
+        return counts
 
     def _consume(self, matchers: Sequence[Matcher | None], rows: Sequence[Row]) -> None:
         """Tokens that are new since the last time, by several threads: 10 µs each."""
@@ -137,14 +154,50 @@ class Matchers:
             if not consumed:
                 matcher.error = matcher.error or _LEFT
 
-    def _write(self, matchers: Sequence[Matcher | None], masks: Bitmasks) -> None:
+    def _write(self, followers: list[tuple[LLMatcher, int]], masks: Bitmasks) -> None:
         """All masks at once, by several threads: one after another, 64 take longer than a GPU's step leaves."""
-        followers = [
-            (follower, place) for place, matcher in enumerate(matchers) if matcher and (follower := matcher.follower)
-        ]
         start, size = masks.ctypes.data, masks.shape[1]
         if self._executor is None:
             for follower, place in followers:
                 follower.unsafe_compute_mask_ptr(start + place * size, size)
         elif followers:
             self._executor.unsafe_compute_mask_ptr(followers, start, size, len(masks))
+
+
+class _Ahead:
+    """Follows a sequence's drafts; the sequence stays where it is, also if its grammar fails behind a draft.
+
+    Args:
+        matcher: The sequence.
+        drafts: At least one.
+        first: The place of its first mask, which is filled.
+
+    Attributes:
+        follower: Of the drafts.
+        first: See above.
+        place: Of the mask behind the last draft that was followed.
+    """
+
+    def __init__(self, matcher: Matcher, drafts: Sequence[int], first: int) -> None:
+        self._matcher = matcher
+        self._drafts = drafts
+        self._ended = False
+        self.follower = matcher.matcher.deep_copy()
+        self.first = self.place = first
+
+    def advance(self, masks: Bitmasks) -> bool:
+        """Follow one more draft. Returns whether a mask may come behind it."""
+        followed = self.place - self.first
+        if self._ended or followed == len(self._drafts):
+            return False
+        token = self._drafts[followed]
+        if not masks[self.place, token >> 3] >> (token & 7) & 1:
+            return False
+        self.place += 1
+        return self.follower.consume_token(token) and not self.follower.is_stopped()
+
+    def has_mask(self, mask: Bitmasks) -> bool:
+        """The follower has written. Returns whether a token may come here; if none, nothing is asked for behind it."""
+        self._matcher.clear_forbidden(mask, self.place - self.first)
+        self._ended = self.follower.is_error() or not mask.any()
+        return not self._ended

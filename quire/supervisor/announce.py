@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from collections.abc import Sequence
 
 from quire.config import Config
+from quire.processes.logs import set_up_logs
 from quire.version import __version__
+
+_log = logging.getLogger("quire.server")
+
+
+def log_as_json() -> None:
+    """From now on lines are JSON objects."""
+    set_up_logs("json", "supervisor")
+    _log.handlers = logging.getLogger().handlers
+    _log.propagate = False
+    _log.setLevel(logging.INFO)
 
 
 def print_log(line: str) -> None:
     """Print a line to standard error, where logs go."""
-    print(line, file=sys.stderr, flush=True)
+    if _log.handlers:
+        _log.info("%s", line)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def print_error(line: str) -> None:
+    """The last line of a server that failed."""
+    if _log.handlers:
+        _log.error("%s", line)
+    else:
+        print(f"quire: error: {line}", file=sys.stderr, flush=True)
 
 
 def announce_settings(config: Config, reasons: Sequence[str]) -> None:

@@ -6,15 +6,17 @@ the one before reaches the next.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.messages import Dead, EngineId
+from quire.messages import Dead
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig, Pulse
+from quire.supervisor.model_engines import ModelEngines
 from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.watchdog import Watchdog
 
@@ -36,8 +38,12 @@ MODULES = Modules()
 """Those of a server."""
 
 
+Place = tuple[int, int]
+"""Which engine: its model's generation, and its number."""
+
+
 class Children:
-    """One engine and one API process, which run from the start.
+    """Engines and API processes, which run from the start.
 
     Args:
         config: Resolved settings.
@@ -49,8 +55,8 @@ class Children:
         host: Where they run.
 
     Attributes:
-        engine, api: The present ones; an API process that is to be replaced may be dead.
-        engine_died_at: When the last engine died.
+        model: The engines, those that are to be replaced included.
+        api: The present one.
     """
 
     def __init__(
@@ -63,31 +69,36 @@ class Children:
         clock: Clock,
         host: ProcessHost = THIS_MACHINE,
     ) -> None:
-        self._config = config
-        self._directory = directory
         self._listen_fd = listen_fd
-        self._developer_mode = developer_mode
         self._modules = modules
         self._clock = clock
         self._host = host
-        self._notices = host.notices(directory)
-        self._id = EngineId()
         self._number = 0
         self._was_ready: set[str] = set()
         self._ready: set[Child] = set()
         self._due: dict[str, float] = {}  # by name: when it is started again
-        self._early_deaths = {"engine": 0, "api": 0}
+        self._early_deaths: Counter[str] = Counter()
         self._started: list[Child] = []
         self._watchdogs: dict[Child, Watchdog] = {}
-        self.engine_died_at = 0.0
-        self.engine = self._start_engine()
+        self.model = ModelEngines(LaunchConfig(config, str(directory / "0"), developer_mode=developer_mode), host)
+        self._start_engines(self.model)
         self.api = self._start_api()
         self._started.clear()
 
     def __iter__(self) -> Iterator[Child]:
-        return iter((self.engine, self.api))
+        return iter((*self.engines, self.api))
 
     # --- what is known of them --------------------------------------------------------------------------------------
+
+    @property
+    def engines(self) -> list[Child]:
+        """The present ones."""
+        return self.model.children
+
+    def place_of(self, child: Child) -> Place | None:
+        """Which of the present engines it is; None: none of them."""
+        number = self.model.number_of(child)
+        return None if number is None else (self.model.generation, number)
 
     def ready(self, child: Child) -> None:
         """It said that it is."""
@@ -101,8 +112,12 @@ class Children:
 
     @property
     def all_ready(self) -> bool:
-        """Whether both are."""
-        return {self.engine, self.api} <= self._ready
+        """Whether all are."""
+        return set(self) <= self._ready
+
+    def failed_starts(self, child: Child) -> int:
+        """How many starts in a row have failed, that of this dead process included; 0 if it had been ready."""
+        return 0 if child in self._ready else self._early_deaths[child.name] + 1
 
     def is_ready(self, child: Child) -> bool:
         """Whether one of the present ones is."""
@@ -124,26 +139,33 @@ class Children:
             del self._watchdogs[child]
         return found
 
-    def in_flight(self) -> list[int]:
-        """The sequences that the dead engine was working on."""
-        return self._host.in_flight(self._directory, self._id)
+    def in_flight(self, engine: Place) -> list[int]:
+        """The sequences that this engine, which is dead, was working on."""
+        return self.model.in_flight(engine[1])
+
+    def died_at(self, engine: Place) -> float:
+        """When this engine died last."""
+        return self.model.died_at[engine[1]]
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
-    def replace_engine(self, cause: str, in_flight: list[int]) -> None:
-        """The engine is dead: another one takes its place, and clients are told."""
-        self.engine_died_at = self._clock.now()
-        dead, self._id = self._id, EngineId(self._id.engine, self._id.epoch + 1)
-        self._notices.engine_died(self._number, Dead(cause, self._id, in_flight, source=dead))
-        self._replace(self.engine)
+    def replace_engine(self, engine: Place, cause: str, in_flight: list[int]) -> None:
+        """An engine is dead: another one takes its place, and clients are told."""
+        model, number = self.model, engine[1]
+        model.died_at[number] = self._clock.now()
+        dead = model.ids[number]
+        model.ids[number] = successor = dead._replace(epoch=dead.epoch + 1)
+        model.notices.engine_died(self._number, Dead(cause, successor, in_flight, source=dead))
+        self._replace(model.children[number])
 
-    def give_up_engine(self, cause: str) -> None:
-        """The engine is dead and is not replaced: clients are told."""
-        self._notices.engine_died(self._number, Dead(cause, source=self._id))
+    def give_up_engine(self, engine: Place, cause: str) -> None:
+        """An engine is dead and is not replaced: clients are told."""
+        self.model.notices.engine_died(self._number, Dead(cause, source=self.model.ids[engine[1]]))
 
     def replace_api(self) -> None:
-        """The API process is dead: another one takes its place, and the engine is told."""
-        self._notices.client_died(self._id, self._number)
+        """The API process is dead: another one takes its place, and the engines are told."""
+        for engine in self.model.ids:
+            self.model.notices.client_died(engine, self._number)
         self._number += 1
         self._replace(self.api)
 
@@ -151,10 +173,11 @@ class Children:
         """Start what is to be started by now."""
         for name in [name for name, when in self._due.items() if when <= self._clock.now()]:
             del self._due[name]
-            if name == "engine":
-                self.engine = self._start_engine()
-            else:
+            if name == self.api.name:
                 self.api = self._start_api()
+                continue
+            number = next(number for number, engine in enumerate(self.engines) if engine.name == name)
+            self.engines[number] = self._start_engine(self.model, number)
 
     def take_started(self) -> list[Child]:
         """Those started since the last call."""
@@ -163,9 +186,10 @@ class Children:
 
     def close(self) -> None:
         """End them at once."""
-        self._notices.close()
-        for child in (self.api, self.engine):
+        self.model.notices.close()
+        for child in (self.api, *self.engines):
             child.kill()
+        for child in (self.api, *self.engines):
             child.cause_of_death()
             child.close()
 
@@ -173,23 +197,22 @@ class Children:
         """It is dead and no longer waited for."""
         delay = 0.0
         if child not in self._ready:
-            delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** self._early_deaths[child.name])
-            self._early_deaths[child.name] = min(_MAX_DOUBLINGS, self._early_deaths[child.name] + 1)
+            delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(_MAX_DOUBLINGS, self._early_deaths[child.name]))
+            self._early_deaths[child.name] += 1
         self._ready.discard(child)
         self._watchdogs.pop(child, None)
         child.close()
         self._due[child.name] = self._clock.now() + delay
         self.start_due()
 
-    def _start_engine(self) -> Child:
-        return self._start("engine", self._modules.engine, LaunchConfig(
-            self._config, str(self._directory), developer_mode=self._developer_mode, engine=self._id
-        ))  # fmt: skip
+    def _start_engines(self, model: ModelEngines) -> None:
+        model.children += [self._start_engine(model, number) for number in range(len(model.ids))]
+
+    def _start_engine(self, model: ModelEngines, number: int) -> Child:
+        return self._start(model.name(number), self._modules.engine, model.launch_of_engine(number))
 
     def _start_api(self) -> Child:
-        return self._start("api", self._modules.api, LaunchConfig(
-            self._config, str(self._directory), self._number, self._listen_fd, self._developer_mode, self._id
-        ))  # fmt: skip
+        return self._start("api", self._modules.api, self.model.launch_of_api(self._number, self._listen_fd))
 
     def _start(self, name: str, module: str, launch: LaunchConfig) -> Child:
         child = self._host.start(name, module, launch)

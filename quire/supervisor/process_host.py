@@ -13,8 +13,8 @@ from quire.messages import Dead, EngineId
 from quire.processes.child import Child
 from quire.processes.child_process import ChildProcess
 from quire.processes.launch import LaunchConfig
+from quire.processes.process_state import process_state
 from quire.supervisor.process_events import Event, ProcessEvents
-from quire.supervisor.watchdog import process_state
 
 
 class Events(Protocol):

@@ -34,9 +34,16 @@ class RestartLimit:
             self._deaths.popleft()
         return len(self._deaths)
 
-    def allow(self, *, searching: bool = False) -> bool:
-        """A process has died: whether it may be replaced. `searching`: it died in the search for a request that kills
-        engines, which does not count."""
+    def allow(self, *, searching: bool = False, failed_starts: int = 0) -> bool:
+        """A process has died: whether it may be replaced.
+
+        Args:
+            searching: It died in the search for a request that kills engines, which does not count.
+            failed_starts: Its starts in a row that have failed. They count however long each has taken: ranks that
+                load past their time would be started again for ever.
+        """
+        if failed_starts > self.most:
+            return False
         if searching and self._searched < MAX_SEARCH and self.most:
             self._searched += 1
             return True

@@ -1,4 +1,4 @@
-"""The supervisor: starts engine and API process, announces when they are ready, replaces what dies or hangs, drains,
+"""The supervisor: starts engines and API process, announces when they are ready, replaces what dies or hangs, drains,
 and exits with a code.
 
 starting → ready → draining. What dies before it was ever ready ends the server, as does what dies too often; the last
@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from enum import Enum
 from pathlib import Path
@@ -20,8 +19,8 @@ from quire.config import Config
 from quire.errors import SETUP_ERRORS, SetupError
 from quire.processes.child import Child
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, Report, StatusReport
-from quire.supervisor.announce import announce_ready, print_log
-from quire.supervisor.children import MODULES, Children, Modules
+from quire.supervisor.announce import announce_ready, print_error, print_log
+from quire.supervisor.children import MODULES, Children, Modules, Place
 from quire.supervisor.process_events import Died, Event, Reported, Signalled
 from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.restart_limit import WINDOW_S, RestartLimit
@@ -42,7 +41,7 @@ class State(Enum):
 
 
 class Supervisor:
-    """Runs one engine and one API process until told to stop or until one of them cannot be replaced.
+    """Runs engines and an API process until told to stop or until one of them cannot be replaced.
 
     Args:
         config: Resolved settings.
@@ -75,7 +74,7 @@ class Supervisor:
         self._host = host
         self._events = host.events()  # from here on signals are received
         self._limit = RestartLimit(config.server.max_restarts, self._clock)
-        self._recovered = True
+        self._searching: set[Place] = set()  # engines whose last plan's requests have not all moved on since
         self._startup: dict[str, float] = {}
         self._kv_tokens = 0
 
@@ -106,7 +105,7 @@ class Supervisor:
             self._events.close()
             shutil.rmtree(directory, ignore_errors=True)
             if self._exit_code:
-                print(f"quire: error: {' '.join(self._last_line.split())}", file=sys.stderr, flush=True)
+                print_error(" ".join(self._last_line.split()))
         return self._exit_code
 
     def _handle(self, event: Event) -> None:
@@ -117,10 +116,10 @@ class Supervisor:
                 self._drain(number)
             case Reported(child, report):
                 self._reported(child, report)
-            case Died(child) if child is self._children.engine:
-                self._engine_died()
             case Died(child) if child is self._children.api:
                 self._api_died()
+            case Died(child) if (place := self._children.place_of(child)) is not None:
+                self._engine_died(child, place)
 
     def _tick(self) -> None:
         """What is due whether or not something happened."""
@@ -140,19 +139,26 @@ class Supervisor:
             case StatusReport("ready"):
                 self._child_is_ready(child, report)
             case Recovery():
-                self._recovered = report.complete
-                if report.blamed or report.complete:
-                    self._limit.search_ended()
-                if report.sequences:
-                    took = self._clock.now() - self._children.engine_died_at
-                    print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
+                self._engine_recovered(report)
+
+    def _engine_recovered(self, report: Recovery) -> None:
+        place = report.generation, report.engine.engine
+        if report.complete:
+            self._searching.discard(place)
+        else:
+            self._searching.add(place)
+        if report.blamed or report.complete:
+            self._limit.search_ended()
+        if report.sequences:
+            took = self._clock.now() - self._children.died_at(place)
+            print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
 
     def _child_is_ready(self, child: Child, report: StatusReport) -> None:
         self._children.ready(child)
-        if child is self._children.engine:
-            self._startup = report.startup
-        else:
+        if child is self._children.api:
             self._kv_tokens = report.kv_tokens
+        elif sum(report.startup.values()) > sum(self._startup.values()):
+            self._startup = report.startup  # the slowest engine's
         if self._state is State.STARTING and self._children.all_ready:
             self._state = State.READY
             took = self._clock.now() - self._started
@@ -160,23 +166,25 @@ class Supervisor:
 
     # --- deaths -----------------------------------------------------------------------------------------------------
 
-    def _engine_died(self) -> None:
-        cause = self._children.engine.cause_of_death()
-        if not self._children.was_ready("engine"):
-            if self._children.engine.exit_code() == -signal.SIGTERM:
+    def _engine_died(self, engine: Child, place: Place) -> None:
+        cause = engine.cause_of_death()
+        if not self._children.was_ready(engine.name):
+            if engine.exit_code() == -signal.SIGTERM:
                 self._told_to_stop()
-            self._start_failed(self._children.engine)
+            self._start_failed(engine)
             return
-        in_flight = self._children.in_flight()
-        searching = bool(in_flight) and not self._recovered
-        if self._limit.allow(searching=searching):
-            self._recovered = False
-            self._say_replaced("engine", cause, searching=searching)
-            self._children.replace_engine(cause, in_flight)
+        in_flight = self._children.in_flight(place)
+        searching = bool(in_flight) and place in self._searching
+        if self._limit.allow(searching=searching, failed_starts=self._children.failed_starts(engine)):
+            self._searching.add(place)
+            self._say_replaced(engine.name, cause, searching=searching)
+            self._children.replace_engine(place, cause, in_flight)
             return
-        self._children.give_up_engine(cause)
+        self._children.give_up_engine(place, cause)
         self._wait_for_api()
-        self._end(EXIT_CRASHED, f"engine process died: {cause}. Requests in flight got an error; {self._gave_up()}")
+        self._end(
+            EXIT_CRASHED, f"{engine.name} process died: {cause}. Requests in flight got an error; {self._gave_up()}"
+        )
 
     def _api_died(self) -> None:
         api = self._children.api
@@ -249,7 +257,7 @@ class Supervisor:
         )
         self._drain_ends = self._clock.now() + delay + timeout + STOP_TIMEOUT_S
         if self._children.is_due("api"):
-            self._stop_engine()  # no request is open, and none may come
+            self._stop_engines()  # no request is open, and none may come
         else:
             self._children.api.signal(signal.SIGTERM)
 
@@ -260,32 +268,33 @@ class Supervisor:
         if api.exit_code() != 0 and not stopped_early:
             self._end(EXIT_CRASHED, f"api process did not end cleanly: {api.cause_of_death()}")
         else:
-            self._stop_engine()
+            self._stop_engines()
 
-    def _stop_engine(self) -> None:
-        """The last of the processes ends, and with it the server."""
-        engine = self._children.engine
-        if self._children.is_ready(engine):
+    def _stop_engines(self) -> None:
+        """The last of the processes end, and with them the server."""
+        engines = [engine for engine in self._children.engines if self._children.is_ready(engine)]
+        for engine in engines:
             engine.signal(STOP_ENGINE)
-            again = self._wait_for(engine, STOP_TIMEOUT_S)
+        deadline = self._clock.now() + STOP_TIMEOUT_S
+        for engine in engines:
+            again = self._wait_for(engine, deadline)
             if again is not None:
                 self._end(128 + again, f"stopped at once by {signal.Signals(again).name}")
                 return
             if engine.exit_code() != 0:
-                print_log(f"engine process did not end cleanly: {self._how_it_ended(engine)}")
+                print_log(f"{engine.name} process did not end cleanly: {self._how_it_ended(engine)}")
         print_log("stopped")
         self._end(0, "")
 
     def _wait_for_api(self) -> None:
         """Until the API process has told its clients that all is over; it ends by itself."""
-        self._wait_for(self._children.api, STOP_TIMEOUT_S)
+        self._wait_for(self._children.api, self._clock.now() + STOP_TIMEOUT_S)
 
     def _how_it_ended(self, child: Child) -> str:
         return "it had to be killed" if child.exit_code() is None else child.cause_of_death()
 
-    def _wait_for(self, child: Child, seconds: float) -> int | None:
+    def _wait_for(self, child: Child, deadline: float) -> int | None:
         """Until the child is gone or the time is over, or a signal comes, which is returned."""
-        deadline = self._clock.now() + seconds
         while child.exit_code() is None and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
                 if isinstance(event, Signalled):

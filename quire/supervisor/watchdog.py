@@ -7,24 +7,16 @@ nobody; knows nothing about what the processes do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from quire.clock import Clock
 from quire.processes.launch import Pulse
+from quire.processes.process_state import process_state
 
 TICK_S = 0.5
 STOPPED_S = 1.5
 """How long a process may be stopped (SIGSTOP)."""
 SILENT_S = 20.0
 """How long a process may say nothing. Its loop does one thing after the other, and some take seconds."""
-
-
-def process_state(pid: int) -> str:
-    """A letter, as proc(5) has it; empty where there is no /proc."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 class Watchdog:

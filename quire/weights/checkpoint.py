@@ -17,11 +17,11 @@ from quire.gguf.tensor_types import QUANTIZED
 if TYPE_CHECKING:
     from torch import Tensor
 
+SPREAD = 1e-3
+"""Of weights without a checkpoint."""
 READABLE_DTYPES = ("F64", "F32", "F16", "BF16", *QUANTIZED)
 """Stored dtypes that are converted on load; GGUF's are dequantized. All others are read as they are, or not at all."""
 _SHOWN = 8
-_BARE = {"embed_tokens.weight": "model.", "wte.weight": "transformer."}
-"""By a name that a bare decoder's checkpoint has, the prefix that its names lack."""
 _HARMLESS = re.compile(r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|^lm_head\.weight$|\.[kv]_scale$")
 """Tensors that checkpoints carry and no model reads: old ones' frequencies and causal masks, a tied one's second head,
 scales of a quantized KV cache, which --kv-cache-dtype auto does without."""
@@ -33,11 +33,11 @@ class DummyValues:
 
     Attributes:
         kind: `values`: uniform in ±1e-3, or random bits for what is not converted on load. `scales`: of codes up to
-            `size`. `groups`: numbers of groups of `size`.
+            `size`. `exponents`: such scales as powers of two, stored as e8m0. `groups`: numbers of groups of `size`.
         size: See there.
     """
 
-    kind: Literal["values", "scales", "groups"] = "values"
+    kind: Literal["values", "scales", "exponents", "groups"] = "values"
     size: float = 1
 
 
@@ -49,6 +49,7 @@ class WeightSpec:
         dtypes: What it may be stored as, in safetensors' or GGUF's words.
         optional: It may be missing.
         any_rank: Dimensions of one may be left out or added.
+        any_shape: It has the shape that it has in the file.
         dummy: What stands for it without a checkpoint.
         divisible: Whether each rank may have a part of it. Not so where values count from the tensor's beginning.
     """
@@ -58,6 +59,7 @@ class WeightSpec:
     dtypes: tuple[str, ...] = READABLE_DTYPES
     optional: bool = False
     any_rank: bool = False
+    any_shape: bool = False
     dummy: DummyValues = DummyValues()
     divisible: bool = True
 
@@ -90,89 +92,6 @@ class Checkpoint(Protocol):
         ...
 
 
-class WithoutPrefix:
-    """A checkpoint of the bare decoder, saved without the prefix (`model.`) in front of its names."""
-
-    def __init__(self, inner: Checkpoint, prefix: str) -> None:
-        self._inner = inner
-        self._prefix = prefix
-
-    def contents(self) -> dict[str, StoredTensor]:
-        """The inner contents, with the prefix."""
-        return {self._outer_name(name): stored for name, stored in self._inner.contents().items()}
-
-    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read from the inner checkpoint."""
-        self._inner.read(name.removeprefix(self._prefix), out, start)
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()
-
-    def _outer_name(self, name: str) -> str:
-        return name if name.startswith("lm_head.") else self._prefix + name
-
-
-class StackedExperts:
-    """A checkpoint whose experts are stacked as transformers 5 holds them, under the names of single experts.
-
-    `….experts.gate_up_proj` [experts, 2 · width, hidden] and `….experts.down_proj` [experts, hidden, width] are seen
-    as `….experts.{number}.gate_proj.weight` and so on.
-    """
-
-    _STACKED = re.compile(r"^(.+\.experts\.)(gate_up|down)_proj$")
-    _SINGLE = re.compile(r"^(.+\.experts\.)(\d+)\.(gate|up|down)_proj\.weight$")
-
-    def __init__(self, inner: Checkpoint) -> None:
-        self._inner = inner
-
-    @classmethod
-    def has_stacked_experts(cls, names: Iterable[str]) -> bool:
-        """Whether a checkpoint with these names has any."""
-        return any(cls._STACKED.match(name) for name in names)
-
-    def contents(self) -> dict[str, StoredTensor]:
-        """The inner contents, with every expert on its own."""
-        contents: dict[str, StoredTensor] = {}
-        for name, stored in self._inner.contents().items():
-            stacked = self._STACKED.match(name)
-            if stacked is None or len(stored.shape) != 3:
-                contents[name] = stored
-                continue
-            count, rows, columns = stored.shape
-            parts = ("gate", "up") if stacked[2] == "gate_up" else ("down",)
-            for number in range(count):
-                for part in parts:
-                    single = f"{stacked[1]}{number}.{part}_proj.weight"
-                    contents[single] = StoredTensor((rows // len(parts), columns), stored.dtype)
-        return contents
-
-    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
-        """Read a single expert's part of the stack."""
-        single = self._SINGLE.match(name)
-        if single is None:
-            self._inner.read(name, out, start)
-            return
-        stack = f"{single[1]}{'down' if single[3] == 'down' else 'gate_up'}_proj"
-        row, column = start or (0, 0)
-        if single[3] == "up":
-            row += self._inner.contents()[stack].shape[1] // 2
-        self._inner.read(stack, out.unsqueeze(0), (int(single[2]), row, column))
-
-    def close(self) -> None:
-        """Close the inner checkpoint."""
-        self._inner.close()
-
-
-def with_standard_names(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint under the names that models use, whichever of the published customs its files follow."""
-    names = checkpoint.contents()
-    for bare, prefix in _BARE.items():
-        if bare in names and prefix + bare not in names:
-            checkpoint = WithoutPrefix(checkpoint, prefix)
-    return StackedExperts(checkpoint) if StackedExperts.has_stacked_experts(names) else checkpoint
-
-
 def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architecture: str) -> None:
     """Compare what a model needs with what the files declare.
 
@@ -188,7 +107,7 @@ def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architect
         if stored is None:
             if not spec.optional:
                 wrong.append(f"{spec.name}: missing, expected {list(spec.shape)}")
-        elif stored.shape != spec.shape and not (spec.any_rank and _core(stored.shape) == _core(spec.shape)):
+        elif not _fits(stored.shape, spec):
             wrong.append(f"{spec.name}: expected {list(spec.shape)}, found {list(stored.shape)}")
         elif stored.dtype not in spec.dtypes:
             wrong.append(f"{spec.name}: dtype {stored.dtype} is not one of {', '.join(spec.dtypes)}")
@@ -201,6 +120,10 @@ def check_weights(checkpoint: Checkpoint, specs: Iterable[WeightSpec], architect
             f"The weights do not match config.json ({len(wrong)} differences):\n  {listed}\n"
             "Download the checkpoint again, or check that config.json belongs to it."
         )
+
+
+def _fits(shape: tuple[int, ...], spec: WeightSpec) -> bool:
+    return spec.any_shape or shape == spec.shape or (spec.any_rank and _core(shape) == _core(spec.shape))
 
 
 def _core(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from quire.weights.checkpoint import DummyValues, StoredTensor, WeightSpec
+from quire.weights.checkpoint import SPREAD, DummyValues, StoredTensor, WeightSpec
 
-SPREAD = 1e-3
+_E8M0_ONE = 127
 
 
 class DummyCheckpoint:
@@ -50,7 +51,11 @@ def _fill(out: Tensor, dummy: DummyValues, generator: torch.Generator) -> None:
     if dummy.kind == "groups":
         out.copy_(torch.arange(out.numel(), device=out.device) // int(dummy.size))
     elif dummy.kind == "scales":
-        out.uniform_(0.5 * SPREAD / dummy.size, SPREAD / dummy.size, generator=generator)
+        wide = torch.empty(out.shape, device=out.device)
+        out.copy_(wide.uniform_(0.5 * SPREAD / dummy.size, SPREAD / dummy.size, generator=generator))
+    elif dummy.kind == "exponents":
+        most = _E8M0_ONE + math.floor(math.log2(SPREAD / dummy.size))
+        out.view(torch.uint8).random_(most - 1, most + 1, generator=generator)
     elif out.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
         largest = torch.finfo(out.dtype).max
         wide = torch.empty(out.shape, device=out.device)

@@ -16,13 +16,13 @@ from quire.worker.pinned_memory import unowned_view
 
 
 class CudaGraphs:
-    """Graphs by the shape of their step."""
+    """Graphs by the shape of their step, and whether it has tokens with adapters."""
 
     def __init__(self) -> None:
-        self._graphs: dict[GraphShape, torch.cuda.CUDAGraph] = {}
-        self._logits: dict[GraphShape, Tensor] = {}
+        self._graphs: dict[tuple[GraphShape, bool], torch.cuda.CUDAGraph] = {}
+        self._logits: dict[tuple[GraphShape, bool], Tensor] = {}
 
-    def capture(self, shape: GraphShape, step: Callable[[], Tensor]) -> None:
+    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: bool = False) -> None:
         """Capture what `step` launches; it returns logits. This thread must compile or load no kernel meanwhile.
 
         All graphs share their memory, also that of their logits, because one replay ends before the next begins. The
@@ -32,10 +32,10 @@ class CudaGraphs:
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             logits = step()
-        self._graphs[shape] = graph
-        self._logits[shape] = unowned_view(logits, logits.device)  # its memory is the next graph's too
+        self._graphs[shape, adapted] = graph
+        self._logits[shape, adapted] = unowned_view(logits, logits.device)  # its memory is the next graph's too
 
-    def replay(self, shape: GraphShape) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
         """[sampled, vocab] logits, valid until the next replay."""
-        self._graphs[shape].replay()
-        return self._logits[shape]
+        self._graphs[shape, adapted].replay()
+        return self._logits[shape, adapted]

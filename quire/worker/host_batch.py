@@ -10,6 +10,7 @@ import numpy as np
 from quire.attention.metadata import IntArray
 from quire.messages import Plan
 from quire.worker.graph_shapes import GraphShape
+from quire.worker.speculation.step_drafts import StepDrafts
 
 LAST_SAMPLED = -1
 """In place of a token id: the token that the row's slot sampled last, which only the device knows."""
@@ -28,8 +29,9 @@ class HostBatch:
         offsets: [tokens], each token's place in its row.
         token_ids: [tokens], or LAST_SAMPLED.
         first_tokens: [rows], where each row begins among the tokens.
-        logits_indices: [sampled], where each sampled position is among the tokens: the last of its row.
-        sampled_slots: [sampled], the slots of these rows.
+        logits_indices: [sampled], where each sampled position is among the tokens: the last of its row, and with drafts
+            also those before each of them.
+        sampled_slots: [sampled], the slots of these positions.
         masked: [masked], which of the sampled positions wait for their bitmasks.
     """
 
@@ -45,29 +47,41 @@ class HostBatch:
     masked: IntArray
 
     @classmethod
-    def of(cls, plan: Plan, max_lengths: IntArray) -> HostBatch:
-        """The plan's rows. `max_lengths` [slots], the most tokens that each slot has, moves on with them."""
+    def of(cls, plan: Plan, max_lengths: IntArray, drafts: StepDrafts | None = None) -> HostBatch:
+        """The plan's rows, with the drafts that were found for it. `max_lengths` [slots], the most tokens that each
+        slot has, moves on with them."""
         slots, counts = np.array(plan.slots, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
+        sampled = np.array(plan.sampled_rows, dtype=np.int64)
+        if drafts is not None:
+            counts[sampled] += drafts.counts - np.array(plan.drafts, dtype=np.int64)
         ends = counts.cumsum()
         total, rows = int(ends[-1]), np.arange(len(slots))
         first_tokens = ends - counts
         single = total == len(slots)  # a token a row
         row_of_token = rows if single else np.repeat(rows, counts)
         offsets = np.zeros_like(rows) if single else np.arange(total) - first_tokens[row_of_token]
-        sampled = np.array(plan.sampled_rows, dtype=np.int64)
         before = max_lengths[slots]
         max_lengths[slots] = before + counts
+        logits_indices, masked = ends[sampled] - 1, np.searchsorted(sampled, plan.masked) if plan.masked else _NONE
+        drafted = None
+        if drafts:
+            logits_indices = (logits_indices - drafts.counts)[drafts.row_of_position] + drafts.offsets
+            drafted = logits_indices[drafts.offsets > 0]  # a draft is read where the position behind it is sampled
+            sampled, masked = sampled[drafts.row_of_position], drafts.first_positions[masked]
+        token_ids = _token_ids(plan, row_of_token, drafted)
+        if drafts:
+            token_ids[drafted] = drafts.tokens
         return cls(
             slots=slots,
             counts=counts,
             max_lengths=before,
             row_of_token=row_of_token,
             offsets=offsets,
-            token_ids=_token_ids(plan, row_of_token),
+            token_ids=token_ids,
             first_tokens=first_tokens,
-            logits_indices=ends[sampled] - 1,
+            logits_indices=logits_indices,
             sampled_slots=slots[sampled],
-            masked=np.searchsorted(sampled, plan.masked) if plan.masked else _NONE,
+            masked=masked,
         )
 
     @classmethod
@@ -119,13 +133,16 @@ class HostBatch:
         )
 
 
-def _token_ids(plan: Plan, row_of_token: IntArray) -> IntArray:
-    """[tokens] of rows whose tokens the plan names, and LAST_SAMPLED for all other rows."""
-    if len(plan.token_rows) == len(plan.slots):
+def _token_ids(plan: Plan, row_of_token: IntArray, drafted: IntArray | None) -> IntArray:
+    """[tokens] of rows whose tokens the plan names, and LAST_SAMPLED for all other rows, and where drafts will be."""
+    if len(plan.tokens) == len(row_of_token):
         return np.array(plan.tokens, dtype=np.int64)
     token_ids = np.full(len(row_of_token), LAST_SAMPLED, dtype=np.int64)
     if plan.token_rows:
         is_named = np.zeros(len(plan.slots), dtype=np.bool_)
         is_named[plan.token_rows] = True
-        token_ids[is_named[row_of_token]] = plan.tokens
+        named = is_named[row_of_token]
+        if drafted is not None:
+            named[drafted] = False
+        token_ids[named] = plan.tokens
     return token_ids

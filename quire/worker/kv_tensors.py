@@ -13,15 +13,14 @@ from quire.worker.kv_transfer import BlockTransfer, CpuBlockTransfer, GpuBlockTr
 from quire.worker.startup.host_memory import lazy_zeros
 
 _GIB = 2**30
-ELEMENTS = {
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float": torch.float32,
+DENSE = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
+"""What a model may be computed in, by name."""
+ELEMENTS = DENSE | {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
     "int8": torch.int8,
 }
-"""By name, see `config/kv_cache_dtype.py`."""
+"""Of a KV cache, by name; see `config/kv_cache_dtype.py`."""
 
 
 def allocate_kv_cache(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import get_args
 
 import torch
@@ -18,9 +19,12 @@ from quire.attention.backend import AttentionBackend
 from quire.errors import ConfigError
 from quire.kernels.cpu.recording import Sizes
 from quire.kernels.dispatch import kernel
+from quire.kernels.reference.lora import Tiles
+from quire.lora.updates import LowRankUpdates
 from quire.messages import Plan, Result, TokenBitmasks
 from quire.models.model import Model
 from quire.planning.step_limits import StepLimits
+from quire.worker.adapter_rows import AdapterRows
 from quire.worker.batch import Batch, BatchBuffers
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.cuda_graphs import CudaGraphs
@@ -33,6 +37,8 @@ from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, PromptLogp
 from quire.worker.sampling.sampler import Deferred
 from quire.worker.sampling.step_sampler import StepSampler, StepSampling
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.step_drafts import StepDrafts
+from quire.worker.speculation.verification import Verification, Verifier
 from quire.worker.staging_buffer import StagingBuffer
 from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
 from quire.worker.step_inputs import StepInputs
@@ -42,6 +48,8 @@ _STAGED_ENTRIES = 10
 """Entries of the staging buffer for each row and each token: what a step's columns take at most, apart from changes of
 block tables and moves of blocks, which are uploaded by themselves where they find no room.
 """
+_TILE_ENTRIES = 18
+"""The same of tiles of adapters."""
 
 
 class ModelRunner:
@@ -56,6 +64,7 @@ class ModelRunner:
         by_length: Whether the model's rope depends on a sequence's length.
         logprobs_mode: What is reported of sampled tokens.
         max_logprobs: How many tokens a request may have reported beside one; -1 for all.
+        updates: What adapters change of the model; None: there are none.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class ModelRunner:
         by_length: bool = False,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         max_logprobs: int = 20,
+        updates: LowRankUpdates | None = None,
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             modes = ", ".join(get_args(LogprobsMode))
@@ -80,13 +90,18 @@ class ModelRunner:
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device)
         self._ring = ring
-        self._staging = StagingBuffer(_STAGED_ENTRIES * (rows + limits.tokens), ring)
+        on_gpu = slots.device.type != "cpu"
+        self._adapters = None if updates is None else AdapterRows(updates, on_gpu=on_gpu)
+        self._kinds = (False,) if updates is None else (False, True)  # without adapters, and with some
+        entries = _STAGED_ENTRIES + (0 if updates is None else _TILE_ENTRIES)
+        self._staging = StagingBuffer(entries * (rows + limits.tokens), ring)
         self._batches = BatchBuffers(slots, rows, limits.tokens, by_length)
         self._shapes = GraphShapes(0, 0, 0, 0)
         self._graphs = CudaGraphs()
         self._recorded: RecordedSteps | None = None
         self._take_rows = kernel("take_rows", slots.device.type)
-        self._sampler = StepSampler(slots, limits.rows, logprobs_mode, ring)
+        self._sampler = StepSampler(slots, limits.rows, logprobs_mode, ring, limits.sampled)
+        self._verifier = Verifier(slots, logprobs_mode, self._sampler.bitmasks)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         self._timers = StepTimers(slots.device)
         self._masked_step: MaskedStepHandle | None = None
@@ -112,19 +127,19 @@ class ModelRunner:
         """
         limits, dummy = self._limits, self._slots.dummy
         shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length)
-        ran: set[StepKind] = set()
+        ran: set[tuple[StepKind, bool]] = set()
         with torch.inference_mode():
-            for shape in shapes.all():
+            for shape, adapted in product(shapes.all(), self._kinds):
                 host = HostBatch.of_dummy(dummy, [1 if shape.is_decode else 2]).padded_to(shape, dummy)
-                inputs = self._stage(_EMPTY_PLAN, host, shape=shape)
+                inputs = self._stage(_EMPTY_PLAN, host, shape=shape, adapted=adapted)
                 assert not self._staging.overflowed
                 step = partial(self._forward_and_sample, host, inputs)
-                if not precompiled or shape.kind not in ran:
+                if not precompiled or (shape.kind, adapted) not in ran:
                     step()
                 else:
                     self._staging.copy_to_device()  # every staged step copies its inputs; see BufferRing
-                ran.add(shape.kind)
-                self._graphs.capture(shape, step)
+                ran.add((shape.kind, adapted))
+                self._graphs.capture(shape, step, adapted=adapted)
         self._shapes = shapes
         self.run_dummies(limits.fewest_rows(most + 1), sample=False)
 
@@ -133,13 +148,13 @@ class ModelRunner:
         if self._ring.has_device_memory:
             return
 
-        def step(sizes: Sizes) -> Callable[[], Tensor]:
+        def step(adapted: bool, sizes: Sizes) -> Callable[[], Tensor]:
             counts = [sizes.tokens - sizes.rows + 1, *[1] * (sizes.rows - 1)]
             host = HostBatch.of_dummy(self._slots.dummy, counts, sizes.sampled)
-            return partial(self._forward_and_sample, host, self._stage(_EMPTY_PLAN, host))
+            return partial(self._forward_and_sample, host, self._stage(_EMPTY_PLAN, host, adapted=adapted))
 
         with torch.inference_mode():
-            self._recorded = record_steps(step, self._limits.rows)
+            self._recorded = record_steps(step, self._kinds, self._limits.rows, self._limits.sampled)
 
     def run_dummies(self, counts: Sequence[int], deferred: Deferred = nullcontext, *, sample: bool = True) -> None:
         """Run a step of rows of the dummy.
@@ -154,7 +169,8 @@ class ModelRunner:
         with torch.inference_mode():
             self._slots.init_dummy()
             host = HostBatch.of_dummy(self._slots.dummy, counts)
-            _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host))
+            for adapted in self._kinds:
+                _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host, adapted=adapted))
             logits = self._model.logits(hidden[: max(rows, positions)].clone())
             if sample:
                 self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
@@ -162,9 +178,13 @@ class ModelRunner:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan) -> StepHandle:
+    def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
         """Apply the plan's changes, move its rows forward, sample their tokens; those of masked rows once
         `submit_bitmasks` has brought their bitmasks, before the next plan is launched.
+
+        Args:
+            plan: The step.
+            drafts: What was proposed for it, if it has drafts.
         """
         assert self._masked_step is None, "a step waits for its bitmasks"
         timer = self._timers.start()
@@ -172,14 +192,20 @@ class ModelRunner:
             self._slots.admit(plan.admitted)
             if not plan.slots:
                 return self._launch_changes(plan, timer)
-            host = HostBatch.of(plan, self._slots.host.max_lengths)
-            if not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
+            host = HostBatch.of(plan, self._slots.host.max_lengths, drafts)
+            if drafts:
+                handle = self._run_with_drafts(plan, host, drafts, timer)
+            elif not plan.prompt_logprobs_rows and (shape := self._shape_for(host)):
                 handle = self._replay(plan, host, shape, timer)
             else:
                 handle = self._run(plan, host, timer)
         if isinstance(handle, MaskedStepHandle):
             self._masked_step = handle
         return handle
+
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
+        """Set slots to these lengths, and to these numbers of sampled tokens."""
+        self._slots.rewind(slots, lengths, num_sampled)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """The bitmasks of the plan that was launched last."""
@@ -200,8 +226,10 @@ class ModelRunner:
 
     def _shape_for(self, host: HostBatch) -> GraphShape | None:
         """The captured shape that the batch can be padded to, if there is one."""
-        shapes = self._recorded or self._shapes
-        return shapes.for_step(len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows)
+        sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows
+        if self._recorded is not None:
+            return self._recorded.for_step(*sizes, adapted=self._has_adapters(host))
+        return self._shapes.for_step(*sizes)
 
     def _replay(self, plan: Plan, host: HostBatch, shape: GraphShape, timer: StepTimer) -> StepHandle:
         """A captured step. Its graph samples for the dummy in place of late positions, which are sampled behind it; a
@@ -209,12 +237,14 @@ class ModelRunner:
         """
         sampling = self._sampler.begin(plan.step, host.sampled_slots, host.masked, timer)
         if self._recorded is not None and self._sampler.needs_bitmasks_only(sampling):
-            self._apply(plan, self._stage(plan, host, None, shape))
-            logits = self._recorded.replay_logits(shape)
+            inputs = self._stage(plan, host, None, shape)
+            self._apply(plan, inputs)
+            logits = self._recorded.replay_logits(shape, adapted=inputs.tiles is not None)
             return self._sampler.sample_masked(sampling, logits, self._recorded.sample)
         inputs = self._stage(plan, host.padded_to(shape, self._slots.dummy), sampling, shape)
         self._apply(plan, inputs)
-        logits = (self._recorded or self._graphs).replay(shape)
+        graphs = self._recorded or self._graphs
+        logits = graphs.replay(shape, adapted=inputs.tiles is not None)
         if inputs.late is None:
             return self._sampler.finish(sampling, logits, NO_PROMPT_LOGPROBS)
         return self._sampler.sample_late(sampling, logits[: len(sampling.slots)], inputs.late, NO_PROMPT_LOGPROBS)
@@ -235,12 +265,27 @@ class ModelRunner:
             return self._sampler.finish(sampling, logits, prompts)
         return self._sampler.sample_late(sampling, logits, inputs.late, prompts)
 
+    def _run_with_drafts(self, plan: Plan, host: HostBatch, drafts: StepDrafts, timer: StepTimer) -> StepHandle:
+        """A step on a CPU whose tokens are sampled behind it."""
+        verification = Verification(plan.step, drafts, host.sampled_slots, host.masked, timer)
+        shape = None if plan.prompt_logprobs_rows or self._recorded is None else self._shape_for(host)
+        inputs, prompts = self._stage(plan, host), NO_PROMPT_LOGPROBS
+        self._apply(plan, inputs)
+        if shape is not None and self._recorded is not None:
+            logits = self._recorded.replay_logits(shape, adapted=inputs.tiles is not None)
+        else:
+            batch, hidden = self._forward(host, inputs)
+            prompts = self._launch_prompt_logprobs(plan, host, batch, hidden)
+            logits = self._logits(hidden, inputs)
+        return self._verifier.verify(verification, logits, prompts)
+
     def _stage(
         self,
         plan: Plan,
         host: HostBatch,
         sampling: StepSampling | None = None,
         shape: GraphShape | None = None,
+        adapted: bool = False,
     ) -> StepInputs:
         """Write all that the step takes from the host into the staging buffer.
 
@@ -252,6 +297,7 @@ class ModelRunner:
             host: Its rows.
             sampling: What it samples late; None: nothing.
             shape: Of the captured graph, if there is one.
+            adapted: Whether it is staged as if tokens of the dummy had adapters.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
         selects = not host.is_decode or self._slots.device.type == "cpu"  # a CPU's recording is one for all steps
@@ -272,12 +318,24 @@ class ModelRunner:
             attention=metadata.with_arrays([staging.copied(array) for array in metadata.arrays()]),
             sampled_slots=staging.copied(sampled_slots),
             logits_indices=staging.copied(host.logits_indices) if selects else None,
+            tiles=self._stage_tiles(host, shape) if adapted or self._has_adapters(host) else None,
             late=None if late is None else staging.zero_copy(late),
             slot_updates=self._slots.stage(plan, staging),
             block_moves=self._transfer.stage(plan, staging),
         )
         staging.finish()
         return inputs
+
+    def _has_adapters(self, host: HostBatch) -> bool:
+        """Whether tokens of the step have adapters."""
+        return self._adapters is not None and bool(self._slots.host.adapters[host.slots].any())
+
+    def _stage_tiles(self, host: HostBatch, shape: GraphShape | None) -> Tiles:
+        assert self._adapters is not None
+        adapters = self._slots.host.adapters[host.slots]
+        if shape is None and not adapters.any():
+            return self._adapters.stage_dummies(host, self._staging)
+        return self._adapters.stage(host, adapters, self._staging, shape)
 
     def _apply(self, plan: Plan, inputs: StepInputs) -> None:
         """Make the plan's changes."""
@@ -296,6 +354,8 @@ class ModelRunner:
         self._staging.copy_to_device()
         batch = self._batches.prepare(host, inputs)
         self._attention.prepare(batch.rows)
+        if self._adapters is not None:
+            self._adapters.begin(inputs.tiles)
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:

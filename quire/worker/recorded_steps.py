@@ -1,12 +1,14 @@
 """Steps on a CPU that are recorded once and replayed: what CUDA graphs are on a GPU.
 
-One recording serves steps of any sizes up to a limit, so nothing is padded.
+One recording serves steps of any sizes up to a limit, so nothing is padded. Steps with adapters have another one, so
+that those without are what they would be in an engine that serves none.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -23,46 +25,64 @@ class RecordedSteps:
     """Replays steps of up to `most` tokens.
 
     Args:
-        recording: Of such a step.
+        recordings: Of such a step, without adapters and with them.
         most: The largest sizes.
     """
 
-    def __init__(self, recording: Recording, most: Sizes) -> None:
-        self._recording = recording
+    def __init__(self, recordings: dict[bool, Recording], most: Sizes) -> None:
+        self._recordings = recordings
+        self._last = next(iter(recordings.values()))
         self._most = most
 
-    def for_step(self, tokens: int, rows: int, sampled: int, decode_rows: int) -> GraphShape | None:
-        """See GraphShapes."""
-        if not sampled or tokens > self._most.tokens or rows > self._most.rows:
+    def for_step(
+        self, tokens: int, rows: int, sampled: int, decode_rows: int, *, adapted: bool = False
+    ) -> GraphShape | None:
+        """See GraphShapes; `adapted`, whether tokens have adapters."""
+        if adapted not in self._recordings:
+            return None
+        if not sampled or any(own > most for own, most in zip((tokens, rows, sampled), self._most, strict=True)):
             return None
         return GraphShape(StepKind.DECODE if tokens == rows == sampled else StepKind.MIXED, tokens, rows, sampled)
 
-    def replay(self, shape: GraphShape) -> Tensor:
+    def replay(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
         """[sampled, vocab] logits, valid until the next replay."""
-        return self._recording.replay(_sizes(shape))
+        return self._recordings[adapted].replay(_sizes(shape))
 
-    def replay_logits(self, shape: GraphShape) -> Tensor:
+    def replay_logits(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
         """The same, but nothing is sampled from them before `sample`."""
-        return self._recording.replay(_sizes(shape), held_back=1)
+        self._last = self._recordings[adapted]
+        return self._last.replay(_sizes(shape), held_back=1)
 
     def sample(self) -> None:
         """The rest of a step whose logits were replayed, with what has become of them."""
-        self._recording.replay_rest()
+        self._last.replay_rest()
 
 
-def record_steps(step: Callable[[Sizes], Callable[[], Tensor]], rows: int) -> RecordedSteps | None:
-    """Record a step for up to `rows` rows; see `recording.record`. None where kernels do not compute all of it."""
+def record_steps(
+    step: Callable[[bool, Sizes], Callable[[], Tensor]], kinds: Sequence[bool], rows: int, sampled: int
+) -> RecordedSteps | None:
+    """Record a step for up to `rows` rows and `sampled` positions; see `recording.record`.
+
+    Args:
+        step: Prepares a step, given whether its tokens have adapters.
+        kinds: Those that there are, of which each is recorded.
+        rows, sampled: See above.
+
+    Returns:
+        None where kernels do not compute all of it.
+    """
     kernels = library()
     if kernels is None:
         return None
-    most = Sizes(MOST_TOKENS, min(rows, MOST_TOKENS), min(rows, MOST_TOKENS))
+    most = Sizes(MOST_TOKENS, min(rows, MOST_TOKENS), min(sampled, MOST_TOKENS))
     try:
-        recording = record(kernels, step, most)
+        recordings = {adapted: record(kernels, partial(step, adapted), most) for adapted in kinds}
     except NotRecordable as reason:
         _log.info("Steps are not recorded, and take the interpreter longer: %s", reason)
         return None
-    assert recording.last_entry in kernels.entries("sample"), "sampling is the end of a step"
-    return RecordedSteps(recording, most)
+    ends = kernels.entries("sample")
+    assert all(each.last_entry in ends for each in recordings.values()), "sampling is the end of a step"
+    return RecordedSteps(recordings, most)
 
 
 def _sizes(shape: GraphShape) -> Sizes:

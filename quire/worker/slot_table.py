@@ -72,11 +72,13 @@ class HostSlotMirror:
     Attributes:
         max_lengths: [slots] int64, the most tokens that each may have by now.
         prompt_logprobs: By slot, how many of the likeliest tokens are reported for each prompt token.
+        adapters: [slots] int64, where each one's adapter is on the device, from 1; 0: it has none.
     """
 
     def __init__(self, slots: int) -> None:
         self.max_lengths = np.zeros(slots, dtype=np.int64)
         self.prompt_logprobs: dict[int, int] = {}
+        self.adapters = np.zeros(slots, dtype=np.int64)
         self._logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
@@ -84,6 +86,7 @@ class HostSlotMirror:
         """A slot's new owner."""
         slot, sampling = owner.slot, owner.sampling
         self.max_lengths[slot] = owner.length
+        self.adapters[slot] = owner.adapter_slot
         self._logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
         self._named.pop(slot, None)
         if sampling.logprob_token_ids is not None:
@@ -152,6 +155,13 @@ class SlotTable:
         for owner in owners:
             self.host.admit(owner)
             self.transforms.admit(owner)
+
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
+        """Set slots to these lengths, and to these numbers of sampled tokens; on a CPU."""
+        where, length, sampled = torch.tensor([slots, lengths, num_sampled]).unbind()
+        self.length.index_copy_(0, where, length)
+        self.num_sampled.index_copy_(0, where, sampled)
+        self.host.max_lengths[where.numpy()] = length.numpy()
 
     def stage(self, plan: Plan, staging: StagingBuffer) -> SlotUpdates:
         """The plan's changes of the device's columns."""

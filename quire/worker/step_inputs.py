@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from quire.attention.metadata import AttentionMetadata
+from quire.kernels.reference.lora import Tiles
 from quire.worker.kv_transfer import BlockMoves
 from quire.worker.slot_table import SlotUpdates
 
@@ -32,6 +33,7 @@ class StepInputs(NamedTuple):
             their place: see LateColumns. None: there are none.
         slot_updates: Changes of the slot table.
         block_moves: Swaps and copies of blocks.
+        tiles: Which tokens have which adapter; None: none has any.
     """
 
     slots: Tensor
@@ -45,3 +47,4 @@ class StepInputs(NamedTuple):
     late: Tensor | None
     slot_updates: SlotUpdates
     block_moves: BlockMoves
+    tiles: Tiles | None = None

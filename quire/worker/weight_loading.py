@@ -12,25 +12,36 @@ from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import load_all_weights, weight_specs_of
+from quire.models.model import build_model
 from quire.models.spec import ModelSpec
-from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights, with_standard_names
+from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.weights.standard_names import with_standard_names
 
 _GB = 1e9
 _log = logging.getLogger(__name__)
 
 
-def load_weights(config: Config, spec: ModelSpec, factory: LayerFactory, clock: Clock) -> None:
+def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: LayerFactory, clock: Clock) -> None:
     """Read the weights of all layers that the factory built.
+
+    Args:
+        config: Says where they are.
+        spec: Of what the layers are of.
+        whole: Of the model that they are a part of: files are checked for all of it.
+        factory: With the layers.
+        clock: For the rate.
 
     Raises:
         CheckpointError: The checkpoint does not fit the model.
         MemoryBudgetError: There is not that much memory.
     """
     dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
+    if spec.layers < whole.layers:
+        specs = _whole_specs(whole, factory)
     size = spec.weight_bytes(dtype)
     checkpoint = open_checkpoint(config, spec, specs)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
@@ -60,6 +71,13 @@ def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) ->
     checkpoint = _open(config, specs)
     check_weights(checkpoint, specs, spec.architecture)
     return checkpoint
+
+
+def _whole_specs(spec: ModelSpec, factory: LayerFactory) -> list[WeightSpec]:
+    """What all stages read together."""
+    undivided = LayerFactory(factory.options, spec.quantization)
+    build_model(spec, undivided)
+    return weight_specs_of(undivided.layers)
 
 
 def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:

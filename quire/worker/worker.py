@@ -7,10 +7,11 @@ the KV cache as well, but on a GPU, where it is measured. Knows nothing about re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,13 +21,17 @@ from torch import Tensor
 from quire.attention.backend import AttentionBackend, KVView
 from quire.clock import Clock
 from quire.collectives.collectives import Collectives, OneRank
+from quire.collectives.stream import NO_LINKS, StageLinks
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kernels.cpu.library import library
 from quire.layers.factory import LayerFactory
 from quire.logits_processors import load_processors
+from quire.lora.files import read_adapter
+from quire.lora.loader import AdapterLoader
+from quire.lora.updates import AdapterMemory, LowRankUpdates
 from quire.mesh import Mesh
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.models.model import Model, build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
@@ -34,10 +39,13 @@ from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cach
 from quire.planning.step_limits import StepLimits
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShapes
-from quire.worker.kv_tensors import ELEMENTS, allocate_kv_cache, block_transfer, kv_view
+from quire.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, block_transfer, kv_view
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.adaptive import AdaptiveDrafter
+from quire.worker.speculation.drafters import build_drafter
+from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
 from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
@@ -53,7 +61,6 @@ if TYPE_CHECKING:
 
 Agree = Callable[[NumBlocks], NumBlocks]
 """From the blocks that a rank has room for to those that all ranks have."""
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float": torch.float32}
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +74,7 @@ class LoadedModel:
         slots: The slot table.
         kernels_known: Whether all kernels of its steps are compiled, or will be, by the precompiler.
         gemm_warmup: Whether the libraries' products have been used once; None on a CPU.
+        updates: What adapters change of it; None: there are none.
     """
 
     spec: ModelSpec
@@ -74,6 +82,7 @@ class LoadedModel:
     slots: SlotTable
     kernels_known: bool
     gemm_warmup: Future[bool] | None
+    updates: LowRankUpdates | None = None
 
 
 class Worker:
@@ -85,6 +94,10 @@ class Worker:
         precompiler: Compiles the kernels while weights are read; None: each is compiled when it is launched first.
         mesh: Its place among the workers that compute one model together.
         collectives: Of those that divide its layers.
+        links: To those that have the layers before and after its own.
+
+    Attributes:
+        adapters: Loads them, once the model is loaded; None: none are served.
     """
 
     def __init__(
@@ -94,18 +107,23 @@ class Worker:
         precompiler: Precompiler | None = None,
         mesh: Mesh | None = None,
         collectives: Collectives | None = None,
+        links: StageLinks = NO_LINKS,
     ) -> None:
         self._config = config
         self._clock = clock
         self._precompiler = precompiler
         self._mesh = mesh or Mesh()
         self._collectives = collectives or OneRank()
+        self._links = links
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
+        self._drafter: Drafter | None = None
         self._runner: ModelRunner
+        self._slots: SlotTable
         self._transfer: BlockTransfer | None = None
         self._reported_host_blocks = 0
+        self.adapters: AdapterLoader | None = None
 
     def load(self, agree: Agree = lambda blocks: blocks) -> DeviceLimits:
         """The whole start: `read_weights`, `measure`, plan, `allocate`, `capture_graphs`.
@@ -121,10 +139,14 @@ class Worker:
         self.set_threads()
         with self._precompiler or nullcontext():
             loaded = self.read_weights()
+            self._slots = loaded.slots
             measured = self.measure(loaded)
             blocks = agree(plan_kv_cache(self._config, loaded.spec, measured).blocks)
             self.allocate(loaded, blocks)
             self.capture_graphs(loaded)
+            drafter = build_drafter(self._config, loaded.spec, blocks.device, self._load_draft_model)
+            alone = drafter is not None and self._mesh.tp == 1  # ranks would measure different times
+            self._drafter = AdaptiveDrafter(drafter, self._clock) if drafter is not None and alone else drafter
             self._finish_compilation()
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
@@ -134,7 +156,8 @@ class Worker:
 
     def set_threads(self) -> None:
         """Of torch and of our kernels, in the thread that computes; `load` does it."""
-        threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), self._mesh.tp)
+        sharing = self._mesh.size * self._config.parallel.data_parallel_size
+        threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), sharing)
         torch.set_num_threads(threads)
         if self._device.type == "cpu" and (kernels := library()):  # before threads that read weights load one each
             kernels.set_threads(torch.get_num_threads())
@@ -148,10 +171,11 @@ class Worker:
         spec = read_spec(self._config.model.model, self._config.model.quantization)
         options = self._options
         packed_weights = packed_weights_for(self._config, spec, self._device, self._mesh)
+        updates = self._updates()
         factory = LayerFactory(
-            replace(options, packed_weights=packed_weights), spec.quantization, self._mesh, self._collectives
+            replace(options, packed_weights=packed_weights), spec.quantization, self._mesh, self._collectives, updates
         )
-        model, share = build_model(spec, factory), rank_share(spec, self._mesh.tp)
+        model, share = build_model(spec, factory, *self._links), rank_share(spec, self._mesh)
         self._kv_scales = new_kv_scales(share, self._config.kv_dtype, self._device)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False
@@ -159,13 +183,18 @@ class Worker:
             with self._stage("rehearsal"):
                 kernels_known = self._warm_up_compilation(spec)
         with self._stage("weights"):
-            load_weights(self._config, share, factory, self._clock)
+            load_weights(self._config, share, spec, factory, self._clock)
             trim_heap()
+        if updates is not None:
+            with _room_for("the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"):
+                memory = AdapterMemory(updates, options.dtype, self._device)
+            read = partial(read_adapter, updates=updates, dtype=options.dtype)
+            self.adapters = AdapterLoader(read, memory, self._config.lora.host_adapters)
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
-            return LoadedModel(share, model, self._slot_table(share), kernels_known, gemm_warmup)
+            return LoadedModel(share, model, self._slot_table(share), kernels_known, gemm_warmup, updates)
 
     def measure(self, loaded: LoadedModel) -> MeasuredMemory:
         """The memory of a GPU that is left for the KV cache once the largest step has run on a cache of one block.
@@ -179,7 +208,7 @@ class Worker:
             loaded.gemm_warmup.result()
             torch.cuda.empty_cache()  # what the start has used and left in segments of its own
             kv_cache = self._allocate_kv_cache(loaded.spec, 0)
-            runner = self._build_runner(loaded.spec, loaded.model, loaded.slots, kv_cache)
+            runner = self._build_runner(loaded, kv_cache)
             runner.run_largest(self._deferred)
             return MeasuredMemory(gpu_memory.bytes_left(self._device, self._config.cache.memory_share))
 
@@ -190,12 +219,13 @@ class Worker:
                 kv_cache = self._allocate_kv_cache(loaded.spec, blocks.device)
             with self._compile_only():
                 self._transfer = block_transfer(kv_cache, blocks.host)
-            self._runner = self._build_runner(loaded.spec, loaded.model, loaded.slots, kv_cache, self._transfer)
+            self._runner = self._build_runner(loaded, kv_cache, self._transfer)
 
     def capture_graphs(self, loaded: LoadedModel) -> None:
         """Capture small steps as CUDA graphs; on a CPU, record them."""
         if not (most := self._config.device.max_cudagraph_capture_size):
-            if self._device.type == "cpu" and not self._config.device.enforce_eager:
+            one_stage = self._mesh.pp == 1  # what comes from another stage is no kernel's doing
+            if self._device.type == "cpu" and one_stage and not self._config.device.enforce_eager:
                 with self._stage("graphs"):
                     self._runner.record_steps()
             return
@@ -206,9 +236,10 @@ class Worker:
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def launch(self, plan: Plan) -> StepHandle:
-        """Begin one step; on a CPU it is over then, unless rows wait for bitmasks."""
-        return self._runner.launch(plan)
+    def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
+        """Begin one step, with the drafts that were proposed for it; on a CPU it is over then, unless rows wait for
+        bitmasks."""
+        return self._runner.launch(plan, drafts)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """The bitmasks of the step that was begun last; no other begins before they are there."""
@@ -222,16 +253,47 @@ class Worker:
         self._reported_host_blocks = self._transfer.ready_host_blocks
         return msgspec.structs.replace(result, ready_host_blocks=self._reported_host_blocks)
 
-    def execute(self, plan: Plan, masks: Callable[[], TokenBitmasks] | None = None) -> Result:
-        """Run one step; `masks` waits for the bitmasks of its masked rows."""
-        step = self.launch(plan)
+    def execute(
+        self,
+        plan: Plan,
+        masks: Callable[[], TokenBitmasks] | None = None,
+        drafted: Callable[[MaskedDrafts], None] | None = None,
+    ) -> Result:
+        """Run one step.
+
+        Args:
+            plan: The step.
+            masks: Waits for the bitmasks of its masked rows.
+            drafted: Told what is proposed for these rows, if they may have drafts.
+        """
+        drafts = None
+        if self._drafter is not None:
+            self._drafter.begin(plan)
+            drafts = self._drafter.propose(plan, UNLIMITED) if plan.drafts else None
+            if drafts is not None and (tokens := drafts.of_masked(plan)) is not None:
+                assert drafted is not None, "drafts of masked rows, of which nobody is told"
+                drafted(MaskedDrafts(plan.step, tokens))
+        step = self.launch(plan, drafts)
         if plan.masked:
             assert masks is not None, "masked rows without bitmasks"
             self.submit_bitmasks(masks())
-        return self.finish(step)
+        result = self.finish(step)
+        if self._drafter is not None:
+            self._drafter.record(plan, result)
+        return result
+
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
+        """See DraftWorker."""
+        self._runner.rewind(slots, lengths, num_sampled)
+
+    def learn_tokens(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        """What another stage has sampled for these slots, which is what their next rows read; on a CPU."""
+        self._slots.last_token[list(slots)] = torch.tensor(tokens)
 
     def close(self) -> None:
         """After the last step: nothing is compiled any more, and the host pool's memory is given back."""
+        if self.adapters is not None:
+            self.adapters.close()
         if self._transfer is not None:
             self._transfer.close()
         if self._precompiler is not None:
@@ -267,8 +329,12 @@ class Worker:
         try:
             with self._compile_only():
                 kv_cache = self._allocate_kv_cache(spec, 0)
-                model = reduced_model(spec, self._options)
-                runner = self._build_runner(spec, model, self._slot_table(spec), kv_cache)
+                updates = self._updates()
+                model = reduced_model(spec, self._options, updates)
+                if updates is not None:
+                    AdapterMemory(updates, self._options.dtype, self._device)
+                loaded = LoadedModel(spec, model, self._slot_table(spec), False, None, updates)
+                runner = self._build_runner(loaded, kv_cache)
                 launch_all_kernels(runner, self._limits, self._deferred)
         except (torch.OutOfMemoryError, MemoryBudgetError):
             _log.info("kernels     no memory for compile warm-up: they are compiled as they are launched")
@@ -285,6 +351,12 @@ class Worker:
         gemms = gemms_of(factory.layers, spec.vocab_size, spec.hidden, self._limits, self._shapes().all())
         return start_warmup(gemms, factory.options)
 
+    def _load_draft_model(self, config: Config) -> Worker:
+        with self._stage("draft_model"):
+            worker = Worker(config, self._clock)
+            worker.load()
+        return worker
+
     def _shapes(self) -> GraphShapes:
         """Of the steps that are captured."""
         limits, most = self._limits, self._config.device.max_cudagraph_capture_size or 0
@@ -300,20 +372,26 @@ class Worker:
         blocks, groups = -(-limits.length // size), len(spec.kv_groups())
         return SlotTable(limits.rows, blocks, groups, spec.vocab_size, self._device, processors)
 
+    def _updates(self) -> LowRankUpdates | None:
+        """What adapters may change of a model that is about to be built."""
+        lora = self._config.lora
+        return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
+
     def _build_runner(
-        self, spec: ModelSpec, model: Model, slots: SlotTable, kv_cache: Tensor, transfer: BlockTransfer | None = None
+        self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None
     ) -> ModelRunner:
         """A runner on this KV cache; without `transfer`, it has no host pool."""
-        limits = self._limits
+        limits, spec = self._limits, loaded.spec
         return ModelRunner(
-            model,
+            loaded.model,
             _attention(kv_view(kv_cache, spec, self._kv_scales), spec, limits, self._options.dtype),
             transfer or block_transfer(kv_cache, 0),
-            slots,
+            loaded.slots,
             limits,
             spec.rope_length_mode is not None,
             self._config.model.logprobs_mode,
             self._config.model.max_logprobs,
+            loaded.updates,
         )
 
 
@@ -338,6 +416,6 @@ def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dty
 
 
 def _dtype(config: Config) -> torch.dtype:
-    if config.model.dtype not in DTYPES:
-        raise ConfigError(f"--dtype {config.model.dtype} has not been resolved to one of {', '.join(DTYPES)}.")
-    return DTYPES[config.model.dtype]
+    if config.model.dtype not in DENSE:
+        raise ConfigError(f"--dtype {config.model.dtype} has not been resolved to one of {', '.join(DENSE)}.")
+    return DENSE[config.model.dtype]

@@ -16,6 +16,7 @@ import uvicorn
 from quire.api.app import create_app
 from quire.api.engine_session import EngineSession
 from quire.api.http_protocol import BoundedHttpProtocol
+from quire.api.request_traces import RequestTraces
 from quire.config import Config
 from quire.engine.client import EngineClient
 from quire.engine.inprocess import InProcessClient
@@ -65,6 +66,7 @@ class Server:
         config: Config,
         client: Callable[[], EngineClient] | None = None,
         *,
+        more: Sequence[EngineClient] = (),
         step_s: float = 0.0,
         num_blocks: int = 256,
         vocab_size: int = VOCAB_SIZE,
@@ -72,20 +74,26 @@ class Server:
         developer_mode: bool = True,
         slow_reader_s: float = 30.0,
         masked: bool = False,
+        traces: RequestTraces | None = None,
     ) -> None:
         executor = FakeExecutor(num_blocks=num_blocks, vocab_size=vocab_size, step_s=step_s, sample=sample)
         self.text: ModelText = load_model_text(config)
         masker = bitmask_source(config, vocab_size) if masked else None
         self._make_client = client or (lambda: InProcessClient(config, executor, masker=masker))
         self._config = config
-        self._options: dict[str, Any] = {"developer_mode": developer_mode, "slow_reader_s": slow_reader_s}
+        self._more = more
+        self._options: dict[str, Any] = {
+            "developer_mode": developer_mode,
+            "slow_reader_s": slow_reader_s,
+            "traces": traces,
+        }
         self._up = threading.Event()
         self.http = httpx.Client(timeout=30)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
         self.session = EngineSession(
-            self._make_client(), self._config, self.text.eos_ids, special_tokens=self.text.special_tokens
+            [self._make_client(), *self._more], self._config, self.text.eos_ids, special_tokens=self.text.special_tokens
         )
         self.app = create_app(self._config, self.session, self.text, **self._options)
         settings = uvicorn.Config(
@@ -150,7 +158,7 @@ def running(directory: Path, *, client: Callable[[], EngineClient] | None = None
     """A ready server; options of Server by name, all others are settings."""
     of_server = {
         name: options.pop(name)
-        for name in ("step_s", "num_blocks", "vocab_size", "sample", "developer_mode", "masked")
+        for name in ("step_s", "num_blocks", "vocab_size", "sample", "developer_mode", "masked", "traces")
         if name in options
     }
     with Server(resolved(directory, **options), client, **of_server) as server:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.api.admission_limit import OVERFLOW, AdmissionLimit, QueueLimits
+from quire.api.engine_queue import EngineQueue
 from quire.errors import OverloadedError
 from quire.messages import Add, Load
 from quire.metrics.stats import Limit
@@ -20,12 +21,13 @@ class Stage:
 
     def __init__(self, requests: int | None = None, tokens: int | None = None, seconds: float = 30.0) -> None:
         self.rejections: dict[Limit, int] = {"requests": 0, "tokens": 0}
-        self.limit = AdmissionLimit(QueueLimits(requests, tokens, seconds, slots=4), self.rejections)
+        self.queue = EngineQueue(slots=4)
+        self.limit = AdmissionLimit(QueueLimits(requests, tokens, seconds, slots=4), [self.queue], self.rejections)
         self.last = 0
 
     def load(self, **load: Any) -> None:
         """The engine has seen everything, and says this."""
-        self.limit.observe(Load(**{"running": 4, "tokens_per_s": RATE, "expected_output": 100.0, **load}), self.last)
+        self.queue.observe(Load(**{"running": 4, "tokens_per_s": RATE, "expected_output": 100.0, **load}), self.last)
 
     def send(
         self, prompt: int = 400, output: int = 100, forks: int = 0, tenant: str = "", **sampling: Any
@@ -34,8 +36,13 @@ class Stage:
         first = self.last + 1
         self.last += 1 + forks
         message = add(first, [1] * prompt, output, forks=range(first + 1, self.last + 1), tenant=tenant, **sampling)
-        self.limit.enter(message.sequences())
+        self.enter(message)
         return [sequence.id for sequence in message.sequences()]
+
+    def enter(self, message: Add, *, continuing: bool = False) -> None:
+        """A request of one prompt."""
+        self.limit.enter(message.sequences(), continuing=continuing)
+        self.queue.expect(message)
 
     def fill(self, most: int = 10_000, **request: Any) -> int:
         """How many requests are let in."""
@@ -81,7 +88,7 @@ def test_news_from_before_a_request_does_not_make_it_forgotten() -> None:
     stage = Stage(tokens=1_500)
     stage.load()
     assert stage.fill() == 3
-    stage.limit.observe(Load(running=4, tokens_per_s=RATE, expected_output=100.0), last_add=1)
+    stage.queue.observe(Load(running=4, tokens_per_s=RATE, expected_output=100.0), last_add=1)
     assert stage.fill() == 1
 
 
@@ -140,10 +147,10 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
 def test_who_was_let_in_goes_on() -> None:
     stage = Stage(tokens=100)
     stage.load(waiting=50, queued_tokens=10**6)
-    (message,) = add(1, [1] * 10, 5).sequences()
-    stage.limit.enter([message], continuing=True)
+    message = add(1, [1] * 10, 5)
+    stage.enter(message, continuing=True)
     with pytest.raises(OverloadedError):
-        stage.limit.enter([message])
+        stage.enter(message)
 
 
 def test_a_flood_of_one_tenant_leaves_room_for_others() -> None:
@@ -183,26 +190,26 @@ def test_all_accounts_are_empty_when_all_is_over() -> None:
     assert (stage.limit.sequences, stage.limit.tokens) == (0, 0)
     assert not stage.limit._own_tokens
     assert not stage.limit._own_sequences
-    assert not stage.limit._unseen
+    assert not stage.queue._unseen
 
 
 def test_what_is_held_back_counts_until_it_is_sent_or_not_wanted() -> None:
     stage = Stage(requests=6)
     stage.load()
     message = add(1, [1] * 400, 100, forks=[2, 3])
-    stage.limit.enter(message.sequences())
+    stage.enter(message)
     before = stage.limit.sequences, stage.limit.tokens
-    stage.limit.hold(message.sequences())
+    stage.queue.hold(message.sequences())
     assert (stage.limit.sequences, stage.limit.tokens) == before == (3, 702)
     stage.last = 9  # the engine has had others, and not these
     stage.load()
     assert (stage.limit.sequences, stage.limit.tokens) == before
-    stage.limit.restart()
+    stage.queue.restart()
     stage.load()
     assert stage.limit.sequences == 3
     stage.limit.leave_queue([2])
     assert stage.limit.sequences == 2
-    stage.limit.expect(add(1, [1] * 400, 100, forks=[3]))
+    stage.queue.expect(add(1, [1] * 400, 100, forks=[3]))
     assert (stage.limit.sequences, stage.limit.tokens) == (2, 601)
     stage.load()
     assert (stage.limit.sequences, stage.limit.tokens) == (0, 0)

@@ -138,7 +138,7 @@ def test_when_too_many_wait_a_request_is_told_when_to_come_again_before_it_costs
     server.wait_ready()
     long_queue = Load(running=16, waiting=50, queued_tokens=61_000, tokens_per_s=1_000.0)
     client.say(Heartbeat(time.monotonic(), time.monotonic(), long_queue))
-    eventually(lambda: server.session.stats.load == long_queue)
+    eventually(lambda: server.session.stats.engines[0].load == long_queue)
     for path, body in (
         ("/v1/completions", LONG),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
@@ -160,7 +160,7 @@ def test_when_too_many_wait_a_request_is_told_when_to_come_again_before_it_costs
         of_openai.completions.create(model="tiny", prompt="a")
     short_queue = Load(running=16, waiting=5, queued_tokens=3_000, tokens_per_s=1_000.0)
     client.say(Heartbeat(time.monotonic(), time.monotonic(), short_queue))
-    eventually(lambda: server.session.stats.load == short_queue)
+    eventually(lambda: server.session.stats.engines[0].load == short_queue)
     thread, _ = in_background(lambda: server.post("/v1/completions", LONG))
     (add,) = client.wait_for_adds(1)
     client.say(Deltas([], [], [], ends=[End(add.id, "length")]))

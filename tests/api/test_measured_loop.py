@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -48,7 +49,20 @@ async def from_a_thread() -> None:
     await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("work", [in_a_task, in_a_callback, in_a_timer, from_a_thread])
+async def from_a_descriptor() -> None:
+    loop = asyncio.get_running_loop()
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b"!")
+        loop.add_reader(reading, compute, 0.15)
+        await asyncio.sleep(0.01)
+    finally:
+        loop.remove_reader(reading)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("work", [in_a_task, in_a_callback, in_a_timer, from_a_thread, from_a_descriptor])
 def test_a_long_callback_is_measured_and_named(work: Any, caplog: pytest.LogCaptureFixture) -> None:
     times = run(work())
     assert 0.15 <= times.longest < 0.3

@@ -15,7 +15,7 @@ def test_a_sequence_keeps_what_it_has_brought_until_it_ends() -> None:
     async def run() -> None:
         requests = OpenRequests()
         message = add(7, [1, 2, 3], 9, forks=[8])
-        requests.add(OutputCollector(message.sequences(), []))
+        requests.add(OutputCollector(message.sequences(), []), [0, 0])
         first, second = requests.get(7), requests.get(8)
         assert first is not None
         assert second is not None

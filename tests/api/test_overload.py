@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from quire.api.admission_limit import AdmissionLimit, QueueLimits
+from quire.api.engine_queue import EngineQueue
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.errors import OverloadedError
@@ -46,7 +47,9 @@ class Server:
         self._core = EngineCore(
             settings, executor.start(), ModelRuntimeInfo(), executor, self._port, self.clock
         )  # fmt: skip
-        self._limit = AdmissionLimit(QueueLimits(None, None, QUEUE_S, SLOTS), {"requests": 0, "tokens": 0})
+        self._queue = EngineQueue(SLOTS)
+        limits = QueueLimits(None, None, QUEUE_S, SLOTS)
+        self._limit = AdmissionLimit(limits, [self._queue], {"requests": 0, "tokens": 0})
         self._rng = random.Random(3)
         self._last = 0
         self._open: dict[int, tuple[str, float]] = {}
@@ -65,6 +68,7 @@ class Server:
         except OverloadedError:
             self.refused[tenant] += 1
             return False
+        self._queue.expect(message)
         self._last = message.id
         self._open[message.id] = tenant, self.clock.time
         self._waiting[message.id] = self.clock.time
@@ -80,7 +84,7 @@ class Server:
         ended = []
         for _, message in self._port.sent:
             if isinstance(message, Deltas | Heartbeat):
-                self._limit.observe(message.load, message.last_add)
+                self._queue.observe(message.load, message.last_add)
             if isinstance(message, Deltas):
                 self._limit.leave_queue([*message.ids, *(end.id for end in message.ends)])
                 self._begun(message.ids)

@@ -57,7 +57,7 @@ def test_a_stream_goes_on_where_it_was(scripted: tuple[Server, ScriptedClient]) 
     assert "".join(texts) == "defgh"
     assert client.adds == [again]
     assert "quire:sequences_replayed_total" in server.get("/metrics").text
-    assert server.session.stats.replayed == 1
+    assert server.session.stats.engines[0].replayed == 1
 
 
 def test_of_several_choices_only_those_that_are_open_go_on(scripted: tuple[Server, ScriptedClient]) -> None:
@@ -120,7 +120,7 @@ def test_a_new_request_waits_for_the_next_engine_but_not_for_ever(
     client.say(Deltas([add.id], [1], [70], ends=[client.end(add, "stop")], source=SECOND))
     thread.join()
     assert result[0].json()["choices"][0]["text"] == "d"
-    assert server.session.stats.replayed == 0, "no other engine has known it"
+    assert server.session.stats.engines[0].replayed == 0, "no other engine has known it"
 
 
 def test_a_pause_outlives_its_engine_but_not_a_drain(scripted: tuple[Server, ScriptedClient]) -> None:
@@ -161,10 +161,10 @@ def test_while_there_is_no_engine_the_metrics_say_that_its_requests_wait(
     thread, result = post(server, LONG | {"n": 2, "temperature": 1, "max_tokens": 9})
     add, other = client.wait_for_adds(2)
     client.say(Deltas([add.id], [1], [70], load=Load(running=2, num_blocks=9, free_blocks=1, preemptions=5)))
-    eventually(lambda: server.session.stats.load.running == 2)
+    eventually(lambda: server.session.stats.engines[0].load.running == 2)
     client.say(Dead("planted", SECOND, [add.id]))
     eventually(lambda: server.session.state == "recovering")
-    load = server.session.stats.load
+    load = server.session.stats.engines[0].load
     assert (load.running, load.waiting, load.free_blocks, load.queued_tokens > 0) == (0, 2, 9, True)
     assert server.get("/load").json() == {"server_load": 2}
     client.say(replace(READY, source=SECOND))
@@ -173,7 +173,7 @@ def test_while_there_is_no_engine_the_metrics_say_that_its_requests_wait(
     client.say(Deltas([], [], [], ends=ends, load=Load(num_blocks=7, free_blocks=7, preemptions=1), source=SECOND))
     thread.join()
     assert result[0].status_code == 200
-    load = server.session.stats.load
+    load = server.session.stats.engines[0].load
     assert (load.running, load.waiting, load.num_blocks, load.preemptions) == (0, 0, 7, 6)
     assert server.get("/load").json() == {"server_load": 0}
 

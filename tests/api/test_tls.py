@@ -17,7 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
-from quire.api.api_server import load_tls, uvicorn_config
+from quire.api.http_server import load_tls, uvicorn_config
 from quire.config import ServerConfig
 from quire.errors import ConfigError
 

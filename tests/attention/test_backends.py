@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.attention.backend import AttentionBackend, AttentionLayer, KVView, PaddedLimits, QKNormRope, Rows
+from quire.attention.backend import AttentionBackend, AttentionLayer, KVView, QKNormRope, Rows
 from quire.attention.cpu import CpuAttention
 from quire.attention.metadata import AttentionMetadata
+from quire.attention.padded_limits import PaddedLimits
 from quire.kernels.dispatch import KERNELS
 from quire.kernels.reference.norm import rms_norm
 from quire.kernels.reference.rotary import rotary

@@ -10,13 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from quire.models.spec import read_spec
+from quire.quantization.formats import Int8Format
+
 HERE = Path(__file__).parents[2] / "benchmarks" / "cpu"
-MODULES = ("checkpoints", "workloads", "report", "engine_client", "environments")
+MODULES = ("checkpoints", "int8_checkpoint", "workloads", "report", "engine_client", "environments")
 sys.path.insert(0, str(HERE))  # its files are scripts beside each other
 before = {name: sys.modules.pop(name, None) for name in MODULES}
-checkpoints, workloads, report, engine_client, environments = (importlib.import_module(name) for name in MODULES)
+checkpoints, int8_checkpoint, workloads, report, engine_client, environments = (
+    importlib.import_module(name) for name in MODULES
+)
 for name, module in before.items():
     sys.modules.pop(name)
     if module is not None:
@@ -42,6 +48,20 @@ def test_transformers_reads_the_checkpoint_whole(made: Path) -> None:
     assert not torch.equal(weight, model.model.layers[1].self_attn.q_proj.weight)
     bits = torch.from_numpy(checkpoints.read_tensor(made, "model.layers.0.self_attn.q_proj.weight").copy())
     assert torch.equal(bits.view(torch.bfloat16), weight)
+
+
+def test_int8_weights_are_the_checkpoints_to_half_a_step_and_are_served(made: Path) -> None:
+    directory = int8_checkpoint.make_int8_checkpoint(made)
+    dense, stored = load_file(made / "model.safetensors"), load_file(directory / "model.safetensors")
+    quantized = [name for name in dense if f"{name}_scale" in stored]
+    assert len(quantized) == 7 * checkpoints.config_of(made)["num_hidden_layers"]
+    for name in quantized:
+        scale = stored[f"{name}_scale"]
+        assert ((stored[name] * scale - dense[name].float()).abs() <= 0.51 * scale).all()
+    spec = read_spec(directory)
+    assert spec.quantization is not None
+    assert isinstance(spec.quantization.format_of("model.layers.0.mlp.up_proj"), Int8Format)
+    assert spec.quantization.format_of("lm_head") is None
 
 
 def test_figures_follow_from_seconds() -> None:

@@ -20,6 +20,8 @@ SWEEPS = sorted((ROOT / "tuning").glob("*/tune_*.py"))
         ("host_request.py", ["--tokens", "5,40", "--runs", "2"], ["40 tokens", "2,000 cached + 50", "after"]),
         ("host_request.py", ["--tokens", "5,40", "--runs", "2", "--cold"], ["launch"]),
         ("host_choices.py", ["--tokens", "300", "--choices", "1,3", "--runs", "2"], ["3 choices", "longest turn"]),
+        ("host_arrivals.py", ["--requests", "16", "--runs", "1"], ["refused chat", "arrival chat", "end"]),
+        ("live_frames.py", ["--sequences", "4", "--steps", "9", "--blocks", "600"], ["a step", "of a core"]),
         ("kv_waste.py", ["--requests", "40", "--blocks", "1024"], ["waste"]),
     ],
 )
@@ -33,7 +35,7 @@ def test_scripts_run(script: str, arguments: list[str], said: list[str]) -> None
 
 def test_sweeps_find_what_they_tune() -> None:
     """Their imports name kernels and constants that exist."""
-    assert len(SWEEPS) == 9
+    assert len(SWEEPS) == 10
     load = "import importlib, sys; sys.path.insert(0, sys.argv[1]); [importlib.import_module(n) for n in sys.argv[2:]]"
     names = [sweep.stem for sweep in SWEEPS]
     done = subprocess.run(

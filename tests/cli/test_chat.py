@@ -120,7 +120,7 @@ def test_ctrl_c_stops_the_answer_on_the_server_too(server: Server, tmp_path: Pat
     while server.session.num_sequences and time.monotonic() < deadline:
         time.sleep(0.01)
     assert server.session.num_sequences == 0
-    assert server.session.stats.ended["abort"] >= 1
+    assert server.session.stats.engines[0].ended["abort"] >= 1
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

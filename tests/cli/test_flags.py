@@ -125,7 +125,7 @@ def test_what_is_wrong_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_a_misspelt_flag_ends_the_command_with_2_and_no_traceback() -> None:
-    command = [sys.executable, "-m", "quire.cli.main", "serve", "--max-modl-len", "3"]
+    command = [sys.executable, "-m", "quire", "serve", "--max-modl-len", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert done.stderr == ("quire: error: --max-modl-len is not a flag of quire serve. Did you mean --max-model-len?\n")
@@ -221,14 +221,14 @@ def test_a_settings_file_is_read_and_flags_win(tmp_path: Path, capsys: pytest.Ca
         "model: ./here\nmax-num-seqs: 8\nmax_num_batched_tokens: 2k\nserved-model-name: [a, b]\n"
         "skip-tokenizer-init: true\nuse-tqdm-on-load: false\n"
         "override-generation-config:\n  top_k: 3\n  stop: [x]\nhost: null\n"
-        "tensor-parallel-size: 1\n"
+        "decode-context-parallel-size: 1\n"
     )
     expected = Config().with_values(
         model="./here", max_num_seqs=8, max_num_batched_tokens=2000, served_model_name=("a", "b"),
         skip_tokenizer_init=True, use_tqdm_on_load=False, override_generation_config={"top_k": 3, "stop": ["x"]},
     )  # fmt: skip
     assert config("--config", str(file)) == expected
-    assert "--tensor-parallel-size has no effect" in capsys.readouterr().err
+    assert "--decode-context-parallel-size has no effect" in capsys.readouterr().err
     again = config(f"--config={file}", "--max-num-seqs", "9", "--no-skip-tokenizer-init", "elsewhere")
     assert again == expected.with_values(max_num_seqs=9, skip_tokenizer_init=False, model="elsewhere")
 
@@ -238,7 +238,7 @@ def test_a_settings_file_is_read_and_flags_win(tmp_path: Path, capsys: pytest.Ca
     [
         ("max-num-seq: 3", "'max-num-seq' is not a setting of this command. Did you mean 'max-num-seqs'?"),
         ("max-num-seqs: many", "--max-num-seqs: 'many' is not a whole number"),
-        ("tensor-parallel-size: 4", "--tensor-parallel-size 4 is not supported"),
+        ("decode-context-parallel-size: 4", "--decode-context-parallel-size 4 is not supported"),
         ("- a\n- b", "must hold 'name: value' lines"),
         ("a: [", "is not YAML"),
     ],
@@ -272,9 +272,8 @@ def test_no_foreign_setting_is_a_real_one() -> None:
         (["--enable-chunked-prefill"], "long prompts are always read in chunks"),
         (["--disable-log-requests"], "--enable-log-requests"),
         (["--async-scheduling"], "always planned ahead"),
-        (["--tensor_parallel_size=1"], "--tensor-parallel-size has no effect"),
-        (["-tp", "1"], "--tensor-parallel-size has no effect"),
-        (["--no-enable-lora"], "--enable-lora has no effect"),
+        (["--decode_context_parallel_size=1"], "--decode-context-parallel-size has no effect"),
+        (["--lora-dtype", "auto"], "--lora-dtype has no effect"),
     ],
 )
 def test_a_neutral_value_is_accepted_with_one_warning(
@@ -284,6 +283,14 @@ def test_a_neutral_value_is_accepted_with_one_warning(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("quire: warning: --")
     assert said in line
+
+
+@pytest.mark.parametrize("arguments", [("-tp", "2"), ("-tp=2",), ("--tensor_parallel_size=2",)])
+def test_ranks_have_a_short_flag(arguments: tuple[str, ...]) -> None:
+    assert config(*arguments, "m").parallel.tensor_parallel_size == 2
+    assert config(*arguments, "-pp", "3", "m").parallel.ranks == 6
+    assert config(*arguments, "-ep", "m").parallel.enable_expert_parallel
+    assert not config(*arguments, "--no-enable-expert-parallel", "m").parallel.enable_expert_parallel
 
 
 @pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("-1", -1), ("4k", 4_000)])
@@ -296,17 +303,15 @@ def test_the_longest_sequence_is_a_number_or_auto(word: str, value: int | str) -
 @pytest.mark.parametrize(
     ("arguments", "flag"),
     [
-        (["-tp", "4"], "--tensor-parallel-size 4"),
-        (["--enable-lora"], "--enable-lora"),
-        (["--lora-modules", "a=./x", "b=./y"], "--lora-modules a=./x"),
+        (["--decode-context-parallel-size", "4"], "--decode-context-parallel-size 4"),
+        (["--fully-sharded-loras"], "--fully-sharded-loras"),
         (["--no-enable-chunked-prefill"], "--enable-chunked-prefill False"),
-        (["--speculative-config", '{"model": "x"}'], "--speculative-config"),
         (["--compilation-config.mode", "3"], "--compilation-config mode=3"),
         (["--trust-remote-code"], "--trust-remote-code"),
     ],
 )
 def test_what_would_have_to_mean_something_is_refused_by_name(arguments: list[str], flag: str) -> None:
-    assert error(*arguments, "m").startswith(f"{flag} is not supported" if flag != "--speculative-config" else flag)
+    assert error(*arguments, "m").startswith(f"{flag} is not supported")
 
 
 @pytest.mark.parametrize("name", VLLM_SETTINGS)
@@ -319,4 +324,4 @@ def test_none_and_the_neutral_values_ask_for_nothing(name: str) -> None:
 
 def test_a_true_is_not_a_one() -> None:
     with pytest.raises(ConfigError):
-        check_vllm_setting("tensor_parallel_size", True)
+        check_vllm_setting("decode_context_parallel_size", True)

@@ -20,9 +20,10 @@ INSTALL_S = 600
 _OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false", "PYTHONPATH": ""}
 
 
-def environment(name: str) -> Path:
-    """The directory of programs of the environment with the packages of `NAME.txt`; made if it is not there."""
-    requirements = HERE / f"{name}.txt"
+def environment(name: str, lists: Path = HERE) -> Path:
+    """The directory of programs of the environment with the packages of `NAME.txt`, which is in `lists`; made if it is
+    not there."""
+    requirements = lists / f"{name}.txt"
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
     home = Path(sys.prefix) / "client-environments"
     directory = home / f"{name}-{digest}"

@@ -22,7 +22,7 @@ FUZZING_S = 60 * float(os.environ.get("SCHEMATHESIS_MINUTES", "2"))
 SLOWEST_S = 20
 """The longest that a request may take. Answers are at most as long as the small context."""
 OWN_ERROR = "AST constructor recursion depth mismatch"
-"""CPython 3.11's, now and then, in schemathesis's own process: another seed then."""
+"""CPython 3.11's, where two threads of schemathesis parse source at once (gh-106905): so it has one."""
 
 
 def served_by_name(node: Any) -> Any:
@@ -125,9 +125,9 @@ def test_no_request_breaks_the_server(tmp_path: Path) -> None:
 
 
 def only_own_errors(said: str) -> bool:
-    """Whether schemathesis failed by CPython's error alone, in each of its runs."""
-    errors = re.findall(r"^ +🚫 (.*Error.*): (\d+)$", said, re.M)
-    return " FAILURES " not in said and errors == [("Runtime Error", str(said.count(OWN_ERROR)))]
+    """Whether schemathesis failed by CPython's error alone, which it may print less or more often than it counts it."""
+    errors = {name for name, _ in re.findall(r"^ +🚫 (.*Error.*): (\d+)$", said, re.M)}
+    return " FAILURES " not in said and errors == {"Runtime Error"} and OWN_ERROR in said
 
 
 def fuzz(url: str, key: str, home: Path) -> None:
@@ -138,7 +138,7 @@ def fuzz(url: str, key: str, home: Path) -> None:
             [
                 environment("schemathesis") / "schemathesis", "run", home / "openapi.json", "--url", url,
                 "--header", f"Authorization: Bearer {key}", "--checks", "not_a_server_error",
-                "--max-time", str(int(FUZZING_S / 2)), "--request-timeout", str(SLOWEST_S), "--workers", "2",
+                "--max-time", str(int(FUZZING_S / 2)), "--request-timeout", str(SLOWEST_S), "--workers", "1",
                 "--report-ndjson-path", report, "--continue-on-failure", "--no-color",
                 "--suppress-health-check", "all", "--generation-database", "none", "--seed", str(seed),
             ],

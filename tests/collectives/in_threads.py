@@ -22,6 +22,7 @@ def run_ranks(
     tp: int,
     body: Callable[[Mesh, Ranks], T],
     *,
+    ep: int = 1,
     vocab_size: int = 1_000,
     plain: bool = False,
     patience_s: float = PATIENCE_S,
@@ -30,7 +31,7 @@ def run_ranks(
     memory = SharedMemory(memory_bytes(Mesh(tp=tp), vocab_size))
 
     def rank(number: int) -> T:
-        mesh = Mesh(number, tp=tp)
+        mesh = Mesh(number, tp=tp, ep=ep)
         with torch.inference_mode():
             if plain:
                 return body(mesh, PlainRanks(memory, mesh, buffer_bytes(mesh, vocab_size), patience_s))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire.costmodel.hardware import Hardware
-from quire.costmodel.roofline import Correction, Roofline, UsedWeights
+from quire.costmodel.roofline import Correction, Roofline
+from quire.costmodel.used_weights import UsedWeights
 from quire.models.spec import read_spec
 from tests.checkpoints import edit_config, make_llama
 

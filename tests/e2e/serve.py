@@ -79,8 +79,12 @@ class QuireServe:
         return self._lines[-1]
 
     def children(self) -> dict[str, int]:
-        """Process ids of its children, by `engine` and `api`."""
-        found = {}
+        """Process ids of its children, by `engine` and `api`; of several engines the last one."""
+        return {kind: pids[-1] for kind, pids in self.all_children().items()}
+
+    def all_children(self) -> dict[str, list[int]]:
+        """The same of all, in the order in which they were started."""
+        found: dict[str, list[int]] = {}
         for entry in Path("/proc").iterdir():
             try:
                 status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
@@ -88,8 +92,9 @@ class QuireServe:
             except (OSError, IndexError):
                 continue
             if entry.name.isdigit() and int(status[1]) == self.process.pid:
-                found["engine" if "engine" in command.split("\0")[2] else "api"] = int(entry.name)
-        return found
+                kind = "engine" if "engine" in command.split("\0")[2] else "api"
+                found.setdefault(kind, []).append(int(entry.name))
+        return {kind: sorted(pids) for kind, pids in found.items()}
 
     def wait(self, timeout: float = 30) -> int:
         """Its exit code."""

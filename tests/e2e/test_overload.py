@@ -12,6 +12,10 @@ import pytest
 from benchmarks.overload import Figures, Overload
 from tests.e2e.serve import QuireServe
 
+SHARE = 0.7
+"""Of what is done without a flood. The aim is 0.9, which `python -m benchmarks.overload` measures on an idle machine;
+with neighbours the same code does 0.75 to 0.96 of it within an hour."""
+
 
 @pytest.mark.long("reliability")
 def test_overload() -> None:
@@ -35,4 +39,4 @@ def does_as_much_as_ever(figures: Figures) -> bool:
     assert figures.closed_loop.statuses.keys() == figures.light_beside.statuses.keys() == {200}
     assert figures.flood.statuses.keys() == {200, 429}
     light = figures.light_beside.completed / figures.light_alone.completed
-    return min(figures.flood.rate / figures.maximum, light) >= 0.9
+    return min(figures.flood.rate / figures.maximum, light) >= SHARE

@@ -100,7 +100,8 @@ def test_sigterm_drains_open_streams_refuses_new_ones_and_exits_0(server: QuireS
         for line in stream_lines(server.url + "/v1/completions", LONG)
         if line != "[DONE]"
     )
-    reader, engine = Reader(server, LONG), server.children()["engine"]
+    engine = server.children()["engine"]
+    reader = Reader(server, LONG)
     os.kill(engine, signal.SIGSTOP)  # the stream cannot end before the refusal is seen
     server.signal()
     while httpx.get(server.url + "/ready", timeout=20).status_code == 200:
@@ -259,7 +260,8 @@ def broken(tmp_path: Path, checkpoint: Path, change: dict[str, Any]) -> str:
         ({}, ["--max-model-len", "9999"], 2, "--max-model-len 9999"),
         ({}, ["--kv-cache-memory-bytes", "10"], 5, "--kv-cache-memory-bytes 10"),
         ({}, ["--num-gpu-blocks-override", "1000000000"], 5, "--num-gpu-blocks-override"),
-        ({}, ["--tensor-parallel-size", "2"], 2, "--tensor-parallel-size 2 is not supported"),
+        ({}, ["--decode-context-parallel-size", "2"], 2, "--decode-context-parallel-size 2 is not supported"),
+        ({}, ["--tensor-parallel-size", "3"], 2, "can be divided over 1, 2, 4 ranks"),
         ({}, ["--no-such-flag"], 2, "no-such-flag"),
         ({}, ["--api-key"], 2, "--api-key has no key"),
         ({}, ["--api-key", ""], 2, "--api-key is empty"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.config import Config
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.inprocess import InProcessClient
+from quire.engine.token_bitmasks import Masks
 from quire.errors import GenerationError
 from quire.executor.executor import Executor
 from quire.executor.fake import FakeExecutor, allowed, hash_token
@@ -69,7 +70,7 @@ class HashMasker:
         self._vocab_size = vocab_size
         self.forgotten: list[int] = []
         self.ready = False  # whether masks need not be waited for
-        self._asked: list[bytes | GenerationError] = []
+        self._asked: list[Masks] = []
 
     def wants(self, message: Add) -> bool:
         return bool((message.sampling.extra_args or {}).get("masked"))
@@ -83,14 +84,23 @@ class HashMasker:
     def close(self) -> None:
         pass
 
-    def ask(self, requests: Sequence[Request]) -> bool:
+    def ask(self, requests: Sequence[Request], drafts: Mapping[int, Sequence[int]]) -> bool:
         assert not self._asked, "asked twice"
-        self._asked = [self.bits_of(request) for request in requests]
+        self._asked = [self._masks_of(request, drafts.get(request.id, ())) for request in requests]
         return self.ready
 
-    def bits(self) -> list[bytes | GenerationError]:
+    def bits(self) -> list[Masks]:
         asked, self._asked = self._asked, []
         return asked
+
+    def _masks_of(self, request: Request, drafts: Sequence[int]) -> Masks:
+        bits = self.bits_of(request)
+        if not isinstance(bits, bytes):
+            return bits
+        behind = (
+            self.mask([*request.tokens, *drafts[:number]], self._vocab_size) for number in range(1, len(drafts) + 1)
+        )
+        return [bits, *behind]
 
     def bits_of(self, request: Request) -> bytes | GenerationError:
         if request.id in self._broken:

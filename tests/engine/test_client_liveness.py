@@ -78,6 +78,22 @@ def test_a_silent_clients_requests_are_aborted_and_others_go_on() -> None:
     assert core.counts()["free_blocks"] == core.counts()["blocks"]
 
 
+def test_a_request_that_comes_before_the_heartbeat_of_a_client_that_was_silent_is_not_aborted() -> None:
+    clock, port = ManualClock(), ListPort()
+    core = engine(clock, port)
+    port.inbox = [ClientHeartbeat(1)]
+    core.turn(0)
+    for _ in range(round(SILENT_AFTER_S)):
+        clock.time += 1.0
+        core.turn(0)
+    clock.time += 1.0
+    port.inbox = [add(1 << CLIENT_SHIFT | 1, [1, 2, 3], 5)]
+    for _ in range(8):
+        core.turn(0)
+    (end,) = [end for _, m in port.sent if isinstance(m, Deltas) for end in m.ends]
+    assert end.reason == "length"
+
+
 def test_nobody_is_blamed_for_a_pause_of_the_engines_own() -> None:
     clock, port = ManualClock(), ListPort()
     core = engine(clock, port)

@@ -39,12 +39,12 @@ def in_several_engines(adds: list[Add], lives: list[int], **engine: Any) -> Outp
     """The outputs and end reasons of all sequences, by engines that die after so many tokens each."""
     requests, outputs = OpenRequests(), Outputs()
     for message in adds:
-        requests.add(OutputCollector(message.sequences(), []))
+        requests.add(OutputCollector(message.sequences(), []), [0] * len(message.sequences()))
     for tokens in (*lives, 10**9):
-        requests.engine_died()
+        requests.engine_died(0)
         masker = HashMasker() if engine.get("masked") else None
         current = Engine(FakeExecutor(num_blocks=engine.get("num_blocks", 64)), masker=masker)
-        for again in replay_adds(requests.unsent(lambda collector: True)):
+        for again in replay_adds(requests.unsent(0, lambda collector: True)):
             current.client.send(again)
         run_until(current, requests, tokens, outputs)
     return outputs

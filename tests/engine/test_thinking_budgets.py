@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import msgspec
 import pytest
 
 from quire.engine.thinking_budgets import Thinking, ThinkingBudgets
+from quire.errors import GenerationError
 from quire.executor.fake import FakeExecutor, hash_token
 from quire.messages import Abort, Add, ThinkingBudget
 from tests.engine.harness import Engine, HashMasker, add, alone
@@ -188,3 +191,34 @@ def test_a_budget_that_would_break_the_engine_fails_alone(budget: ThinkingBudget
 def test_an_engine_without_bitmasks_refuses_budgets() -> None:
     outcome = Engine().run([thinking(add(1, [5], 10))])
     assert "limits no reasoning" in outcome.ends[1].message
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_masks_behind_drafts_are_those_behind_tokens(masked: bool) -> None:
+    """Also of a sequence that is then asked about again: drafts are not tokens yet."""
+    rng, bits = random.Random(2), list[bytes]()
+    budget = ThinkingBudget(5, [START], [[END, 7], [OTHER_END]], again=True, opened=True)
+    message = thinking(add(1, [5, 6], 60, extra_args={"masked": masked}), budget)
+    request: Any = types.SimpleNamespace(id=1, tokens=list(message.tokens), add=message)
+
+    def asked(source: ThinkingBudgets, drafts: list[int]) -> list[bytes]:
+        source.ask([request], {1: drafts})
+        (masks,) = source.bits()
+        assert masks is not None
+        assert not isinstance(masks, GenerationError)
+        return [bytes(each) for each in masks]
+
+    drafting: Any = ThinkingBudgets(HashMasker(), VOCAB)
+    drafting.prepare(message)
+    while len(request.tokens) < 60:
+        drafts = [rng.choice([END, 7, START, OTHER_END, 9, 10]) for _ in range(4)]
+        found = asked(drafting, drafts)
+        bits += found
+        for number in range(5):
+            alone: Any = ThinkingBudgets(HashMasker(), VOCAB)
+            alone.prepare(message)
+            before, request.tokens = request.tokens, request.tokens + drafts[:number]
+            assert asked(alone, [])[0] == found[number]
+            request.tokens = before
+        request.tokens = request.tokens + drafts[: rng.randint(1, 4)]
+    assert len(set(bits)) > 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,6 +116,21 @@ def test_an_idle_wait_ends_in_time(port: ZmqPort, client: ZmqClient) -> None:
     assert client.receive(0.01) is None
 
 
+def test_an_event_loop_can_wait_for_a_clients_messages(port: ZmqPort, client: ZmqClient) -> None:
+    answers: list[FromEngine] = [Done(i, {"a": i}) for i in range(100)]
+    for some in (answers[:1], answers[1:]):
+        assert client.receive(0.0) is None
+        for answer in some:
+            port.send(3, answer)
+        got = list[object]()
+        while len(got) < len(some):
+            assert select.select([client.fileno()], [], [], 20.0)[0], "nothing announces a message"
+            while (message := client.receive(0.0)) is not None:
+                got.append(message)
+        assert got == some
+    assert not select.select([client.fileno()], [], [], 0.05)[0], "an event loop would spin"
+
+
 def test_what_is_no_message_is_dropped_and_the_next_one_arrives(
     port: ZmqPort, client: ZmqClient, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,7 +233,7 @@ def test_a_control_that_does_not_decode_is_answered(port: ZmqPort, client: ZmqCl
 def test_a_client_says_that_something_was_lost(client: ZmqClient, directory: Path) -> None:
     context = zmq.Context()
     stranger = context.socket(zmq.PUSH)
-    stranger.connect(client_address(directory, 3))
+    stranger.connect(client_address(directory, 3, 0))
     for garbage in (b"\xc1", b"\x92\xa1\xff\x01"):
         stranger.send(garbage)
     stranger.close()

@@ -78,7 +78,9 @@ def test_a_cpu_samples_masked_and_other_rows_at_once_at_the_end_of_the_recorded_
     waited: list[object] = []
     replay_logits = RecordedSteps.replay_logits
     monkeypatch.setattr(
-        RecordedSteps, "replay_logits", lambda self, shape: (waited.append(shape), replay_logits(self, shape))[1]
+        RecordedSteps,
+        "replay_logits",
+        lambda *of, **kind: (waited.append(of), replay_logits(*of, **kind))[1],
     )
 
     def tokens(*, enforce_eager: bool, **asked: Any) -> dict[int, list[int]]:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from quire.clock import SystemClock
 from quire.executor.gpu_executor import GpuExecutor
 from quire.worker.cuda_graphs import CudaGraphs
+from quire.worker.graph_shapes import GraphShape
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.engine.harness import Engine
@@ -42,8 +44,13 @@ def on_card(tiny: Path, settings: dict[str, Any], *, captured: int = 128) -> Eng
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_card_samples_what_the_masks_leave(tiny: Path, settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay, replayed = CudaGraphs.replay, list[Any]()
-    monkeypatch.setattr(CudaGraphs, "replay", lambda self, shape: replayed.append(shape) or replay(self, shape))
+    replay, replayed = CudaGraphs.replay, list[GraphShape]()
+
+    def watched(self: CudaGraphs, shape: GraphShape, **kinds: bool) -> Tensor:
+        replayed.append(shape)
+        return replay(self, shape, **kinds)
+
+    monkeypatch.setattr(CudaGraphs, "replay", watched)
     on_card(tiny, SETTINGS[settings]).client.close()
     assert len(replayed) > TOKENS
 

@@ -59,3 +59,17 @@ def test_tokens_and_salts_tell_chains_apart_from_there_on() -> None:
     assert found[:12] == whole()[:12]
     assert not {*found[12:]} & {*whole()}
     assert not {*BlockHashes(SIZE).hash_up_to(TOKENS, len(TOKENS))} & {*whole()}
+
+
+def test_an_adapters_blocks_are_nobody_elses() -> None:
+    """Whatever salt is given: no request finds what another adapter, or none, has computed."""
+    own = BlockHashes(SIZE, "salt", adapter="a1").hash_up_to(TOKENS, len(TOKENS))
+    others = [("", ""), ("salt", ""), ("salt", "a2"), ("", "a1"), ("a1\0salt", ""), (" of a1\0salt", "")]
+    for salt, adapter in [*others, ("1\0salt", "a")]:
+        assert not {*BlockHashes(SIZE, salt, adapter=adapter).hash_up_to(TOKENS, len(TOKENS))} & {*own}
+    assert BlockHashes(SIZE, "salt", adapter="a1").hash_up_to(TOKENS, len(TOKENS)) == own
+    assert BlockHashes(SIZE, "other", adapter="a1").salted("salt").hash_up_to(TOKENS, len(TOKENS)) == own
+    trunk = BlockHashes(SIZE, "salt", adapter="a1")
+    branch = trunk.branch(40)
+    assert branch.hash_up_to(TOKENS, len(TOKENS)) == own
+    assert branch.salted("salt").hash_up_to(TOKENS, len(TOKENS)) == own

@@ -10,16 +10,18 @@ from quire.messages import STEP_TOKEN_BOUNDS, WORK_BOUNDS_S, Add, End, Heartbeat
 from quire.metrics.histogram import Histogram, steps_of_1_2_5
 from quire.metrics.log_line import StatsLogLine
 from quire.metrics.prometheus import Exposition
+from quire.metrics.server_stats import ServerStats
 from quire.metrics.stats import Stats
 from quire.sampling import SamplingParams
 
 
-def scrape(stats: Stats) -> dict[str, float]:
+def scrape(stats: Stats | ServerStats) -> dict[str, float]:
+    stats = ServerStats([stats]) if isinstance(stats, Stats) else stats
     text = Exposition(stats, "tiny", CacheConfig()).text().decode()
     values = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if not sample.name.startswith("http_"):
+            if not sample.name.startswith(("http_", "process_")):
                 assert sample.labels.pop("model_name") == "tiny"
                 assert sample.labels.pop("engine") == "0"
             extra = (
@@ -116,7 +118,7 @@ def test_load_is_what_the_engine_said_last() -> None:
 
 
 def test_http_answers_are_counted_by_what_cannot_be_invented() -> None:
-    stats = Stats()
+    stats = ServerStats([Stats()])
     stats.http.answered("POST", "/v1/completions", 200, 0.3)
     stats.http.answered("POST", "/v1/completions", 201, 0.7)
     stats.http.answered("BREW", None, 404, 0.0)

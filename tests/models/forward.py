@@ -23,6 +23,7 @@ from quire.weights.checkpoint import Checkpoint, check_weights
 from quire.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.weights.standard_names import with_standard_names
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.kv_tensors import allocate_kv_cache, kv_view
 from tests.collectives.in_threads import run_ranks
@@ -36,13 +37,14 @@ def logits_of(directory: Path, tokens: Tensor, dtype: torch.dtype, quantization:
 
 
 def logits_of_ranks(
-    directory: Path, tokens: Tensor, dtype: torch.dtype, tp: int, quantization: str | None = None
+    directory: Path, tokens: Tensor, dtype: torch.dtype, tp: int, quantization: str | None = None, *, ep: int = 1
 ) -> list[Tensor]:
     """The same of each of `tp` ranks that divide the model."""
     spec = read_spec(directory, quantization)
     return run_ranks(
         tp,
         lambda mesh, ranks: _logits(directory, tokens, dtype, quantization, mesh, ranks),
+        ep=ep,
         vocab_size=spec.vocab_size,
         patience_s=5.0,
     )
@@ -59,9 +61,11 @@ def _logits(
     whole, length = read_spec(directory, quantization), len(tokens)
     factory = LayerFactory(TensorOptions(CPU, dtype), whole.quantization, mesh, collectives)
     model = build_model(whole, factory)
-    spec = rank_share(whole, mesh.tp if mesh else 1)
+    spec = rank_share(whole, mesh or Mesh())
     is_gguf = bool(find_gguf_files(directory))
-    checkpoint: Checkpoint = GgufCheckpoint(directory) if is_gguf else SafetensorsCheckpoint(directory)
+    checkpoint: Checkpoint = (
+        GgufCheckpoint(directory) if is_gguf else with_standard_names(SafetensorsCheckpoint(directory))
+    )
     check_weights(checkpoint, weight_specs_of(factory.layers), spec.architecture)
     load_all_weights(factory.layers, checkpoint, 2, ReadingProgress(1, SystemClock(), False))
     blocks, groups = -(-length // 16), len(spec.kv_groups())

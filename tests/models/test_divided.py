@@ -30,16 +30,30 @@ def test_logits_of_ranks_equal_those_of_one(case: str, tp: int, tmp_path: Path) 
     assert all(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3 moe"])
 @torch.inference_mode()
-def test_ranks_compute_without_kernels_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_whole_experts_have_the_logits_of_one(case: str, tp: int, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **DIVISIBLE[case])
+    whole = logits_of(directory, TOKENS, torch.float32)
+    first, *others = logits_of_ranks(directory, TOKENS, torch.float32, tp, ep=tp)
+    assert float((first - whole).abs().max() / whole.abs().max()) < 1e-5
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize(("case", "ep"), [("qwen2, tied", 1), ("mixtral", 2)])
+@torch.inference_mode()
+def test_ranks_compute_without_kernels_of_ours(
+    case: str, ep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from quire.kernels.cpu import library as module
 
-    directory = make_tiny(tmp_path, **DIVISIBLE["qwen2, tied"])
+    directory = make_tiny(tmp_path, **DIVISIBLE[case])
     whole = logits_of(directory, TOKENS, torch.float32)
     monkeypatch.setenv("QUIRE_CPU_ISA", "none")
     module.library.cache_clear()
     try:
-        first, second = logits_of_ranks(directory, TOKENS, torch.float32, 2)
+        first, second = logits_of_ranks(directory, TOKENS, torch.float32, 2, ep=ep)
     finally:
         monkeypatch.undo()
         module.library.cache_clear()

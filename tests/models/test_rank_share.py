@@ -49,6 +49,37 @@ def test_the_width_of_experts_counts_and_that_of_mlps_only_where_there_are_any(t
     check_tensor_parallel_size(read_spec(make_tiny(tmp_path / "b", **moe)), 4)
 
 
+def test_whole_experts_are_divided_by_their_number_alone(tmp_path: Path) -> None:
+    odd = {"moe_intermediate_size": 25, "num_experts": 5, "mlp_only_layers": []}
+    spec = read_spec(make_tiny(tmp_path, **DIVISIBLE["qwen3 moe"] | odd))
+    for size in (1, 2, 4):
+        check_tensor_parallel_size(spec, size, whole_experts=True)
+    with pytest.raises(ConfigError, match=r"over 1, 2, 4 ranks.* at least"):
+        check_tensor_parallel_size(spec, 8, whole_experts=True)
+    with pytest.raises(ConfigError, match=r"over 1 ranks"):
+        check_tensor_parallel_size(spec, 2)
+    owned = [
+        list(range(own.start, own.start + own.count)) for own in (Mesh(r, 4, 1, 4).own_experts(5) for r in range(4))
+    ]
+    assert owned == [[0, 1], [2], [3], [4]]
+    assert [Mesh(rank, 2, 2, 2).own_experts(5).count for rank in range(4)] == [3, 2, 3, 2]
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3 moe"])
+def test_a_share_with_whole_experts_says_what_its_weights_take(case: str, tmp_path: Path) -> None:
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "vocab_size": 1024}
+    spec = read_spec(make_tiny(tmp_path, **DIVISIBLE[case] | wide | {"moe_intermediate_size": 1024}))
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    for rank in range(4):
+        mesh = Mesh(rank, tp=4, ep=4)
+        factory = LayerFactory(TensorOptions(torch.device("cpu"), torch.float32), None, mesh)
+        build_model(spec, factory)
+        for layer in factory.layers:
+            layer.load_weights(checkpoint)
+        held = sum(held_bytes(value) for layer in factory.layers for value in vars(layer).values())
+        assert rank_share(spec, mesh).weight_bytes("float32") == pytest.approx(held, rel=0.03), rank
+
+
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("case", ["llama, biases", "qwen2, tied", "qwen3 moe", "gpt2"])
 def test_a_share_says_what_its_weights_take(case: str, tp: int, tmp_path: Path) -> None:
@@ -60,8 +91,30 @@ def test_a_share_says_what_its_weights_take(case: str, tp: int, tmp_path: Path) 
     for layer in factory.layers:
         layer.load_weights(checkpoint)
     held = sum(held_bytes(value) for layer in factory.layers for value in vars(layer).values())
-    assert rank_share(spec, tp).weight_bytes("float32") == pytest.approx(held, rel=0.03)
-    assert rank_share(spec, 1) is spec
+    assert rank_share(spec, Mesh(0, tp=tp)).weight_bytes("float32") == pytest.approx(held, rel=0.03)
+    assert rank_share(spec, Mesh()) is spec
+
+
+@pytest.mark.parametrize("case", ["llama, biases", "qwen2, tied", "qwen3 moe", "gemma3"])
+def test_shares_of_stages_say_what_their_weights_take(case: str, tmp_path: Path) -> None:
+    wide = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64, "vocab_size": 1024}
+    layers = {"num_hidden_layers": 5} if case != "qwen3 moe" and case != "gemma3" else {}
+    spec = read_spec(make_tiny(tmp_path, **DIVISIBLE[case] | wide | layers | {"moe_intermediate_size": 256}))
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    covered: list[int] = []
+    for stage in range(3):
+        mesh = Mesh(stage, pp=3)
+        factory = LayerFactory(TensorOptions(torch.device("cpu"), torch.float32), None, mesh)
+        build_model(spec, factory)
+        for layer in factory.layers:
+            layer.load_weights(checkpoint)
+        held = sum(held_bytes(value) for layer in factory.layers for value in vars(layer).values())
+        share = rank_share(spec, mesh)
+        assert share.weight_bytes("float32") == pytest.approx(held, rel=0.03), stage
+        assert [group.window for group in share.kv_groups()] == [group.window for group in spec.kv_groups()]
+        assert sorted(n for group in share.kv_groups() for n in group.layers) == list(range(share.layers))
+        covered += mesh.own_layers(spec.layers)
+    assert covered == list(range(spec.layers))
 
 
 def held_bytes(value: object) -> int:

@@ -13,7 +13,8 @@ from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine, this_machine
-from tests.checkpoints import edit_config, make_llama
+from tests.checkpoints import edit_config, make_llama, make_tiny
+from tests.models.divisible import DIVISIBLE
 
 ROOMY = Machine(memory_bytes=64 * GIB, fast_bfloat16=True)
 
@@ -192,6 +193,67 @@ def test_the_report_adds_up(checkpoint: Path) -> None:
         assert part in resolved.reasons[6], resolved.reasons[6]
 
 
+def test_ranks_share_the_machine_and_its_model(checkpoint: Path) -> None:
+    tight = Machine(200 * 2**20, fast_bfloat16=True)
+    one, two = (resolve_for(checkpoint, tight, tensor_parallel_size=size) for size in (1, 2))
+    assert two.memory.footprint.total < 100 * 2**20
+    assert two.memory.footprint.weights < 0.6 * one.memory.footprint.weights
+    assert two.spec == one.spec, "what is said of the model is said of all of it"
+    assert any(line.startswith("ranks       2 processes") for line in two.reasons)
+    tokens = [r.memory.footprint.kv_cache / (r.memory.num_blocks + 1) for r in (one, two)]
+    assert tokens[1] == tokens[0] / 2, "each has one of the two KV heads"
+
+
+def test_stages_are_planned_by_the_one_that_has_least_room(checkpoint: Path) -> None:
+    tight = Machine(200 * 2**20, fast_bfloat16=True)
+    whole, two = (resolve_for(checkpoint, tight, pipeline_parallel_size=size) for size in (1, 2))
+    assert two.spec == whole.spec
+    assert any("2 processes, each with 2 + 1 layers" in line for line in two.reasons), two.reasons
+    block = [r.memory.footprint.kv_cache / (r.memory.num_blocks + 1) for r in (whole, two)]
+    assert block[1] == block[0] * 2 / 3, "two of three layers"
+
+
+def test_ranks_have_room_for_the_one_with_most_experts(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **DIVISIBLE["mixtral"] | {"hidden_size": 256, "intermediate_size": 256})
+    parts, whole = (
+        resolve_for(directory, tensor_parallel_size=4, enable_expert_parallel=whole) for whole in (False, True)
+    )
+    assert any("but 2 + 1 + 1 + 1 whole experts, and 1/4 of" in line for line in whole.reasons), whole.reasons
+    of_experts = 2 * 5 * 3 * 256 * 256 * 4  # in 2 layers
+    more = whole.memory.footprint.weights - parts.memory.footprint.weights
+    assert more == pytest.approx(of_experts * (2 / 5 - 1 / 4), rel=0.01)
+
+
+def test_experts_that_ranks_cannot_share_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    mixtral = make_tiny(tmp_path, **DIVISIBLE["mixtral"] | {"num_local_experts": 3})
+    with pytest.raises(ConfigError, match="--enable-expert-parallel: LlamaForCausalLM has no experts"):
+        resolve_for(checkpoint, tensor_parallel_size=2, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match=r"over 1, 2 ranks.*each has one of its 3 experts"):
+        resolve_for(mixtral, tensor_parallel_size=4, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match="--enable-expert-parallel is not served with --data-parallel-size 2"):
+        resolve_for(mixtral, data_parallel_size=2, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: more than 1 on a GPU"):
+        resolve_for(mixtral, WITH_GPU, tensor_parallel_size=2, enable_expert_parallel=True)
+    resolve_for(mixtral, enable_expert_parallel=True)
+
+
+def test_what_ranks_cannot_divide_or_do_not_serve_yet_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3: .* over 1, 2, 4 ranks"):
+        resolve_for(checkpoint, tensor_parallel_size=3)
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2: more than 1 on a GPU is not served yet"):
+        resolve_for(checkpoint, WITH_GPU, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 9: must be from 1 to 3, the number"):
+        resolve_for(checkpoint, pipeline_parallel_size=9)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: more than 1 on a GPU is not served yet"):
+        resolve_for(checkpoint, WITH_GPU, pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not served with --pipeline-parallel-size"):
+        resolve_for(checkpoint, pipeline_parallel_size=2, kv_cache_dtype="int8")
+    ngram = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match="--speculative-config is not supported with --pipeline-parallel-size 2"):
+        resolve_for(checkpoint, pipeline_parallel_size=2, speculative_config=ngram)
+    assert resolve_for(checkpoint, WITH_GPU, tensor_parallel_size=2, device="cpu").config.device.device == "cpu"
+
+
 def blocks_per_sequence(resolved: ResolvedConfig) -> int:
     blocks = resolved.config.cache.num_gpu_blocks_override
     assert blocks is not None
@@ -227,3 +289,42 @@ def test_what_cannot_be_meant_is_refused_by_name(
 
 def test_this_machine_has_memory() -> None:
     assert this_machine().memory_bytes > 2**28
+
+
+# --- several engines -------------------------------------------------------------------------------------------------
+
+
+def test_engines_divide_a_cpus_memory_and_say_so(checkpoint: Path) -> None:
+    tight = Machine(memory_bytes=80 * 2**20, fast_bfloat16=True)
+    one = resolve_for(checkpoint, tight, max_num_seqs=256).memory.num_blocks
+    config = Config().with_values(model=str(checkpoint), data_parallel_size=2, max_num_seqs=256)
+    two = resolve(config, tight, replicas=True)
+    assert two.memory.num_blocks < 0.6 * one
+    assert any("2 behind one address" in reason for reason in two.reasons)
+
+
+@pytest.mark.parametrize(
+    ("engines", "machine", "why"),
+    [
+        (0, ROOMY, "at least 1"),
+        (65, ROOMY, "at most 64"),
+        (2, WITH_GPU, "each engine takes a GPU, and 1 may be used here"),
+    ],
+)
+def test_more_engines_than_there_can_be_are_refused(checkpoint: Path, engines: int, machine: Machine, why: str) -> None:
+    config = Config().with_values(model=str(checkpoint), data_parallel_size=engines)
+    with pytest.raises(ConfigError, match=why) as refused:
+        resolve(config, machine, replicas=True)
+    assert refused.value.param == "data_parallel_size"
+
+
+def test_engines_take_a_gpu_each(checkpoint: Path) -> None:
+    machine = replace(WITH_GPU, gpu=replace(H100, of=4))
+    config = Config().with_values(model=str(checkpoint), data_parallel_size=4)
+    resolved = resolve(config, machine, replicas=True)
+    assert any("each on a GPU" in reason for reason in resolved.reasons)
+
+
+def test_only_a_server_has_several_engines(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="only quire serve runs several engines"):
+        resolve_for(checkpoint, data_parallel_size=2)

@@ -8,6 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from quire.config import environment
 from quire.kernels.cpu.build import Processor
 from quire.planning import machine
 
@@ -47,7 +48,25 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_that_cuda_sees(monkeypatch: pytest.MonkeyPatch, visible: str, name: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpu = machine.this_machine().gpu
-    assert gpu == machine.Gpu(name, (9, 0), 80, 70)
+    assert gpu == machine.Gpu(name, (9, 0), 80, 70, of=len(visible.split(",")))
+
+
+@pytest.mark.parametrize(("visible", "seen"), [(None, ["0", "1", "2"]), ("2,GPU-11", ["2", "GPU-11"]), ("1", ["1"])])
+@pytest.mark.usefixtures("three_gpus")
+def test_engine_i_sees_the_gpu_at_place_i_alone(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: list[str]
+) -> None:
+    for engine, gpu in enumerate(seen):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert environment.num_visible_gpus(installed=3) == len(seen)
+        environment.show_gpu_of_engine(engine)
+        assert environment.visible_gpus() == [gpu]
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert environment.gpu_of_engine(len(seen)) is None
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 `quantize(dense, method)` rewrites a dense checkpoint in place and leaves beside it what its tensors stand for, as a
 dense checkpoint that transformers reads. Packing follows: AutoGPTQ's `QuantLinear.pack`, AutoAWQ's `WQLinear_GEMM`,
-compressed-tensors' `pack_to_int32`, DeepSeek-V3's `weight_scale_inv`.
+compressed-tensors' `pack_to_int32`, DeepSeek-V3's `weight_scale_inv`, bitsandbytes' `QuantState.as_dict`; mxfp4 and
+NVFP4 as the functions here say.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -17,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from quire.kernels.reference.codebook_linear import CODEBOOKS, nearest_codes
 from tests.checkpoints import edit_config
 
 Made = tuple[dict[str, Tensor], Tensor]
@@ -113,6 +116,66 @@ def compressed(w: Tensor, bits: int, group: int | None, symmetric: bool, reorder
     if reordered:
         tensors["weight_g_idx"] = (back // (group or columns)).int()
     return tensors, stands_for[:, back]
+
+
+def bitsandbytes(w: Tensor, values: str = "nf4") -> Made:
+    """As bitsandbytes.functional.quantize_4bit without nested scales; with them it is in by_tools/."""
+    codes, scales = nearest_codes(w, values, 64)
+    pairs = codes.view(-1, 2)
+    state = json.dumps({"quant_type": values, "blocksize": 64, "dtype": "float32", "shape": list(w.shape)})
+    tensors = {
+        "weight": (pairs[:, :1] << 4 | pairs[:, 1:]),
+        "weight.absmax": scales.flatten(),
+        "weight.quant_map": torch.tensor(CODEBOOKS[values]),
+        f"weight.quant_state.bitsandbytes__{values}": torch.tensor(list(state.encode()), dtype=torch.uint8),
+    }
+    parts = torch.tensor(CODEBOOKS[values])[codes.long()].view(len(w), -1, 64) * scales.unsqueeze(-1)
+    return tensors, parts.view(w.shape)
+
+
+def bitsandbytes_int8(w: Tensor) -> Made:
+    largest = w.abs().amax(1)
+    codes = (w * 127 / largest.unsqueeze(1)).round().to(torch.int8)
+    tensors = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return tensors, codes.float() * largest.unsqueeze(1) / 127
+
+
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def microscaled(w: Tensor, codes_name: str = "weight_packed", scales_name: str = "weight_scale") -> Made:
+    """mxfp4: e2m1 with a power of two for 32 columns (Open Compute Project, MX version 1.0, section 6.3)."""
+    parts = w.view(len(w), -1, 32)
+    exponents = (parts.abs().amax(-1).log2().floor() - 2).clamp(-127, 127)
+    packed, values = _e2m1(parts / exponents.exp2().unsqueeze(-1))
+    tensors = {codes_name: packed, scales_name: (exponents + 127).to(torch.uint8)}
+    return tensors, (values * exponents.exp2().unsqueeze(-1)).view(w.shape)
+
+
+def nvfp4(w: Tensor, tool: str) -> Made:
+    """e2m1 with an e4m3 scale for 16 columns and a factor: compressed-tensors divides by it, ModelOpt multiplies."""
+    parts = w.view(len(w), -1, 16)
+    factor = w.abs().max() / (6 * 448)
+    scales = (parts.abs().amax(-1) / 6 / factor).to(torch.float8_e4m3fn)
+    whole = scales.float().unsqueeze(-1) * factor
+    packed, values = _e2m1(parts / whole)
+    if tool == "modelopt":
+        tensors = {"weight": packed, "weight_scale": scales, "weight_scale_2": factor, "input_scale": torch.tensor(0.1)}
+        return tensors, (values * whole).view(w.shape)
+    tensors = {
+        "weight_packed": packed,
+        "weight_scale": scales,
+        "weight_global_scale": (1 / factor).view(1),
+        "input_global_scale": torch.tensor([3.0]),
+    }
+    return tensors, (values * whole).view(w.shape)
+
+
+def _e2m1(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes two to a byte, the first in its low bits, [rows, columns / 2], and what they stand for."""
+    nearest = (x.abs().unsqueeze(-1) - E2M1).abs().argmin(-1)
+    codes = (nearest + 8 * (x < 0)).to(torch.uint8).flatten(1)
+    return codes[:, ::2] | codes[:, 1::2] << 4, E2M1[nearest] * x.sign()
 
 
 def scaled(w: Tensor, scales: str, name: str = "weight_scale", dtype: torch.dtype = torch.float8_e4m3fn) -> Made:

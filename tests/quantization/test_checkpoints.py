@@ -14,9 +14,8 @@ from quire.errors import CheckpointError
 from quire.kernels.reference.quantized_rows import QuantizedRows, Rows
 from quire.quantization.scaled import ScaledLinearWeight
 from quire.quantization.scheme import RowForm
-from tests.checkpoints import make_llama, make_tiny
+from tests.checkpoints import make_llama
 from tests.models.forward import logits_of
-from tests.parity.cases import CASES
 from tests.quantization import made
 
 TOKENS = torch.randint(3, 320, (60,), generator=torch.Generator().manual_seed(4))
@@ -53,6 +52,33 @@ def gptq(bits: int, group: int, symmetric: bool, desc_act: bool = False, form: s
     }
 
 
+def bitsandbytes(**config: Any) -> dict[str, Any]:
+    return {"quant_method": "bitsandbytes", **config}
+
+
+def floats(kind: str, group: int) -> dict[str, Any]:
+    """compressed-tensors' description of 4-bit floats; NVFP4's activations are quantized as well."""
+    weights = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": group, "symmetric": True}
+    inputs = weights | {"dynamic": "local"} if kind == "nvfp4" else None
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+
+
+QUARK: dict[str, Any] = {
+    "quant_method": "quark",
+    "global_quant_config": {
+        "weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"},
+        "input_tensors": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "is_dynamic": True},
+    },
+    "exclude": ["*lm_head"],
+}
+
+
 WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Any]] = {
     "gptq": (gptq(4, 32, True), partial(made.gptq, bits=4, group=32, symmetric=True)),
     "gptq, zeros": (gptq(4, 64, False), partial(made.gptq, bits=4, group=64, symmetric=False)),
@@ -69,6 +95,12 @@ WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Any]] = {
     "compressed": (packed(4, 128, True), partial(made.compressed, bits=4, group=128, symmetric=True)),
     "compressed, zeros": (packed(4, 32, False), partial(made.compressed, bits=4, group=32, symmetric=False)),
     "compressed, channels": (packed(8, None, True), partial(made.compressed, bits=8, group=None, symmetric=True)),
+    "bitsandbytes nf4": (bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4"), made.bitsandbytes),
+    "bitsandbytes int8": (bitsandbytes(load_in_8bit=True), made.bitsandbytes_int8),
+    "mxfp4, compressed": (floats("mxfp4", 32), made.microscaled),
+    "mxfp4, quark": (QUARK, partial(made.microscaled, codes_name="weight")),
+    "nvfp4, compressed": (floats("nvfp4", 16), partial(made.nvfp4, tool="compressed-tensors")),
+    "nvfp4, modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, partial(made.nvfp4, tool="modelopt")),
     "compressed, act-order": (
         packed(4, 32, False, "group"),
         partial(made.compressed, bits=4, group=32, symmetric=False, reordered=True),
@@ -103,13 +135,13 @@ WITH_ACTIVATIONS: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-def error(ours: torch.Tensor, directory: Path) -> float:
+def error(ours: torch.Tensor, directory: Path, tokens: torch.Tensor = TOKENS) -> float:
     """Beside transformers' logits of the dense equal."""
     from transformers import AutoModelForCausalLM
 
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        theirs = model(TOKENS.unsqueeze(0)).logits[0]
+        theirs = model(tokens.unsqueeze(0)).logits[0]
     return float(torch.linalg.vector_norm(ours - theirs) / torch.linalg.vector_norm(theirs))
 
 
@@ -134,9 +166,10 @@ def test_formats_with_activations_are_within_their_rounding(case: str, tmp_path:
 @pytest.mark.parametrize("case", ["fp8, channels", "int8, channels"])
 @torch.inference_mode()
 def test_rows_may_be_quantized_by_the_norms_in_front_of_products(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_computes: None
 ) -> None:
-    """As on a GPU. A single row may be wanted dense; every norm in front of a product quantizes all others."""
+    """As on a GPU, whose products quantize dense rows in the same way; C++ leaves them as they are. A single
+    row may be wanted dense; every norm in front of a product quantizes all others."""
     config, make = WITH_ACTIVATIONS[case]
     directory = make_llama(tmp_path / "model", **SHAPE)
     made.quantize(directory, config, make)
@@ -173,12 +206,13 @@ def test_a_dense_checkpoint_is_quantized_at_load(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_experts_are_quantized_and_their_routers_are_not(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "shards": None}
-    directory = make_tiny(tmp_path / "model", **CASES["mixtral"] | sizes)
-    config, make = WEIGHT_ONLY["gptq"]
+def test_a_dense_checkpoint_becomes_what_bitsandbytes_makes_of_it(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    at_load = logits_of(directory, TOKENS, torch.float32, "bitsandbytes")
+    config, make = WEIGHT_ONLY["bitsandbytes nf4"]
     dense = made.quantize(directory, config, make)
-    assert error(logits_of(directory, TOKENS, torch.float32), dense) < 1e-5
+    assert torch.equal(at_load, logits_of(directory, TOKENS, torch.float32))
+    assert error(at_load, dense) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -189,7 +223,12 @@ def test_experts_are_quantized_and_their_routers_are_not(tmp_path: Path) -> None
         ({"dynamic": {"-:.*": {}}}, "dynamic"),
         ({"bits": None}, "None bits"),
         ({"quant_method": "aqlm"}, "aqlm.*not supported"),
-        ({"quant_method": "bitsandbytes"}, "bitsandbytes.*not supported"),
+        ({"quant_method": "bitsandbytes"}, "neither load_in_4bit nor load_in_8bit"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, "af4.*nf4 and fp4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "stored as bf"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "W4A8_AWQ.*FP8 and NVFP4"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}, "Quark's fp8_e4m3"),
+        ({"quant_method": "torchao"}, "torchao.*not supported"),
         ({"quant_method": "awq", "version": "gemv"}, "gemv"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 
 from quire.errors import CheckpointError, ConfigError
-from quire.quantization.description import PARSERS, Quantization, Rule, read_quantization
+from quire.quantization.description import AT_LOAD, PARSERS, Quantization, Rule, read_quantization
 from quire.quantization.formats import Fp8Format, GroupFormat
 from quire.quantization.registry import SCHEMES
 
@@ -61,7 +63,7 @@ def test_a_flag_that_contradicts_is_refused(described: object, asked: str, messa
         {"quant_method": "compressed-tensors", "config_groups": {"g": None}},
         {"quant_method": "fp8", "weight_block_size": "ab"},
         {"quant_method": "fp8", "weight_block_size": [64, 64]},
-        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
     ],
 )
 def test_a_broken_description_is_a_refusal(described: object) -> None:
@@ -78,6 +80,17 @@ def test_rules_name_modules_patterns_or_all() -> None:
     assert found.format_of("model.layers.1.self_attn.q_proj") is None
     assert found.format_of("model.layers.1.self_attn.k_proj") == four
     assert found.format_of("lm_head") == four
+
+
+def test_the_documented_table_names_every_method_and_no_other() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text()
+    table = text.partition("## What is served")[2].partition('\n\n"Reference"')[0]
+    cells = [line.split("|")[2] for line in table.splitlines() if line.startswith("| ")][1:]
+    named = {name for cell in cells for name in re.findall(r"`([^`]+)`", re.sub(r"\(.*?\)", "", cell))}
+    methods = {name for name in named if " " not in name}
+    at_load = {name.removeprefix("--quantization ") for name in named if name.startswith("--quantization ")}
+    assert methods == set(PARSERS)
+    assert at_load == set(AT_LOAD)
 
 
 def test_registries_name_what_exists() -> None:

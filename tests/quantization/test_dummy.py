@@ -8,7 +8,7 @@ import torch
 from quire.layers.factory import LayerFactory
 from quire.layers.layer import weight_specs_of
 from quire.quantization.description import Quantization, Rule
-from quire.quantization.formats import Format, Fp8Format, GroupFormat, Int8Format
+from quire.quantization.formats import CodebookFormat, Format, Fp8Format, GroupFormat, Int8Format
 from quire.weights.checkpoint import check_weights
 from quire.weights.dummy import SPREAD, DummyCheckpoint
 from quire.weights.tensor_options import TensorOptions
@@ -24,6 +24,14 @@ FORMATS: tuple[Format, ...] = (
     GroupFormat("awq", 4, 128, symmetric=False),
     GroupFormat("compressed-tensors", 4, 32, symmetric=True),
     GroupFormat("compressed-tensors", 8, 128, symmetric=False, reordered=True),
+    GroupFormat("bitsandbytes", 8, None, symmetric=True),
+    CodebookFormat("dense", "nf4", 64),
+    CodebookFormat("bitsandbytes", "nf4", 64),
+    CodebookFormat("bitsandbytes", "fp4", 64, nested=True),
+    CodebookFormat("mxfp4", "e2m1", 32),
+    CodebookFormat("quark", "e2m1", 32),
+    CodebookFormat("compressed-tensors", "e2m1", 16),
+    CodebookFormat("modelopt", "e2m1", 16),
 )
 
 

@@ -3,6 +3,7 @@ transformers."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ import torch
 
 from quire.errors import CheckpointError, ConfigError
 from quire.gguf.directory import directory_of
-from quire.models.spec import read_spec
+from quire.gguf.tensor_types import QUANTIZED
+from quire.models.spec import on_a_gpu, read_spec
+from quire.quantization.gguf_coded import read_coded
+from quire.quantization.scheme import LinearShape
+from quire.weights.gguf import GgufCheckpoint
 from tests.checkpoints import make_llama, make_tiny
-from tests.gguf import made
 from tests.models.forward import logits_of, logits_of_ranks
 
+made = pytest.importorskip("tests.gguf.made", reason="needs the gguf package")
 TOKENS = torch.randint(3, 320, (60,), generator=torch.Generator().manual_seed(4))
 WIDE: dict[str, Any] = {"hidden": 256, "intermediate": 512, "layers": 2, "heads": 4, "tokenizer": False}
 MIXED = {"": "Q4_K", "v_proj": "Q6_K", "k_proj": "Q8_0", "up_proj": "Q5_0", "lm_head": "Q6_K", "o_proj": "F16"}
@@ -149,9 +154,25 @@ def test_a_description_says_what_a_processor_keeps(tmp_path: Path) -> None:
     assert spec.quantization.method == "gguf"
     assert "Q4_K" in spec.quantization.rules[0].format.name
     assert spec.weight_bytes("bfloat16") < 0.75 * 2 * spec.num_parameters
+    on_gpu = on_a_gpu(spec)
+    assert on_gpu.weight_bytes("bfloat16") == pytest.approx(_bytes_on_a_gpu(file), rel=0.03)
     with pytest.raises(ConfigError, match="quantized by gguf"):
         read_spec(directory_of([file], tokenizer=False), "fp8")
     read_spec(directory_of([file], tokenizer=False), "gguf")
+
+
+def _bytes_on_a_gpu(file: Path) -> int:
+    """Of all weights in the forms that a GPU has, and dense ones in bf16."""
+    total, checkpoint = 0, GgufCheckpoint(file.parent)
+    for name, stored in checkpoint.contents().items():
+        if stored.dtype in QUANTIZED and "embed" not in name:
+            rows, columns = stored.shape
+            shape = LinearShape((name.removesuffix(".weight"),), (rows,), columns)
+            weight = read_coded(shape, stored.dtype, checkpoint, torch.device("cpu"))
+            total += sum(part.nbytes for part in weight[:3] if isinstance(part, torch.Tensor))
+        else:
+            total += 2 * math.prod(stored.shape)
+    return total
 
 
 def test_several_ranks_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire.kernels.reference.codebook_linear import CodebookWeight
+from quire.kernels.reference.gguf_blocks import BlockWeight
 from quire.kernels.reference.grouped_linear import GroupedWeight
 from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.layers.factory import LayerFactory
@@ -15,9 +17,10 @@ from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.tensor_options import TensorOptions
-from tests.checkpoints import make_llama
+from tests.checkpoints import make_llama, make_tiny
 from tests.quantization import made
 from tests.quantization.test_checkpoints import SHAPE, WEIGHT_ONLY, WITH_ACTIVATIONS
+from tests.quantization.test_every_scheme import EXPERTS
 
 
 def held(directory: Path, quantization: str | None) -> int:
@@ -34,14 +37,27 @@ def held(directory: Path, quantization: str | None) -> int:
 def _bytes(value: object) -> int:
     if isinstance(value, torch.Tensor):
         return value.nbytes
-    if isinstance(value, (ScaledWeight, GroupedWeight)):
+    if isinstance(value, (ScaledWeight, GroupedWeight, CodebookWeight, BlockWeight)):
         return sum(each.nbytes for each in value if isinstance(each, torch.Tensor))
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return sum(map(_bytes, value))
     return sum(map(_bytes, vars(value).values())) if type(value).__module__.startswith("quire.quantization") else 0
 
 
-@pytest.mark.parametrize("case", ["gptq", "gptq, zeros", "awq", "compressed, channels", "fp8, blocks", "fp8, channels"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("gptq", "gptq, zeros", "awq", "compressed, channels", "fp8, blocks", "fp8, channels", "bitsandbytes nf4"),
+        *(
+            "int8, channels",
+            "bitsandbytes int8",
+            "mxfp4, compressed",
+            "mxfp4, quark",
+            "nvfp4, compressed",
+            "nvfp4, modelopt",
+        ),
+    ],
+)
 def test_quantized_files_say_what_their_weights_take(case: str, tmp_path: Path) -> None:
     config, make = (WEIGHT_ONLY | WITH_ACTIVATIONS)[case]
     directory = make_llama(tmp_path / "model", **SHAPE, dtype="bfloat16")
@@ -52,8 +68,23 @@ def test_quantized_files_say_what_their_weights_take(case: str, tmp_path: Path) 
     assert read_spec(directory).weight_bytes("bfloat16") == pytest.approx(found, rel=0.03)
 
 
-def test_weights_that_are_quantized_at_load_take_half(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "case", ["gptq, zeros", "fp8, channels", "int8, channels", "mxfp4, compressed", "bitsandbytes nf4"]
+)
+def test_so_do_those_of_experts_and_tied_heads(case: str, tmp_path: Path) -> None:
+    """So large that the router, which a processor's layout pads to 64 experts, is less than 2% of it."""
+    config, quantize = (WEIGHT_ONLY | WITH_ACTIVATIONS)[case]
+    if "ignore" in config:
+        config = config | {"ignore": [*config["ignore"], "re:.*gate$"]}
+    settings = EXPERTS | {"intermediate_size": 1024, "tie_word_embeddings": True, "dtype": "bfloat16"}
+    directory = make_tiny(tmp_path / "model", **settings)
+    made.quantize(directory, config, quantize)
+    assert read_spec(directory).weight_bytes("bfloat16") == pytest.approx(held(directory, None), rel=0.03)
+
+
+@pytest.mark.parametrize(("method", "most"), [("fp8", 0.65), ("bitsandbytes", 0.5)])
+def test_weights_that_are_quantized_at_load_take_less(method: str, most: float, tmp_path: Path) -> None:
     directory = make_llama(tmp_path / "model", **SHAPE, dtype="bfloat16")
-    found = held(directory, "fp8")
-    assert found < 0.65 * read_spec(directory).weight_bytes("bfloat16")
-    assert read_spec(directory, "fp8").weight_bytes("bfloat16") == pytest.approx(found, rel=0.03)
+    found = held(directory, method)
+    assert found < most * read_spec(directory).weight_bytes("bfloat16")
+    assert read_spec(directory, method).weight_bytes("bfloat16") == pytest.approx(found, rel=0.03)

@@ -10,6 +10,7 @@ import pytest
 
 from quire.config.scheduler import Policy
 from quire.executor.fake import FakeExecutor
+from quire.executor.fake_adapters import FakeAdapters
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.host_pool import HostPool
 from quire.scheduler.preemption import Preemption
@@ -78,6 +79,30 @@ def test_a_request_that_awaits_something_takes_nobodys_place() -> None:
     stage.scheduler.arrived(1, "its grammar")
     stage.step()
     assert stage.scheduler.stats.preemptions == 1
+
+
+def test_a_requests_slot_names_its_adapter_whenever_it_is_admitted() -> None:
+    """Also after it was preempted, and in a slot that another has left."""
+    stage = Stage(seqs=1, policy="priority")
+    stage.executor.adapters = FakeAdapters({})
+    stage.executor.adapters.slots[3] = "digest"
+    stage.scheduler.add(add(0, [1] * 5, 10, priority=1), awaits=["adapter"])
+    assert stage.scheduler.plan() is None
+    stage.scheduler.adapter_arrived(0, "adapter", 3)
+    stage.scheduler.adapter_arrived(7, "adapter", 3)  # it is over
+    found = []
+    for number in range(20):
+        if number == 2:
+            stage.scheduler.add(add(1, [1] * 5, 2, priority=0))
+        if (plan := stage.scheduler.plan()) is not None:
+            found += [owner.adapter_slot for owner in plan.admitted]
+            assert stage.scheduler.last_step == stage.scheduler.finished_step + 1 == plan.step
+            stage.executor.submit(plan)
+            result = stage.executor.collect(None)
+            assert result is not None
+            stage.scheduler.process_result(result)
+        assert stage.scheduler.last_step == stage.scheduler.finished_step
+    assert found == [3, 0, 3]
 
 
 def test_an_urgent_arrival_takes_the_place_of_a_running_request_that_then_finishes() -> None:

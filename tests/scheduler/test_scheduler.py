@@ -56,6 +56,7 @@ class Lives(RuleBasedStateMachine):
         seqs=st.sampled_from([3, 6, 4, 2, 1]),
         tokens=CHUNKS,
         max_in_flight=st.sampled_from([3, 2, 1]),
+        stages=st.sampled_from([1, 2, 3]),
         host_blocks=st.sampled_from([0, 7, 60]),
         mode=st.sampled_from(["recompute", "swap"]),
         policy=st.sampled_from(["fcfs", "priority"]),
@@ -71,6 +72,7 @@ class Lives(RuleBasedStateMachine):
         seqs: int,
         tokens: int,
         max_in_flight: int,
+        stages: int,
         host_blocks: int,
         mode: Any,
         policy: Any,
@@ -106,6 +108,7 @@ class Lives(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             max_drafts=drafts_of,
             masked=self.masker.wants,
+            stages=stages,
         )
         self.look_again_at_what_does_not_fit(self.scheduler._admission)
         self.masks = TokenBitmaskSender(self.masker, self.scheduler, self.executor, 512)

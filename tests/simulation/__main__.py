@@ -19,23 +19,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.seed is not None:
-            print(simulate(options.seed, options.steps))
+            print(simulate(options.seed, options.steps, engines=options.engines))
         else:
             seeds = range(options.first, options.first + options.seeds)
-            _tell(summaries(seeds, options.steps, options.jobs), len(seeds))
+            _tell(summaries(seeds, options.steps, options.jobs, options.engines), len(seeds))
     except SimulationError as error:
         print(error)
         return 1
     return 0
 
 
-def summaries(seeds: Iterable[int], steps: int, jobs: int) -> Iterator[Summary]:
+def summaries(seeds: Iterable[int], steps: int, jobs: int, engines: int = 1) -> Iterator[Summary]:
     """In the order of seeds; the first violation is raised."""
     if jobs == 1:
-        yield from (simulate(seed, steps) for seed in seeds)
+        yield from (simulate(seed, steps, engines=engines) for seed in seeds)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(simulate, seeds, itertools.repeat(steps))
+        yield from pool.map(simulate, seeds, *map(itertools.repeat, (steps, None, engines)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--steps", type=int, default=1_000, help="engine steps of each")
+    parser.add_argument("--engines", type=int, default=1, help="of each server")
     parser.add_argument("--jobs", type=int, default=1, help="how many run at once, each in a process")
     parser.add_argument("--seed", type=int, help="this one alone; says everything about it")
     return parser

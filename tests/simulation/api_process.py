@@ -37,16 +37,17 @@ Answer = Callable[[Ask, "SimulatedApi"], Coroutine[Any, Any, None]]
 class SimulatedClient:
     """EngineClient over the simulated network: bytes, as ZmqClient has them."""
 
-    def __init__(self, process: SimulatedProcess, launch: LaunchConfig) -> None:
+    def __init__(self, process: SimulatedProcess, launch: LaunchConfig, engine: EngineId) -> None:
         self._process = process
         self._directory = Path(launch.directory)
         self.number = launch.number
-        self.engine = launch.engine
+        self.engine = engine
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
         self._outbox = process.connect(engine_address(self._directory, self.engine))
         self.on_arrival: Callable[[], None] = lambda: None
-        self.inbox = process.network.bind(client_address(self._directory, self.number), lambda: self.on_arrival())
+        address = client_address(self._directory, self.number, self.engine.engine)
+        self.inbox = process.network.bind(address, lambda: self.on_arrival())
 
     def send(self, message: ToEngine) -> None:
         self._outbox.send(self._encoder.encode(message))
@@ -164,7 +165,7 @@ class SimulatedApi:
         self.loop = VirtualLoop(process.world, f"api {launch.number}")
         self.http = SimulatedHttp(self)
         self.on_lost: Callable[[], None] = lambda: None
-        self.receiver: SimulatedReceiver | None = None
+        self.receivers: list[SimulatedReceiver] = []
         process.world.after(start_s, lambda: self.loop.call_soon(self._begin))
 
     @property
@@ -182,9 +183,8 @@ class SimulatedApi:
     def _begin(self) -> None:
         """As `quire.api.api_server.main`."""
         launch = self.launch
-        self.client = SimulatedClient(self.process, launch)
         self.session = EngineSession(
-            self.client,
+            [SimulatedClient(self.process, launch, engine) for engine in launch.engines],
             launch.config,
             (END_OF_SEQUENCE,),
             self.process.world,
@@ -199,9 +199,10 @@ class SimulatedApi:
         self.loop.create_task(main).add_done_callback(self._ended)
 
     def _make_receiver(self, client: EngineClient, clock: Clock, on_message: OnMessage) -> SimulatedReceiver:
-        self.receiver = SimulatedReceiver(client, clock, on_message)
-        self.receiver.on_lost = self.on_lost
-        return self.receiver
+        receiver = SimulatedReceiver(client, clock, on_message)
+        receiver.on_lost = self.on_lost
+        self.receivers.append(receiver)
+        return receiver
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self.process.dead or task.cancelled():
@@ -221,8 +222,8 @@ class SimulatedApi:
 
     def release(self) -> None:
         self.loop.release()
-        if self.receiver is not None:
-            self.receiver.take()
+        for receiver in self.receivers:
+            receiver.take()
 
     def handle_signal(self, number: signal.Signals) -> bool:
         return self.loop.signalled(number)

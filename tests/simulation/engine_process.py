@@ -70,7 +70,8 @@ class SimulatedPort:
             self._last_messages.said(message)
         self._engine.effect()
         if client not in self._clients:
-            self._clients[client] = self._engine.process.connect(client_address(self._directory, client))
+            address = client_address(self._directory, client, self._engine.launch.engine.engine)
+            self._clients[client] = self._engine.process.connect(address)
         self._clients[client].send(
             self._encoder.encode(msgspec.structs.replace(message, source=self._engine.launch.engine))
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from quire.executor.executor import AdapterLoader
 from quire.executor.fake import FakeExecutor
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from tests.simulation.blocking import BlockingThread
@@ -85,6 +86,10 @@ class SimulatedExecutor:
     def max_in_flight(self) -> int:
         return self._fake.max_in_flight
 
+    @property
+    def adapters(self) -> AdapterLoader | None:
+        return self._fake.adapters
+
     def start(self) -> DeviceLimits:
         return self._fake.start()
 
@@ -129,6 +134,9 @@ class SimulatedExecutor:
             result = _with_broken_row(result, self._random.randrange(len(result.counts)))
         self._effect()
         return replace(result, device_ms=1e3 * self._token_s * sum(plan.counts))
+
+    def check(self) -> None:
+        self._fake.check()
 
     def close(self) -> None:
         self._fake.close()

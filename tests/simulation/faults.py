@@ -72,6 +72,8 @@ class Faults:
     def _plant(self) -> None:
         if self._stopped:
             return
+        if len(self._server.engines) > 1:
+            self._server.target = self._rng.randrange(len(self._server.engines))
         kind, recovering = self._rng.choice(self._settings.faults), self._server.engine.core is None
         passes = recovering and self._rng.random() > WHILE_RECOVERING
         if self._server.is_up and not passes and self._kinds[kind]():

@@ -11,10 +11,9 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire.engine.token_bitmasks import TokenBitmaskSource
-from quire.errors import GenerationError
+from quire.engine.token_bitmasks import Drafts, Masks, TokenBitmaskSource
 from quire.executor.fake import allowed, hash_token, seeded_counter
-from quire.messages import Add, Bits, EndReason
+from quire.messages import Add, EndReason
 from quire.sampling import SamplingParams
 from quire.scheduler.request import Request
 from tests.engine.harness import HashMasker
@@ -90,7 +89,7 @@ class SimulatedGrammars(TokenBitmaskSource):
         self._preparing: dict[int, tuple[float, str]] = {}
         self._held: set[int] = set()
         self._takes_s = 0.0
-        self._asked: list[Bits | GenerationError | None] = []
+        self._asked: list[Masks] = []
 
     @property
     def num_held(self) -> int:
@@ -117,15 +116,15 @@ class SimulatedGrammars(TokenBitmaskSource):
             del self._preparing[number]
         return due
 
-    def ask(self, requests: Sequence[Request]) -> bool:
+    def ask(self, requests: Sequence[Request], drafts: Drafts) -> bool:
         assert not self._asked, "asked twice"
         self._asked = [
-            None if is_complete(request.tokens, request.add.prompt_len) else mask(request.tokens)
+            None if is_complete(request.tokens, request.add.prompt_len) else [mask(request.tokens)]
             for request in requests
         ]
         return self._random.random() < 0.5
 
-    def bits(self) -> list[Bits | GenerationError | None]:
+    def bits(self) -> list[Masks]:
         asked, self._asked = self._asked, []
         return asked
 

@@ -131,7 +131,7 @@ class SimulatedProcess:
             self.was_ready = self.was_ready or report.state == "ready"
             if report.state == "failed":
                 self.failure = report
-            elif self.name == "engine":
+            elif self.name.startswith("engine"):
                 self.network.engine_is_ready()
         self._events.put(Reported(self, report))
 
@@ -197,14 +197,14 @@ class SimulatedNotices:
         self._world = world
         self._network = network
         self._directory = directory
-        self._clients: dict[int, Connection] = {}
+        self._clients: dict[tuple[int, int], Connection] = {}  # by client and engine
 
     def engine_died(self, client: int, message: Dead) -> None:
-        if client not in self._clients:
-            address = client_address(self._directory, client)
-            self._clients[client] = self._network.connect(self, address)
+        way = client, message.source.engine
+        if way not in self._clients:
+            self._clients[way] = self._network.connect(self, client_address(self._directory, *way))
         self._world.say(f"client {client} is told that {message.source} is dead, {message.in_flight} in flight")
-        self._clients[client].send(msgspec.msgpack.encode(message))
+        self._clients[way].send(msgspec.msgpack.encode(message))
 
     def client_died(self, engine: EngineId, client: int) -> None:
         connection = self._network.connect(self, engine_address(self._directory, engine))

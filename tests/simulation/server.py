@@ -49,7 +49,8 @@ class Server:
         judge: Serves connections, and is told what explains errors.
 
     Attributes:
-        engine, api: The present ones.
+        engines, api: The present ones, engines by their numbers.
+        target: The number of the engine that faults are planted in.
         exit_code: Once all is over.
         backlog: Connections that nobody has accepted.
         held: Whether some process is kept from running.
@@ -57,8 +58,6 @@ class Server:
         next_engine_dies_after: At which of its points the next engine dies; None: it lives.
     """
 
-    engine: SimulatedEngine
-    engine_process: SimulatedProcess
     api: SimulatedApi
     api_process: SimulatedProcess
 
@@ -72,6 +71,8 @@ class Server:
         self.next_start_fails = 0
         self.next_engine_dies_after: int | None = None
         self.lives = {"engine": 0, "api": 0}
+        self.engines: dict[int, SimulatedEngine] = {}
+        self.target = 0
         self._judge = judge
         self._rng = world.random("server")
         self._pids = itertools.count(1)
@@ -80,7 +81,8 @@ class Server:
         self._threads: list[BlockingThread] = []
         self._earlier_steps = 0
         self._was_up = False
-        self._busy_since = self._disturbed = world.now()
+        self._disturbed = world.now()
+        self._busy_since: dict[int, float] = {}
         self._thread = BlockingThread(world, self._supervise)
         self.events = SupervisorEvents(world, self._thread)
         world.after(WATCH_S, self._watch)
@@ -89,14 +91,25 @@ class Server:
     def is_up(self) -> bool:
         """Whether it was ready once, and is not over."""
         if not self._was_up and self.lives["api"]:
-            self._was_up = self.engine_process.was_ready and self.api_process.was_ready
+            engines = [engine.process for engine in self.engines.values()]
+            self._was_up = all(process.was_ready for process in (*engines, self.api_process))
         return self._was_up and self.exit_code is None
 
     @property
     def steps(self) -> int:
         """Of all engines."""
-        executor = self.engine.executor if self.lives["engine"] else None
-        return self._earlier_steps + (0 if executor is None else executor.steps)
+        executors = [engine.executor for engine in self.engines.values()]
+        return self._earlier_steps + sum(executor.steps for executor in executors if executor is not None)
+
+    @property
+    def engine(self) -> SimulatedEngine:
+        """The one that faults are planted in."""
+        return self.engines[self.target]
+
+    @property
+    def engine_process(self) -> SimulatedProcess:
+        """The process of that one."""
+        return self.engine.process
 
     def connect(self, ask: Ask) -> None:
         """A client connects."""
@@ -124,7 +137,9 @@ class Server:
     def jumped(self) -> None:
         """The clock has jumped. A process that stands still anyway may look worse than it is."""
         if self.held:
-            self.engine_process.guilty = self.api_process.guilty = True
+            for engine in self.engines.values():
+                engine.process.guilty = True
+            self.api_process.guilty = True
 
     def end(self) -> None:
         """Unwind all threads and tasks."""
@@ -155,25 +170,27 @@ class Server:
         process = SimulatedProcess(self.world, self.network, self.events, name, next(self._pids))
         self._processes[process.pid] = process
         start_s = self._rng.uniform(0.2, 2.0)
-        if name == "engine":
+        kind = name.partition(" ")[0]
+        if kind == "engine":
             self._start_engine(process, launch, start_s)
         else:
             self._start_api(process, launch, start_s)
-        self.lives[name] += 1
+        self.lives[kind] += 1
         self.world.say(f"{name} {process.pid} starts: {launch.engine}, client {launch.number}")
         return process
 
     def _start_engine(self, process: SimulatedProcess, launch: LaunchConfig, start_s: float) -> None:
-        self._earlier_steps = self.steps
+        before = self.engines.get(launch.engine.engine)
+        if before is not None and before.executor is not None:
+            self._earlier_steps += before.executor.steps
         fails = self.next_start_fails > 0
         self.next_start_fails -= fails
-        self.engine_process = process
-        self.engine = SimulatedEngine(process, launch, self.settings, start_s, fails)
-        self._threads.append(self.engine.thread)
+        engine = self.engines[launch.engine.engine] = SimulatedEngine(process, launch, self.settings, start_s, fails)
+        self._threads.append(engine.thread)
         if not fails and self.next_engine_dies_after is not None:
-            self.engine.die_after(self.next_engine_dies_after)
+            engine.die_after(self.next_engine_dies_after)
             self.next_engine_dies_after = None
-        process.begin(self.engine)
+        process.begin(engine)
         process.on_exit = self._engine_died
 
     def _start_api(self, process: SimulatedProcess, launch: LaunchConfig, start_s: float) -> None:
@@ -195,53 +212,49 @@ class Server:
     def _watch(self) -> None:
         if self.exit_code is None:
             if self.lives["api"]:
-                self._check_progress()
-                self._check_agreement()
+                for engine in self.engines.values():
+                    self._check_progress(engine)
+                    self._check_agreement(engine)
             self.world.after(WATCH_S, self._watch)
 
-    def _check_progress(self) -> None:
+    def _check_progress(self, engine: SimulatedEngine) -> None:
         """An engine with work brings something again and again: no wake-up is lost."""
-        core, executor, now = self.engine.core, self.engine.executor, self.world.now()
-        if core is None or executor is None or self.held or self.engine_process.dead:
-            self._busy_since = now
+        core, executor, now, number = engine.core, engine.executor, self.world.now(), engine.id.engine
+        if core is None or executor is None or self.held or engine.process.dead:
+            self._busy_since[number] = now
             return
         scheduler, pausing = core._scheduler, core._pausing
         if not scheduler.has_work or pausing.reached or (scheduler.only_awaiting and not scheduler.steps_in_flight):
-            self._busy_since = now
-        since = max(self._busy_since, self._disturbed, executor.last_result, executor.excused_until)
+            self._busy_since[number] = now
+        busy_since = self._busy_since.setdefault(number, now)
+        since = max(busy_since, self._disturbed, executor.last_result, executor.excused_until)
         if now - since > STALL_S:
             counts = core.counts()
-            self.world.fail(f"the engine has work and has brought nothing for {now - since:.2f} s: {counts}")
+            self.world.fail(f"engine {engine.id} has work and has brought nothing for {now - since:.2f} s: {counts}")
 
-    def _check_agreement(self) -> None:
+    def _check_agreement(self, engine: SimulatedEngine) -> None:
         """When nothing is on its way, the session and the engine have the same sequences."""
-        engine, api = self.engine, self.api
+        api, number = self.api, engine.id.engine
         if engine.core is None or engine.process.dead or not api.serves or api.loop.held or not api.loop.is_idle:
             return
         directory = Path(engine.launch.directory)
-        addresses = engine_address(directory, engine.id), client_address(directory, api.launch.number)
+        addresses = engine_address(directory, engine.id), client_address(directory, api.launch.number, number)
         quiet = all(self.network.is_quiet(address) for address in addresses)
-        connection = api.session._engine
+        connection = api.session._engines[number].connection
         if not quiet or engine.core._outbox._by_client or (connection.state, connection.engine) != ("ready", engine.id):
             return
-        sent = {number for number, sequence in api.session._requests._sequences.items() if sequence.sent}
+        sent = {sequence.add.id for sequence in api.session._requests.of_engine(number) if sequence.sent}
         has = sequences_of(engine.core, api.launch.number)
         if sent != has:
             self.world.fail(f"lost: {sorted(sent - has)}, unknown to the session: {sorted(has - sent)}")
 
     def check_idle(self) -> None:
         """With no request open, everything is free."""
-        core, session = self.engine.core, self.api.session
-        assert core is not None
-        assert self.engine.grammars is not None
-        counts, fail = core.counts(), self.world.fail
-        if counts["requests"] or counts["in_flight"] or counts["free_blocks"] != counts["blocks"]:
-            fail(f"an idle engine holds something: {counts}")
-        if counts["free_slots"] != counts["slots"] or counts["free_host_blocks"] != counts["host_blocks"]:
-            fail(f"an idle engine holds slots or host blocks: {counts}")
-        if self.engine.grammars.num_held:
-            fail("an idle engine holds grammars")
-        left = session.num_sequences, session._engine.num_controls, len(session.stats._groups)
+        for engine in self.engines.values():
+            self._check_idle_engine(engine)
+        session, fail = self.api.session, self.world.fail
+        groups = sum(len(stats._groups) for stats in session.stats.engines)
+        left = session.num_sequences, session._engines.num_controls, groups
         if any(left):
             fail(f"an idle session holds (sequences, commands, prompts): {left}")
         limit = session.admission_limit
@@ -249,3 +262,15 @@ class Server:
             fail(f"an idle session believes in a queue: {limit.sequences} sequences, {limit.tokens} tokens")
         if session.health_complaint:
             fail(f"an idle server is not well: {session.health_complaint}")
+
+    def _check_idle_engine(self, engine: SimulatedEngine) -> None:
+        core, fail = engine.core, self.world.fail
+        assert core is not None
+        assert engine.grammars is not None
+        counts = core.counts()
+        if counts["requests"] or counts["in_flight"] or counts["free_blocks"] != counts["blocks"]:
+            fail(f"an idle engine holds something: {counts}")
+        if counts["free_slots"] != counts["slots"] or counts["free_host_blocks"] != counts["host_blocks"]:
+            fail(f"an idle engine holds slots or host blocks: {counts}")
+        if engine.grammars.num_held:
+            fail("an idle engine holds grammars")

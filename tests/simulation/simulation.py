@@ -55,20 +55,21 @@ class Summary:
     lives: dict[str, int]
 
 
-def simulate(seed: int, steps: int, faults: Sequence[str] | None = None) -> Summary:
+def simulate(seed: int, steps: int, faults: Sequence[str] | None = None, engines: int = 1) -> Summary:
     """Run one seed until its engines have done so many steps, then to the end.
 
     Args:
         seed: Everything follows from it.
         steps: Of the engines.
         faults: Kinds of faults, in place of those that the seed stands for.
+        engines: How many the server has.
 
     Raises:
         SimulationError: An invariant was violated; the message says which one, what led there and how to see it again.
     """
     log = io.StringIO()
     with contextlib.redirect_stderr(log):
-        run = _Run(seed, faults)
+        run = _Run(seed, faults, engines)
         # Whether a task lets others run does not depend on how fast this machine is.
         working = mock.patch.object(shared_turn, "perf_counter", run.working_time)
         try:
@@ -77,6 +78,7 @@ def simulate(seed: int, steps: int, faults: Sequence[str] | None = None) -> Summ
         except SimulationError as error:
             last = "".join(log.getvalue().splitlines(keepends=True)[-10:])
             again = f"python -m tests.simulation --seed {seed} --steps {steps}"
+            again += f" --engines {engines}" if engines > 1 else ""
             raise SimulationError(
                 f"{error}\n\nThe last things that happened:\n{run.world.trace()}\n\nThe server's log:\n{last}\n"
                 f"Seed {seed} violates an invariant: {run.world.problem.splitlines()[0]}\nAgain: {again}"
@@ -88,11 +90,14 @@ def simulate(seed: int, steps: int, faults: Sequence[str] | None = None) -> Summ
 class _Run:
     """A run that goes on."""
 
-    def __init__(self, seed: int, faults: Sequence[str] | None = None) -> None:
+    def __init__(self, seed: int, faults: Sequence[str] | None, engines: int) -> None:
         self.world = World(seed)
         self.settings = settings_of(self.world.random("settings"))
         if faults is not None:
             self.settings = replace(self.settings, faults=faults, fault_s=1.0)
+        if engines > 1:
+            config = self.settings.config.with_values(data_parallel_size=engines)
+            self.settings = replace(self.settings, config=config)
         self.judge = Judge(self.world, self.settings)
         self.server = Server(self.world, self.settings, self.judge)
         self.faults = Faults(self.server, self.judge.excuses)
@@ -142,9 +147,10 @@ class _Run:
     def _is_well(self) -> bool:
         """Whether the processes are there, and none is kept from running."""
         server = self.server
-        if server.held or not server.api.serves or server.engine_process.dead:
+        if server.held or not server.api.serves or any(each.process.dead for each in server.engines.values()):
             return False
-        return server.api.session.state == "ready"
+        states = [engine["state"] for engine in server.api.session.engine_states]
+        return server.api.session.state == "ready" and set(states) == {"ready"}
 
     def _until(self, done: object, patience: float, *, passes: bool = False) -> None:
         """Let things happen until it is done, for so many virtual seconds; longer is a violation unless it `passes`."""

@@ -102,8 +102,10 @@ def test_a_stale_token_is_found(plant: Callable[..., None]) -> None:
 
 def test_a_request_that_is_lost_at_a_replay_is_found(plant: Callable[..., None]) -> None:
     def make(unsent: Any) -> Any:
-        def all_but_one(requests: OpenRequests, may_run: Callable[[OutputCollector], bool]) -> list[OpenSequence]:
-            found: list[OpenSequence] = unsent(requests, may_run)
+        def all_but_one(
+            requests: OpenRequests, engine: int, may_run: Callable[[OutputCollector], bool]
+        ) -> list[OpenSequence]:
+            found: list[OpenSequence] = unsent(requests, engine, may_run)
             return found[:-1] if len(found) > 1 else found
 
         return all_but_one

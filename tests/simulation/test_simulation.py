@@ -23,6 +23,12 @@ def test_no_invariant_is_violated(seed: int) -> None:
     simulate(seed, steps=300)
 
 
+@pytest.mark.parametrize(("seed", "engines"), [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_none_is_violated_by_several_engines(seed: int, engines: int) -> None:
+    summary = simulate(seed, steps=300, engines=engines)
+    assert summary.lives["engine"] >= engines
+
+
 def test_a_seed_runs_the_same_way_in_another_process() -> None:
     """Whatever the order of sets of strings, and whatever ran before."""
     here = simulate(3, steps=400)

@@ -252,7 +252,7 @@ def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(sour
 
     prepare(1)
     request: Any = types.SimpleNamespace(id=1, tokens=[5])
-    source.ask([request])
+    source.ask([request], {})
     assert source._process is not None
     source._process.kill()
     source.prepare(constrained(2, [5], 20, regex="[a-z]{5}"))
@@ -261,9 +261,9 @@ def test_what_was_asked_of_a_lost_process_fails_though_another_runs_by_then(sour
     while not source.prepared():
         time.sleep(0.01)
     request = types.SimpleNamespace(id=2, tokens=[5])
-    source.ask([request])
+    source.ask([request], {})
     assert source.prepared() == []  # takes what comes, and the answer may
-    (bits,) = source.bits()
+    ((bits,),) = source.bits()
     assert isinstance(bits, memoryview)
     allowed = {t for t in range(VOCAB) if bits[t // 8] >> t % 8 & 1}
     assert allowed == {t for t in range(VOCAB) if re.fullmatch(b"[a-z]{1,5}", TOKENIZER.token_bytes(t))}

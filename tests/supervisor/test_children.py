@@ -21,12 +21,12 @@ def test_a_process_that_never_starts_is_tried_for_ever_and_not_too_often(tmp_pat
     clock = ManualClock()
     host = ProcessHost(start=start, notices=MagicMock(), in_flight=lambda directory, engine: [], state=lambda pid: "S")
     children = Children(Config(), tmp_path, -1, developer_mode=False, modules=MODULES, clock=clock, host=host)
-    children.ready(children.engine)
+    children.ready(children.engines[0])
     waits = []
     for _ in range(1_100):  # 2 ** 1,024 is no float
-        before, died = children.engine, clock.time
-        children.replace_engine("it died", [])
-        while children.engine is before:
+        before, died = children.engines[0], clock.time
+        children.replace_engine((0, 0), "it died", [])
+        while children.engines[0] is before:
             clock.time += 0.5
             children.start_due()
         waits.append(clock.time - died)

@@ -42,7 +42,7 @@ def test_an_engine_that_dies_has_a_successor_with_another_name_and_clients_are_t
             machine.die("engine")
             yield
             machine.ready("engine")
-            machine.report("api", Recovery(0, 2, complete=True))
+            machine.report("api", Recovery(EngineId(), 2, complete=True))
             yield
         machine.interrupt()
         yield
@@ -97,7 +97,7 @@ def test_both_may_die_at_once_and_the_next_api_process_knows_the_next_engine() -
         api = machine.latest("api")
         assert api.launch.number == 1
         dead = [message for who, message in machine.told if who == "client 1"]
-        knows = api.launch.engine if not dead else dead[-1].successor
+        knows = api.launch.engines[0] if not dead else dead[-1].successor
         assert knows == machine.latest("engine").launch.engine == EngineId(0, 1)
 
 
@@ -121,6 +121,26 @@ def test_one_death_more_than_allowed_ends_the_server(capsys: pytest.CaptureFixtu
     assert "--max-restarts allows" in last
 
 
+def test_starts_that_take_long_and_fail_are_no_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    """A guide's report of ranks that load past the time they have: so few deaths lie within a window that it never is
+    full."""
+    machine = Machine(max_restarts=3)
+
+    def script() -> Iterator[None]:
+        machine.ready("engine", "api")
+        yield
+        machine.die("engine")
+        while True:
+            began = machine.clock.time
+            while machine.clock.time < began + 400:
+                yield
+            machine.die("engine", 70)
+
+    assert machine.run(script()) == EXIT_CRASHED
+    assert sum(child.name == "engine" for child in machine.children) == 5, "one, its successor, and three restarts"
+    assert "more than the 3 restarts" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_deaths_in_the_search_for_a_request_do_not_count() -> None:
     machine = Machine(max_restarts=1)
     machine.in_flight = [7]
@@ -132,11 +152,11 @@ def test_deaths_in_the_search_for_a_request_do_not_count() -> None:
             machine.die("engine")
             yield
             machine.ready("engine")
-            machine.report("api", Recovery(0, 3))
+            machine.report("api", Recovery(EngineId(), 3))
             yield
-        machine.report("api", Recovery(0, blamed=True))
+        machine.report("api", Recovery(EngineId(), blamed=True))
         yield
-        machine.report("api", Recovery(0, 3, complete=True))
+        machine.report("api", Recovery(EngineId(), 3, complete=True))
         yield
         machine.interrupt()
         yield
@@ -277,3 +297,90 @@ def test_without_restarts_nothing_is_watched() -> None:
     assert machine.run(script()) == EXIT_CRASHED
     assert machine.children[0].killed_for == ""
     assert len(machine.children) == 2
+
+
+def test_of_two_engines_the_dead_one_is_replaced_and_clients_are_told_which() -> None:
+    machine = Machine(data_parallel_size=2)
+    machine.in_flight = [7]
+
+    def script() -> Iterator[None]:
+        machine.ready("engine 0", "engine 1")
+        yield
+        machine.ready("api")
+        yield
+        machine.die("engine 1")
+        yield
+        machine.ready("engine 1")
+        machine.report("api", Recovery(EngineId(1, 1), 1, complete=True))
+        yield
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    assert [child.name for child in machine.children] == ["engine 0", "engine 1", "api", "engine 1"]
+    assert machine.children[2].launch.engines == (EngineId(0), EngineId(1))
+    assert machine.latest("engine 1").launch.engine == EngineId(1, 1)
+    (told,) = [message for who, message in machine.told if who == "client 0"]
+    assert (told.source, told.successor, told.in_flight) == (EngineId(1), EngineId(1, 1), [7])
+    for name in ("engine 0", "engine 1"):
+        assert STOP_ENGINE in machine.latest(name).signals
+
+
+def test_a_search_in_one_engine_does_not_make_the_others_deaths_free() -> None:
+    machine = Machine(data_parallel_size=2, max_restarts=2)
+    machine.in_flight = [7]
+
+    def script() -> Iterator[None]:
+        machine.ready("engine 0", "engine 1", "api")
+        yield
+        for name in ("engine 0", "engine 1", "engine 0", "engine 1"):  # the first two count, then both are searching
+            machine.die(name)
+            yield
+            machine.ready(name)
+            yield
+        machine.report("api", Recovery(EngineId(1, 2), complete=True))
+        yield
+        machine.die("engine 0")
+        yield
+        machine.ready("engine 0")
+        yield
+        machine.die("engine 1")
+        yield
+
+    assert machine.run(script()) == EXIT_CRASHED
+    assert [child.name for child in machine.children].count("engine 0") == 4
+    assert [child.name for child in machine.children].count("engine 1") == 3
+
+
+def test_an_engine_that_never_starts_ends_all_though_the_other_one_has(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine(data_parallel_size=2)
+
+    def script() -> Iterator[None]:
+        machine.ready("engine 0", "api")
+        yield
+        machine.latest("engine 1").failure = StatusReport("failed", "MemoryBudgetError", "No room.")
+        machine.die("engine 1", 1)
+        yield
+
+    assert machine.run(script()) == 5
+    assert capsys.readouterr().err.splitlines()[-1] == "quire: error: No room."
+
+
+def test_after_an_api_processs_death_all_engines_are_told_and_it_knows_their_latest_lives() -> None:
+    machine = Machine(data_parallel_size=2)
+
+    def script() -> Iterator[None]:
+        machine.ready("engine 0", "engine 1", "api")
+        yield
+        machine.die("engine 0")
+        yield
+        machine.ready("engine 0")
+        machine.die("api")
+        yield
+        machine.ready("api")
+        machine.interrupt()
+        yield
+
+    assert machine.run(script()) == 0
+    assert machine.latest("api").launch.engines == (EngineId(0, 1), EngineId(1, 0))
+    assert [who for who, message in machine.told if who.startswith("engine")] == ["engine 1", "engine 0"]

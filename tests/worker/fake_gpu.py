@@ -50,8 +50,10 @@ def fake_gpu() -> None:
     dependent_launch.can_overlap = lambda device: True  # type: ignore[assignment]
     prefill_split_kv.multiprocessors = lambda device: 132  # type: ignore[assignment]
     from quire.kernels.triton.linear import linear
+    from quire.quantization import coded_experts
     from quire.worker import buffer_ring
 
+    coded_experts.ExpertLoop = coded_experts.StackedExperts  # type: ignore[misc, assignment]
     buffer_ring._has_memory = lambda device: True  # type: ignore[assignment]
 
     linear.is_sm_90 = lambda device: True  # type: ignore[assignment]
@@ -104,14 +106,17 @@ class FakeGpu:
         from quire.clock import SystemClock
         from quire.worker.kv_tensors import allocate_kv_cache
         from quire.worker.weight_loading import load_weights
+        from quire.worker.worker import LoadedModel
 
         found, worker = len(self.precompiler.names), self.worker
         storage = allocate_kv_cache(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
         slots = worker._slot_table(self.spec)
-        factory = LayerFactory(TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype)))
+        options = TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype))
+        factory = LayerFactory(options, self.spec.quantization)
         model = build_model(self.spec, factory)
-        load_weights(self.config, self.spec, factory, SystemClock())
-        runner = worker._build_runner(self.spec, model, slots, storage)
+        load_weights(self.config, self.spec, self.spec, factory, SystemClock())
+        loaded = LoadedModel(self.spec, model, slots, kernels_known=True, gemm_warmup=None, updates=None)
+        runner = worker._build_runner(loaded, storage)
         runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
         launches = Kernel.__getitem__
         with self.precompiler.warmup():

@@ -24,22 +24,22 @@ class ReplayByRunning:
     """Runs a captured step again: the same launches on the staged inputs, of which it copies as many each time."""
 
     def __init__(self) -> None:
-        self._steps: dict[GraphShape, partial[Tensor]] = {}
-        self._copied: dict[GraphShape, int] = {}
+        self._steps: dict[tuple[GraphShape, bool], partial[Tensor]] = {}
+        self._copied: dict[tuple[GraphShape, bool], int] = {}
         self.replayed: list[GraphShape] = []
 
-    def capture(self, shape: GraphShape, step: Callable[[], Tensor]) -> None:
+    def capture(self, shape: GraphShape, step: Callable[[], Tensor], *, adapted: bool = False) -> None:
         assert isinstance(step, partial)
-        self._steps[shape] = step
-        self._copied[shape] = self._entries(shape)
+        self._steps[shape, adapted] = step
+        self._copied[shape, adapted] = self._entries(shape, adapted)
 
-    def _entries(self, shape: GraphShape) -> int:
-        copied: int = self._steps[shape].func.__self__._staging.num_copied  # type: ignore[attr-defined]
+    def _entries(self, shape: GraphShape, adapted: bool) -> int:
+        copied: int = self._steps[shape, adapted].func.__self__._staging.num_copied  # type: ignore[attr-defined]
         return copied
 
-    def replay(self, shape: GraphShape) -> Tensor:
-        assert self._entries(shape) == self._copied[shape]
+    def replay(self, shape: GraphShape, *, adapted: bool = False) -> Tensor:
+        assert self._entries(shape, adapted) == self._copied[shape, adapted]
         self.replayed.append(shape)
-        logits = self._steps[shape]()
+        logits = self._steps[shape, adapted]()
         assert len(logits) == shape.sampled
         return logits

@@ -34,7 +34,7 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
     runner.capture_graphs(MOST, precompiled=precompiled)
     limits = runner._limits
     shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
-    assert list(graphs._steps) == shapes
+    assert list(graphs._steps) == [(shape, False) for shape in shapes]
     expected: dict[object, GraphShape] = {}
     for shape in shapes:
         expected.setdefault(shape.kind if precompiled else shape, shape)
@@ -42,3 +42,19 @@ def test_of_precompiled_shapes_the_largest_of_each_kind_runs_before_capture(
     assert (len(ran) == 3) == precompiled
     assert {shape.tokens for shape in expected.values()} >= {max(shape.tokens for shape in shapes)}
     assert too_large == [[MOST + 1]], "too large to be captured, and launched once as others will be"
+
+
+def test_steps_with_adapters_are_captured_beside_those_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    monkeypatch.setattr(
+        ModelRunner, "_forward_and_sample", lambda self, host, inputs: found.append(inputs.tiles is not None)
+    )
+    monkeypatch.setattr(ModelRunner, "run_dummies", lambda self, counts, **_: None)
+    config = config_for(make_llama(tmp_path, tokenizer=False), enforce_eager=True, enable_lora=True)
+    runner = Driver(config).worker._runner
+    runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
+    runner.capture_graphs(MOST)
+    limits = runner._limits
+    shapes = GraphShapes(MOST, limits.rows, limits.tokens, limits.length).all()
+    assert list(graphs._steps) == [(shape, adapted) for shape in shapes for adapted in (False, True)]
+    assert found == [False, True] * len(shapes)

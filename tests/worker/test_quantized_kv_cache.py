@@ -61,7 +61,7 @@ def test_it_is_replayed_and_swapped_like_any_other(checkpoint: Path, monkeypatch
     """Steps are recorded where there are kernels; preempted sequences come back as they were."""
     replayed: list[object] = []
     replay = RecordedSteps.replay
-    monkeypatch.setattr(RecordedSteps, "replay", lambda self, shape: (replayed.append(shape), replay(self, shape))[1])
+    monkeypatch.setattr(RecordedSteps, "replay", lambda *of, **kind: (replayed.append(of), replay(*of, **kind))[1])
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     tokens = []
     for blocks in (200, 26):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import FunctionType
@@ -202,3 +204,8 @@ def test_attention_is_told_how_much_of_each_row_stands_already(tiny: Path) -> No
     for prompt in ([3] * 40, [4] * 40):
         driver.generate([driver.admit(0, prompt)], 2, chunk=32)
     assert seen == [[0], [32], [40]] * 2
+
+
+def test_a_worker_imports_nothing_that_only_reads_text() -> None:
+    code = "import sys, quire.worker.worker; assert 'tokenizers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -24,6 +24,7 @@ from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.int8_gemv import int8_gemv
 from quire.kernels.triton.linear.quantize_rows import quantize_rows
 from quire.kernels.triton.linear.scaled_gemm import scaled_gemm
 from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
@@ -99,10 +100,14 @@ def make(outputs: int, columns: int, dtype: torch.dtype) -> ScaledWeight:
 
 
 def run(config: GemvConfig | GemmConfig, x: Tensor, weight: ScaledWeight, y: Tensor, gate: bool) -> None:
-    if isinstance(config, GemvConfig):
+    if isinstance(config, GemvConfig) and weight.codes.dtype != torch.int8:
         scaled_gemv(x, weight, None, y, config, gate, True)
+        return
+    codes = quantize_rows(x, weight.codes.dtype, x.shape[1])
+    if isinstance(config, GemvConfig):
+        int8_gemv(codes, weight, None, y, config, gate, True)
     else:
-        scaled_gemm(quantize_rows(x, weight.codes.dtype, x.shape[1]), weight, None, y, config, gate, True)
+        scaled_gemm(codes, weight, None, y, config, gate, True)
 
 
 def measure(weight: Weight, dtype: torch.dtype) -> Iterator[tuple[int, float]]:

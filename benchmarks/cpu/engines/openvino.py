@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import openvino
 import openvino_genai
+from int8_checkpoint import SUFFIX
 
 PACKAGES = ("openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]")
 _CACHE_GB = 1
@@ -28,7 +29,8 @@ class Engine:
         scheduler.enable_prefix_caching = False
         known = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         precision = "bf16" if "BF16" in known else "f32"  # without the instructions it takes nothing else
-        properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
+        cache = "u8" if checkpoint.endswith(SUFFIX) else precision
+        properties = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache}
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
             str(_exported(Path(checkpoint))), scheduler, "CPU", properties
         )
@@ -44,11 +46,13 @@ class Engine:
 
 
 def _exported(checkpoint: Path) -> Path:
+    """Of a checkpoint of int8, which optimum-intel does not read, the one that it was made from, quantized anew."""
     target = checkpoint / "openvino"
     if not (target / "openvino_model.xml").exists():
-        partial = target.with_suffix(".partial")
-        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(checkpoint)]
-        command += ["--task", "text-generation-with-past", "--weight-format", "fp16", str(partial)]
+        partial, int8 = target.with_suffix(".partial"), checkpoint.name.endswith(SUFFIX)
+        source = checkpoint.with_name(checkpoint.name.removesuffix(SUFFIX))
+        command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(source)]
+        command += ["--task", "text-generation-with-past", "--weight-format", "int8" if int8 else "fp16", str(partial)]
         subprocess.run(command, check=True, stdout=sys.stderr)
         os.replace(partial, target)
     return target

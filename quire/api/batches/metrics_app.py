@@ -9,10 +9,10 @@ from starlette.routing import Route
 
 from quire.config import Config
 from quire.metrics.prometheus import CONTENT_TYPE, Exposition
-from quire.metrics.stats import Stats
+from quire.metrics.server_stats import ServerStats
 
 
-def metrics_app(stats: Stats, config: Config) -> Starlette:
+def metrics_app(stats: ServerStats, config: Config) -> Starlette:
     """An application with the one route.
 
     Args:

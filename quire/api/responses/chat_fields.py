@@ -38,6 +38,7 @@ def chat_request(fields: ResponsesRequest, messages: Sequence[dict[str, Any]]) -
     tools, choice = chosen_tools(fields)
     body: dict[str, Any] = {name: getattr(fields, name) for name in SAMPLING}
     body |= {
+        "model": fields.model,
         "messages": list(messages),
         "max_completion_tokens": fields.max_output_tokens,
         "tools": [_chat_tool(tool) for tool in tools] or None,

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from quire.api.serving import Serving, json_response
+from quire.messages import Adapter
 
 
 def add_models(app: FastAPI, serving: Serving) -> None:
@@ -16,15 +17,23 @@ def add_models(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/v1/models", tags=["models"])
     async def all_models() -> Response:
-        """Every name of the model."""
-        return json_response({"object": "list", "data": [_card(serving, name) for name in serving.names]})
+        """Every name of the model, then the adapters that are loaded."""
+        cards = [_card(serving, name) for name in serving.names]
+        cards += [_adapter_card(serving, adapter) for adapter in serving.session.adapters.all]
+        return json_response({"object": "list", "data": cards})
 
     @app.get("/v1/models/{name:path}", tags=["models"])
     async def one_model(name: str) -> Response:
         """One of them."""
         if not name:
             raise HTTPException(404)
+        if adapter := serving.session.adapters.loaded(name):
+            return json_response(_adapter_card(serving, adapter))
         return json_response(_card(serving, serving.model_name(name)))
+
+
+def _adapter_card(serving: Serving, adapter: Adapter) -> dict[str, Any]:
+    return {**_card(serving, adapter.name), "root": adapter.path, "parent": serving.names[0]}
 
 
 def _card(serving: Serving, name: str) -> dict[str, Any]:

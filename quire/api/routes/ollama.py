@@ -52,9 +52,9 @@ def _loaded(serving: Serving, kind: Kind, asked: str, *, unload: bool) -> Respon
 async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
     clock = SystemClock()
     began = clock.now()
-    serving.model_name(model_name(body.model, serving.names))
+    name = serving.model_name(model_name(body.model, serving.names))
     kind: Kind = "generate" if isinstance(body, OllamaGenerateRequest) else "chat"
-    choices = await _start(serving, body, request.state.caller)
+    choices = await _start(serving, body, name, request.state.caller)
     shows = body.think is not False
     answers = OllamaAnswers(kind, body.model, choices, clock, WallClock(), began, show_thinking=shows)
     request_id, stream = request.state.request_id, body.stream is not False
@@ -68,9 +68,12 @@ async def _answer(serving: Serving, request: Request, body: OllamaChatRequest | 
     return json_response(answers.body(whole))
 
 
-async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateRequest, caller: Caller) -> RequestChoices:
+async def _start(
+    serving: Serving, body: OllamaChatRequest | OllamaGenerateRequest, name: str, caller: Caller
+) -> RequestChoices:
     if isinstance(body, OllamaGenerateRequest) and (body.raw or body.suffix):
         fields = completion_request(body).sent_by(caller)
+        fields.model = name
         serving.session.check_room(fields.tenant, 1, 1)
         prompts, params, options = await prepare_completion(serving, fields)
         if fields.max_tokens is None:
@@ -80,4 +83,5 @@ async def _start(serving: Serving, body: OllamaChatRequest | OllamaGenerateReque
     template = serving.text.chat_template
     number = len(body.messages or ()) if isinstance(body, OllamaChatRequest) else 1
     chat = await convert(number, lambda: chat_request(body, template.variables if template else ()))
+    chat.model = name
     return await serving.chat.start(chat.sent_by(caller))

@@ -74,7 +74,8 @@ def _bodies(
     options: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """One for each prompt, cut and checked as if it were to run."""
-    adds = [serving.session.submission.adds(prompt, params, **options)[0] for prompt in prompts]
+    checked = {name: value for name, value in options.items() if name not in ("collectors", "model")}  # nothing runs
+    adds = [serving.session.submission.adds(prompt, params, **checked)[0] for prompt in prompts]
     return [
         {
             "request_id": request.state.request_id,

@@ -54,7 +54,7 @@ class RequestFields(BaseModel):
         return self._caller.tenant
 
     def queue_options(self) -> dict[str, Any]:
-        """Priority, salt, deadline and tenant, as EngineSession.add_request takes them.
+        """Priority, salt, deadline, tenant, model and who takes note, as EngineSession.add_request takes them.
 
         Raises:
             RequestError: A value is out of its range.
@@ -67,6 +67,8 @@ class RequestFields(BaseModel):
             "cache_salt": self.cache_salt or "",
             "deadline": self._caller.deadline_after(timeout),
             "tenant": self.tenant,
+            "collectors": self._caller.collectors,
+            "model": self.model,
         }
 
     def check_stream_options(self) -> None:

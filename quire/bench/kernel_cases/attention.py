@@ -37,8 +37,8 @@ def _caches(rows: int, length: int, heads: _Heads, device: torch.device) -> tupl
     return keys, values, 1 + torch.randperm(rows * each, device=device).view(rows, each)
 
 
-def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
-    """Each row's one token sees `length`, itself included."""
+def _decode(rows: int, length: int, heads: _Heads, narrow: torch.dtype | None = None) -> KernelCase:
+    """Each row's one token sees `length`, itself included; `narrow`: the 8-bit dtype of a quantized cache."""
 
     def make(device: torch.device) -> Arguments:
         from quire.kernels.triton.attention.decode_split_kv import (
@@ -58,10 +58,16 @@ def _decode(rows: int, length: int, heads: _Heads) -> KernelCase:
             starts, torch.arange(rows), None, None, None, tile, splits, at_once, MIN_SPLIT_TILES
         )
         partials = paged_attention.new_decode_partials(room, heads.query, heads.kv, heads.width, device)
-        return (q, *caches, splits.to(device), partials, torch.empty_like(q), _SCALE), {}
+        args = (q, *caches, splits.to(device), partials, torch.empty_like(q), _SCALE)
+        if narrow is None:
+            return args, {}
+        keys, values, table = caches
+        scales = torch.ones(2, heads.kv, device=device)
+        return (q, keys.to(narrow), values.to(narrow), table, *args[4:]), {"scales": scales}
 
-    moved = 2 * rows * (length * heads.kv + heads.query) * heads.width * _ITEM
-    return KernelCase("decode_attention", f"{rows} × {length:,}, {heads}", make, moved)
+    item, suffix = (_ITEM, "") if narrow is None else (1, f", {str(narrow).removeprefix('torch.')}")
+    moved = 2 * rows * heads.width * (length * heads.kv * item + heads.query * _ITEM)
+    return KernelCase("decode_attention", f"{rows} × {length:,}, {heads}{suffix}", make, moved)
 
 
 def _prefill(rows: int, tokens: int, before: int, heads: _Heads) -> KernelCase:
@@ -178,6 +184,7 @@ def _cases(
 ) -> list[KernelCase]:
     return [
         *(_decode(rows, length, heads) for rows, length in decode),
+        *(_decode(rows, length, heads, torch.float8_e4m3fn) for rows, length in decode),
         *(_prefill(rows, tokens, before, heads) for rows, tokens, before in prefill),
         *(_split_kv(tokens, before, heads) for rows, tokens, before in prefill if rows == 1 and tokens < 128),
         *(_dense(rows, tokens, before, heads) for rows, tokens, before in prefill),

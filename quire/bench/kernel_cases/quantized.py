@@ -52,6 +52,20 @@ def _grouped(rows: int, outputs: int, columns: int, gate: bool) -> KernelCase:
     return _case("grouped_linear", "4 bits", rows, outputs, columns, gate, make, 0.5 + _ITEM / _GROUP)
 
 
+def _codebook(rows: int, outputs: int, columns: int, gate: bool, values: str, group: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        codes = torch.randint(0, 16, (outputs, columns), dtype=torch.uint8, device=device)
+        scales = torch.rand(outputs, columns // group, device=device).add_(0.5).div_(columns**0.5)
+        if values == "e2m1":
+            scales = scales.to(torch.float8_e8m0fnu)
+        weight = kernel("pack_codebook", device.type)(codes, scales, None, values, group)
+        return _arguments(device, rows, outputs, columns, weight, gate), {}
+
+    return _case(
+        "codebook_linear", values, rows, outputs, columns, gate, make, 0.5 + (1 if values == "e2m1" else 4) / group
+    )
+
+
 def _case(
     op: str, kind: str, rows: int, outputs: int, columns: int, gate: bool, make: object, each: float
 ) -> KernelCase:
@@ -81,6 +95,8 @@ def _cases(rows: Sequence[int], weights: Sequence[tuple[int, int]], gated: tuple
         *(_scaled(count, *shape, torch.float8_e4m3fn) for count in rows for shape in shapes),
         *(_scaled(count, *shape, torch.int8) for count in rows for shape in shapes),
         *(_grouped(count, *shape) for count in rows for shape in shapes),
+        *(_codebook(count, *shape, "nf4", 64) for count in rows for shape in shapes),
+        *(_codebook(count, *shape, "e2m1", 32) for count in rows for shape in shapes),
     )
 
 

@@ -10,17 +10,22 @@ its low half, of odd ones in its high half. See native/block_forms.h.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from quire.gguf.tensor_types import PANEL, QUANTIZED, TYPES, QuantizedType
 from quire.kernels.cpu.activation import silu_and_mul
+from quire.kernels.cpu.float8 import PANEL as FLOAT8_PANEL
 from quire.kernels.cpu.library import address, library
 from quire.kernels.reference import gguf_blocks as reference
 from quire.kernels.reference.gguf_blocks import BlockWeight, unpack
 
 _NUMBERS = {form.name: number for number, form in TYPES.items()}
-_CODES_AT_ONCE = 1 << 21
+_OWN_NUMBERS = {"W4": 256, "W8": 257, "F8": 258}
+"""Of types that no file has, before the columns of their blocks: those of grouped_linear.py and float8.py."""
+CODES_AT_ONCE = 1 << 21
 """That are packed before the next ones, so that they stay in the cache."""
 _LOW, _HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
 """Of 8 columns, those in the low and in the high halves of a word's bytes."""
@@ -33,7 +38,7 @@ def pack_blocks(blocks: Tensor, name: str) -> Tensor:
         return blocks
     rows, count = len(blocks), blocks.shape[1] // form.block_bytes
     packed = torch.empty((-(-rows // PANEL), count, form.packed_block_bytes()), dtype=torch.uint8)
-    each = max(1, _CODES_AT_ONCE // (PANEL * count * form.block))
+    each = max(1, CODES_AT_ONCE // (PANEL * count * form.block))
     for first in range(0, len(packed), each):
         part = blocks[first * PANEL : (first + each) * PANEL]
         missing = -len(part) % PANEL
@@ -53,7 +58,7 @@ def block_linear(x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor)
 
 def block_linear_silu_and_mul(x: Tensor, weight: BlockWeight, bias: Tensor | None, out: Tensor) -> None:
     """As block_linear."""
-    if weight.is_packed and weight.rows % (2 * PANEL) == 0:
+    if weight.is_packed and weight.rows % (2 * _panel(weight.name)) == 0:
         _multiply("block_linear_silu_and_mul", x, weight, bias, out)
         return
     if not weight.is_packed:
@@ -64,6 +69,11 @@ def block_linear_silu_and_mul(x: Tensor, weight: BlockWeight, bias: Tensor | Non
     silu_and_mul(y, out)
 
 
+def grouped_type(bits: int, group: int) -> str:
+    """The name of a type of grouped_linear.py, which no file has: a block is a group."""
+    return f"W{bits}/{group}"
+
+
 def block_embed(tokens: Tensor, weight: BlockWeight, scale: float | None, out: Tensor) -> None:
     """Arguments as in reference/gguf_blocks.py."""
     if not weight.is_packed:
@@ -71,19 +81,37 @@ def block_embed(tokens: Tensor, weight: BlockWeight, scale: float | None, out: T
         return
     kernels = library()
     assert kernels is not None and tokens.is_contiguous() and out.is_contiguous()
-    factor, number = 1.0 if scale is None else scale, _NUMBERS[weight.name]
+    factor, number = 1.0 if scale is None else scale, _number(weight.name)
     data = weight.data.data_ptr()
     kernels(
         "block_embed", out.dtype, tokens.data_ptr(), len(tokens), data, weight.columns, number, factor, out.data_ptr()
     )
 
 
+def _panel(name: str) -> int:
+    """Outputs of a type's panel."""
+    return FLOAT8_PANEL if name.startswith("F8") else PANEL
+
+
+@functools.cache
+def _number(name: str) -> int:
+    """Of a type, as the kernels have it."""
+    if name in _NUMBERS:
+        return _NUMBERS[name]
+    own, block = name.split("/")
+    return int(block) << 16 | _OWN_NUMBERS[own]
+
+
 def _multiply(name: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, y: Tensor) -> None:
     kernels = library()
     if x.stride(1) != 1:
         x = x.contiguous()
-    assert kernels is not None and kernels.serves(x, bias, y)
-    assert x.shape[1] == weight.columns and y.stride(1) == 1
+    assert kernels is not None and x.shape[1] == weight.columns and y.stride(1) == 1
+    if not kernels.serves(x, bias, y):  # fp16: there are no kernels of it
+        exact = torch.empty(y.shape, dtype=torch.float32)
+        _multiply(name, x.float(), weight, None if bias is None else bias.float(), exact)
+        y.copy_(exact)
+        return
     kernels(
         name,
         x.dtype,
@@ -93,7 +121,7 @@ def _multiply(name: str, x: Tensor, weight: BlockWeight, bias: Tensor | None, y:
         weight.data.data_ptr(),
         weight.rows,
         weight.columns,
-        _NUMBERS[weight.name],
+        _number(weight.name),
         address(bias),
         y.data_ptr(),
         y.stride(0),
@@ -114,18 +142,18 @@ def _pack(blocks: Tensor, form: QuantizedType, to: Tensor) -> None:
             by_group = whole.view(panels, PANEL, count, groups).permute(0, 2, 3, 1)  # [panels, blocks, groups, PANEL]
             pieces.append(by_group.reshape(panels, count, -1).view(torch.uint8))
     codes = parts.codes.view(torch.uint8).view(panels, PANEL, count * groups, form.group)
-    by_group = _pairs(codes) if form.bits == 8 else torch.cat((_words(codes & 15), *_high_bits(codes, form.bits)), 2)
+    by_group = pairs(codes) if form.bits == 8 else torch.cat((words(codes & 15), *_high_bits(codes, form.bits)), 2)
     pieces.append(by_group.reshape(panels, count, -1))
     torch.cat(pieces, 2, out=to)
 
 
-def _pairs(codes: Tensor) -> Tensor:
+def pairs(codes: Tensor) -> Tensor:
     """[panels, PANEL, groups, group] → [panels, groups, bytes]: pairs of columns, output beside output."""
     panels, _, groups, group = codes.shape
     return codes.view(panels, PANEL, groups, group // 2, 2).permute(0, 2, 3, 1, 4).reshape(panels, groups, -1)
 
 
-def _words(codes: Tensor) -> Tensor:
+def words(codes: Tensor) -> Tensor:
     """The same of codes of 4 bits: words of 8 columns, output beside output."""
     panels, _, groups, group = codes.shape
     words = codes.view(panels, PANEL, groups, group // 8, 8)

@@ -30,13 +30,13 @@ def embed(tokens: Tensor, weight: Tensor | PackedWeight, scale: float | None, ou
         reference.embed(tokens, weight, scale, out)
 
 
-def local_tokens(tokens: Tensor, first: int, count: int, out: Tensor) -> None:
+def local_indices(indices: Tensor, first: int, count: int, out: Tensor) -> None:
     """Arguments as in reference/embedding.py."""
     kernels = library()
-    if kernels is None or not (tokens.is_contiguous() and out.is_contiguous()):
-        reference.local_tokens(tokens, first, count, out)
+    if kernels is None or not (indices.is_contiguous() and out.is_contiguous()):
+        reference.local_indices(indices, first, count, out)
         return
-    kernels("local_tokens", None, tokens.data_ptr(), len(tokens), first, count, out.data_ptr())
+    kernels("local_indices", None, indices.data_ptr(), len(indices), first, count, out.data_ptr())
 
 
 def take_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:

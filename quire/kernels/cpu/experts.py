@@ -95,4 +95,4 @@ def workspace_bytes(tokens: int, count: int, hidden: int, width: int, chosen: in
     ungated = 0 if 2 * width % (2 * PANEL) == 0 else 2 * width
     each = 8 * chosen + 4 * hidden + element * (2 * hidden + width + ungated)
     pieces = 7
-    return tokens * each + 8 * (count + 1) + pieces * _ALIGNED
+    return tokens * each + 8 * (count + 2) + pieces * _ALIGNED

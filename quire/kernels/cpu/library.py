@@ -47,6 +47,8 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "all_reduce": (_P, _P, _I),
     "gather_columns": (_P, _P, _I, _I, _P, _I),
     "route": (_P, _I, _I, _I, _N, _P, _P),
+    "lora_shrink": (_P, _I, _I, _P, _I, _P, _I, _I, _I, _P, _P, _I, _P),
+    "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _I),
     "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _P, _P, _I, _P, _P),
 }
 """Of each kernel, its arguments; there is one for each of SUFFIXES."""
@@ -55,7 +57,7 @@ INDEX_SIGNATURES: dict[str, tuple[type, ...]] = {
     "prepare_inputs": (*[_P] * 5, _I, _I, _P, _P, _I, *[_P] * 4),
     "compute_slot_mapping": (_P, _I, _P, _P, _I, _I, _P),
     "take_rows": (_P, _P, _I, _I, _P),
-    "local_tokens": (_P, _I, _I, _I, _P),
+    "local_indices": (_P, _I, _I, _I, _P),
     "sequence_lengths": (_P, _P, _P, _I, _P),
     "choose_frequencies": (_P, _I, _P, _I, _I, _P),
     "grow_frequencies": (_P, _I, _F, _F, _I, _I, _P),

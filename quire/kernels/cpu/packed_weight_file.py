@@ -26,6 +26,7 @@ from torch import Tensor
 
 from quire.kernels.cpu.library import SUFFIXES, Library
 from quire.kernels.cpu.linear import PackedWeight
+from quire.kernels.reference.gguf_blocks import BlockWeight
 
 P = TypeVar("P")
 SUFFIX = ".packed"
@@ -84,12 +85,14 @@ class PackedWeightFile:
             self._reader = self._writer = None
 
     def get(self, name: str, pack: Callable[[], P]) -> P:
-        """What `pack` returns (a tensor, a PackedWeight, or a list of these), mapped from the file if that is there."""
+        """What `pack` returns, mapped from the file if that is there: a tensor, a PackedWeight, a BlockWeight, or
+        a list of them. Anything else is packed at each start."""
         if self._reader is not None:
             found: P | None = self._reader.get(name)
             if found is not None:
                 return found
-            self._lacking.append(name)
+            if name not in self._reader:
+                self._lacking.append(name)
         packed = pack()
         return packed if self._writer is None else self._writer.put(name, packed)
 
@@ -122,6 +125,9 @@ class _Reader:
             return None
         return cls(mapping, index["names"], kernels)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._index
+
     def get(self, name: str) -> Any:
         entry = self._index.get(name)
         return None if entry is None else _unpacked(entry, self._mapping, 0, self._kernels)
@@ -143,6 +149,7 @@ class _Writer:
         """Write it, and return it as it will be mapped; as it is, if it cannot be written."""
         entry, tensors = _layout(packed)
         if self._failed or not tensors:
+            self._names[name] = None
             return packed
         size = sum(_padded(tensor.nbytes) for tensor in tensors)
         try:
@@ -167,7 +174,7 @@ class _Writer:
     def close(self, whole: bool) -> bool:
         """Whether the file is ready to be put into its place; otherwise it is gone."""
         with self._file:
-            if whole and not self._failed and self._names:
+            if whole and not self._failed and any(self._names.values()):
                 try:
                     _write_index(self._file, {"names": self._names, "size": self._size})
                     return True
@@ -182,12 +189,15 @@ def _layout(packed: Any) -> tuple[dict[str, Any], list[Tensor]]:
     items = packed if isinstance(packed, list) else [packed]
     parts, tensors, offset = [], [], 0
     for item in items:
-        packed_weight = isinstance(item, PackedWeight)
-        tensor = item.data if packed_weight else item
+        if not isinstance(item, (Tensor, PackedWeight, BlockWeight)):
+            return {}, []
+        tensor = item if isinstance(item, Tensor) else item.data
         if tensor.dtype not in _NAMES or tensor.layout != torch.strided or not tensor.is_contiguous():
             return {}, []
         part = {"offset": offset, "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape)}
-        parts.append(part | ({"rows": item.rows, "columns": item.columns} if packed_weight else {}))
+        if not isinstance(item, Tensor):
+            part |= {"rows": item.rows, "columns": item.columns}
+        parts.append(part | ({"type": item.name} if isinstance(item, BlockWeight) else {}))
         tensors.append(tensor)
         offset += _padded(tensor.nbytes)
     return {"parts": parts, "list": isinstance(packed, list)}, tensors
@@ -195,12 +205,15 @@ def _layout(packed: Any) -> tuple[dict[str, Any], list[Tensor]]:
 
 def _unpacked(entry: dict[str, Any], mapping: mmap.mmap, begin: int, kernels: Library) -> Any:
     """What was put, over a mapping that starts at `begin`."""
-    items: list[Tensor | PackedWeight] = []
+    items: list[Tensor | PackedWeight | BlockWeight] = []
     for part in entry["parts"]:
         dtype, shape = _DTYPES[part["dtype"]], part["shape"]
         count = int(torch.Size(shape).numel())
         data = torch.frombuffer(mapping, dtype=dtype, count=count, offset=part["offset"] - begin).view(shape)
-        items.append(PackedWeight(data, part["rows"], part["columns"], kernels) if "rows" in part else data)
+        if "type" in part:
+            items.append(BlockWeight(data, part["type"], part["rows"], part["columns"]))
+        else:
+            items.append(PackedWeight(data, part["rows"], part["columns"], kernels) if "rows" in part else data)
     return items if entry["list"] else items[0]
 
 

@@ -25,16 +25,16 @@ def embed(tokens: Tensor, weight: Tensor, scale: float | None, out: Tensor) -> N
         out.mul_(scale)
 
 
-def local_tokens(tokens: Tensor, first: int, count: int, out: Tensor) -> None:
-    """out = in which row of a part of the embeddings each token is.
+def local_indices(indices: Tensor, first: int, count: int, out: Tensor) -> None:
+    """out = where in a part of something (the vocabulary, a layer's experts) each entry of the whole is.
 
     Args:
-        tokens: [tokens] int64.
-        first, count: The part has tokens `first` to `first + count - 1`.
-        out: [tokens] int64, from 0 on; `count` for tokens of other parts.
+        indices: [n] int64, of the whole.
+        first, count: The part has the entries `first` to `first + count - 1`.
+        out: [n] int64, from 0 on; `count` for entries of other parts.
     """
-    rows = tokens - first
-    out.copy_(torch.where((rows >= 0) & (rows < count), rows, count))
+    local = indices - first
+    out.copy_(torch.where((local >= 0) & (local < count), local, count))
 
 
 def take_rows(x: Tensor, rows: Tensor, out: Tensor) -> None:

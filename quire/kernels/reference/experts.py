@@ -47,13 +47,14 @@ def experts(
         x: [tokens, hidden].
         gate_up: By expert, [2 · width, hidden]: gate, then up.
         down: By expert, [hidden, width].
-        numbers, weights: [tokens, chosen]; see `route`.
+        numbers, weights: [tokens, chosen]; see `route`. On a CPU a number may be that of experts: an expert of another
+            rank, which adds nothing.
         out: [tokens, hidden].
         linear: The product with one of the weights; see the op of this name.
     """
     out.zero_()
     order = numbers.flatten().argsort(stable=True)  # (token, choice) pairs, expert by expert
-    ends = torch.bincount(numbers.flatten(), minlength=len(gate_up)).cumsum(0).tolist()
+    ends = torch.bincount(numbers.flatten(), minlength=len(gate_up)).cumsum(0).tolist()[: len(gate_up)]
     tokens, shares = order // numbers.shape[1], weights.flatten().index_select(0, order).unsqueeze(1)
     first = 0
     for expert, end in enumerate(ends):

@@ -19,8 +19,8 @@ class GroupedWeight(NamedTuple):
     Attributes:
         packed: [outputs, columns] uint8 codes; or with 4 bits [outputs, columns / 2], each byte two codes, those of
             columns RUN apart: of every 2 · RUN columns, byte j has column j in its low bits and j + RUN in its high.
-        scales: [outputs, groups] fp32.
-        zeros: [outputs, groups] uint8, or None: the middle of all codes.
+        scales: [outputs, groups] fp32 or fp16.
+        zeros: [outputs, groups] uint8, fp16 where they are no integers, or None: the middle of all codes.
         bits: 4 or 8.
         group: Columns; divides their number.
         order: [columns] int64, which column of x stands where: W's columns are in the order of their groups. None: x's
@@ -37,7 +37,7 @@ class GroupedWeight(NamedTuple):
     @property
     def columns(self) -> int:
         """Of W."""
-        return self.scales.shape[1] * self.group
+        return self.scales.shape[-1] * self.group
 
     def dense(self) -> Tensor:
         """[outputs, columns] fp32, its columns in `order`."""

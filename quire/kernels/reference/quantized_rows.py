@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quire.kernels.reference.norm import rms_norm
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""The largest code, by dtype; int8 leaves -128 out."""
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
+"""The largest code, by dtype; int8 leaves -128 out. Of rows, weights and KV caches."""
 SMALLEST = 1e-20
 """What counts as the largest value of a row of zeros."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.kernels.reference.activation import soft_cap
 from quire.kernels.reference.norm import rms_norm
+from quire.kernels.reference.quantized_rows import LARGEST
 from quire.kernels.reference.rotary import rotary
 
 
@@ -112,8 +113,8 @@ def quantized(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Fp32 to the nearest that a cache of this type can store, of two as near ones the even one; NaN stays NaN where
     the type has one."""
     if dtype == torch.int8:
-        return x.round().clamp_(-127, 127).nan_to_num_(0).to(dtype)
-    most = torch.finfo(dtype).max
+        return x.round().clamp_(-LARGEST[dtype], LARGEST[dtype]).nan_to_num_(0).to(dtype)
+    most = LARGEST[dtype]
     return x.clamp(-most, most).to(dtype)
 
 

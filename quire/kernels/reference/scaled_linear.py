@@ -30,6 +30,11 @@ class ScaledWeight(NamedTuple):
         return self.codes.float() * scales.repeat_interleave(self.block[1], 1)[:, :columns]
 
 
+def pack_scaled(weight: ScaledWeight) -> ScaledWeight:
+    """The weight as `scaled_linear` wants it."""
+    return weight
+
+
 def scaled_linear(x: Rows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     """x Wᵀ + bias in x's dtype, where x is quantized as well: in groups of as many columns as share a scale of W.
 

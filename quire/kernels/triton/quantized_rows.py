@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.kernels.reference.quantized_rows import LARGEST, SMALLEST, QuantizedRows
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch, next_power_of_2
+from quire.kernels.triton.linear.quantize_rows import row_scales
 
 PER_THREAD = 8
 """Elements, 16 bytes of bf16, of rows so narrow that 1,024 threads or fewer take them."""
@@ -71,9 +72,8 @@ def _rms_norm_quantized(
     if w.dtype == values.dtype:
         normed = normed.to(values.dtype).to(tl.float32)
     normed = (normed * w.to(tl.float32)).to(values.dtype).to(tl.float32)
-    # the second sum is 0, or NaN where a value is not finite: the maximum passes over it
-    scale = tl.maximum(tl.max(tl.abs(normed)), smallest) / largest + tl.sum(normed * 0.0)
-    made = normed / scale
+    scale, shrink = row_scales(normed, largest, smallest, 0)
+    made = normed * shrink
     if ROUND:
         made = (made + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
     tl.store(codes + row * WIDTH + column, made.to(codes.dtype.element_ty), inside)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -50,6 +51,10 @@ class LogitsTransforms:
     def any_active(self, slots: IntArray) -> bool:
         """Whether any of these slots' logits are changed."""
         return bool(self._has_any[slots].any())
+
+    def are_active(self, slots: IntArray) -> npt.NDArray[np.bool_]:
+        """[slots] whether each one's logits are changed."""
+        return self._has_any[slots]
 
     def active_rows(self, sampled_slots: IntArray) -> ActiveRows:
         """Which rows of the logits of these slots are changed."""

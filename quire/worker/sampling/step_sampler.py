@@ -93,19 +93,25 @@ class StepSampler:
         most: Sampled positions of a step, at most.
         mode: What is reported.
         ring: Of the steps' buffers.
+        most_masked: Positions of a step that may have bitmasks; None: as many as `most`.
+
+    Attributes:
+        bitmasks: Of the step whose masked positions are sampled.
     """
 
-    def __init__(self, slots: SlotTable, most: int, mode: LogprobsMode, ring: BufferRing) -> None:
+    def __init__(
+        self, slots: SlotTable, most: int, mode: LogprobsMode, ring: BufferRing, most_masked: int | None = None
+    ) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
         self._outputs = SampledOutputs(most, ring)
-        self._bitmasks = BitmaskBuffer(most, slots.vocab_size, slots.device)
+        self.bitmasks = BitmaskBuffer(most_masked or most, slots.vocab_size, slots.device)
 
     def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
         """Run all that may sample from such logits (see `sampler.warm_up`), and the copy to the host."""
         warm_up(logits, self._slots, self._mode, deferred, max_logprobs)
         with deferred():
-            self._bitmasks.warm_up(logits)
+            self.bitmasks.warm_up(logits)
         self._outputs.send()
 
     def begin(self, step: int, slots: IntArray, masked: IntArray, timer: StepTimer) -> StepSampling:
@@ -173,7 +179,7 @@ class StepSampler:
         def sample_then(masks: TokenBitmasks) -> StepHandle:
             _check(masks, sampling)
             with torch.inference_mode():
-                self._bitmasks.apply(logits, rows, masks.bits)
+                self.bitmasks.apply(logits, rows, masks.bits)
                 sample_all()
                 return self.finish(sampling, logits, NO_PROMPT_LOGPROBS, partial(errors_of, transformed=masked))
 
@@ -200,7 +206,7 @@ class StepSampler:
         def sample_masked(masks: TokenBitmasks) -> StepHandle:
             _check(masks, sampling)
             with torch.inference_mode():
-                self._bitmasks.apply(own, late.masked, masks.bits)
+                self.bitmasks.apply(own, late.masked, masks.bits)
                 return self._finish_late(sampling, logits, own, late, prompts)
 
         return MaskedStepHandle(sample_masked, sampling.timer.wait)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.layers.factory import LayerFactory
+from quire.lora.updates import LowRankUpdates
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.planning.step_limits import StepLimits
@@ -41,10 +42,12 @@ def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
         yield [1] * rows + [2]
 
 
-def reduced_model(spec: ModelSpec, options: TensorOptions) -> Model:
-    """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory."""
+def reduced_model(spec: ModelSpec, options: TensorOptions, updates: LowRankUpdates | None = None) -> Model:
+    """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory. Adapters may
+    change what `updates` gets.
+    """
     layers = layers_of_every_kind(spec)
-    factory = LayerFactory(options, spec.quantization)
+    factory = LayerFactory(options, spec.quantization, updates=updates)
     model = build_model(replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers]), factory)
     with torch.inference_mode():
         for layer in factory.layers:

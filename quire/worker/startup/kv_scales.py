@@ -12,20 +12,22 @@ import re
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from quire.attention.backend import AttentionLayer, PaddedLimits, QKNormRope, Rows
+from quire.attention.backend import AttentionLayer, QKNormRope, Rows
 from quire.attention.metadata import AttentionMetadata, IntArray
+from quire.attention.padded_limits import PaddedLimits
 from quire.config import Config
-from quire.config.kv_cache_dtype import QUANTIZED_MOST
+from quire.config.kv_cache_dtype import QUANTIZED
 from quire.errors import CheckpointError
 from quire.kernels.reference.paged_attention import prefill_attention
+from quire.kernels.reference.quantized_rows import LARGEST
 from quire.kernels.reference.rowwise_attention import qk_norm_rope_and_cache
 from quire.layers.positions import Positions
 from quire.models.model import Model
 from quire.models.spec import ModelSpec
 from quire.weights.safetensors import SafetensorsCheckpoint
+from quire.worker.kv_tensors import ELEMENTS
 from quire.worker.startup.calibration_text import TEXT
 
 _TOKENS = 512
@@ -38,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 def new_kv_scales(spec: ModelSpec, kv_dtype: str, device: torch.device) -> Tensor | None:
     """[layers, 2, kv_heads] fp32, all 1; None for a cache that is not quantized."""
-    if kv_dtype not in QUANTIZED_MOST:
+    if kv_dtype not in QUANTIZED:
         return None
     return torch.ones((spec.layers, 2, spec.kv_heads), device=device)
 
@@ -59,7 +61,7 @@ def choose_kv_scales(config: Config, spec: ModelSpec, model: Model, scales: Tens
     tokens, source = _calibration_tokens(config, spec)
     with torch.inference_mode():
         most = _largest_of(model, spec, torch.tensor(tokens, device=scales.device))
-    needed = most * (_ROOM[kv_dtype] / QUANTIZED_MOST[kv_dtype])
+    needed = most * (_ROOM[kv_dtype] / LARGEST[ELEMENTS[kv_dtype]])
     if kv_dtype != "int8":  # a power of two changes no digit of a float
         needed = torch.exp2(needed.log2().ceil())
     scales.copy_(torch.where((most > 0) & most.isfinite(), needed, 1.0))
@@ -88,6 +90,8 @@ def _calibration_tokens(config: Config, spec: ModelSpec) -> tuple[list[int], str
     longest = min(_TOKENS, spec.max_model_len)
     file = Path(config.model.tokenizer or config.model.model) / "tokenizer.json"
     if file.is_file() and not config.model.skip_tokenizer_init:
+        from tokenizers import Tokenizer  # only a calibration reads text: other starts do not pay for it
+
         ids = [id for id in Tokenizer.from_file(str(file)).encode(TEXT).ids if id < spec.vocab_size]
         if ids:
             return ids[:longest], "a built-in text"

@@ -16,6 +16,7 @@ from quire.api.batches.batch_line import BatchLine
 from quire.api.batches.metrics_app import metrics_app
 from quire.api.in_process_calls import Answer
 from quire.config import Config, SchedulerConfig
+from quire.metrics.server_stats import ServerStats
 from quire.metrics.stats import Stats
 
 
@@ -81,7 +82,7 @@ def test_there_is_room_only_while_others_leave_some() -> None:
 
 def test_run_batch_serves_metrics() -> None:
     async def get() -> httpx.Response:
-        transport = httpx.ASGITransport(app=metrics_app(Stats(), Config()))
+        transport = httpx.ASGITransport(app=metrics_app(ServerStats([Stats()]), Config()))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             return await client.get("/metrics")
 

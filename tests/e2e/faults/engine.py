@@ -9,7 +9,7 @@ from pathlib import Path
 from quire.clock import Clock
 from quire.config import Config
 from quire.engine.process import main as engine_main
-from quire.executor.executor import Executor
+from quire.executor.executor import AdapterLoader, Executor
 from quire.executor.factory import build_executor
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.processes.child_main import run_child
@@ -34,6 +34,10 @@ class FaultyExecutor:
     @property
     def max_in_flight(self) -> int:
         return self._inner.max_in_flight
+
+    @property
+    def adapters(self) -> AdapterLoader | None:
+        return self._inner.adapters
 
     def start(self) -> DeviceLimits:
         return self._inner.start()
@@ -69,6 +73,9 @@ class FaultyExecutor:
             time.sleep(min(timeout or 0.1, 0.1))
             return None
         return self._inner.collect(timeout)
+
+    def check(self) -> None:
+        self._inner.check()
 
     def close(self) -> None:
         self._inner.close()

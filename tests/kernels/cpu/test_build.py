@@ -38,6 +38,8 @@ from quire.kernels.cpu.linear import linear, pack_linear
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+SANITIZED = ("linear", "norm", "attention", "sample", "step_inputs", "lora")
+"""Kernels whose tests run under sanitizers."""
 BUILD = """\
 import sys
 import threading
@@ -261,7 +263,7 @@ def test_sanitizers_find_nothing(tmp_path: Path, compiler: str) -> None:
         "import sys, pytest, quire.kernels.cpu.library as l; "
         f"l.FLAGS = (*l.FLAGS, *{flags!r}); "
         f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:faulthandler', '-k', 'avx512_bf16 or avx2', "
-        f"*{[str(HERE / f'test_{name}.py') for name in ('linear', 'norm', 'attention', 'sample', 'step_inputs')]!r}]))"
+        f"*{[str(HERE / f'test_{name}.py') for name in SANITIZED]!r}]))"
     )
     variables = {
         **os.environ,

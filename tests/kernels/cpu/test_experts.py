@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quire.kernels.cpu.embedding import local_indices
 from quire.kernels.cpu.experts import experts, pack_experts, route
 from quire.kernels.reference import experts as reference
 
@@ -63,3 +64,24 @@ def test_experts(dtype: torch.dtype, tokens: int, count: int, chosen: int, hidde
     reference.experts(*exact)
     experts(x, pack_experts(gate_up), pack_experts(down), numbers, weights, found)
     torch.testing.assert_close(found.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_the_experts_of_ranks_add_up_to_all(dtype: torch.dtype) -> None:
+    """Each has some; tokens without one of them get zeros, also where a rank has none of anybody's."""
+    tokens, count, chosen, hidden, width = 33, 7, 2, 48, 64
+    x = normal(tokens, hidden, seed=0, dtype=dtype)
+    gate_up = normal(count, 2 * width, hidden, seed=1, dtype=dtype) / hidden**0.5
+    down = normal(count, hidden, width, seed=2, dtype=dtype) / width**0.5
+    weights, numbers = reference.route(normal(tokens, count - 2, seed=3, dtype=dtype), chosen, False)
+    whole, total = torch.empty_like(x), torch.zeros(tokens, hidden)
+    experts(x, pack_experts(gate_up), pack_experts(down), numbers, weights, whole)
+    for first, end in ((0, 3), (3, 5), (5, 7)):
+        own, part = torch.empty_like(numbers), torch.full_like(x, float("nan"))
+        local_indices(numbers.view(-1), first, end - first, own.view(-1))
+        experts(x, pack_experts(gate_up[first:end]), pack_experts(down[first:end]), own, weights, part)
+        without = ~((numbers >= first) & (numbers < end)).any(1)
+        assert without.any()
+        assert not part[without].any()
+        total += part.float()
+    torch.testing.assert_close(total, whole.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cpu import packed_weight_file
+from quire.kernels.cpu.grouped_linear import grouped_linear, pack_grouped
 from quire.kernels.cpu.library import Library, library
 from quire.kernels.cpu.linear import PackedWeight, linear, pack_linear
 from quire.kernels.cpu.packed_weight_file import PackedWeightFile
+from quire.kernels.reference.gguf_blocks import BlockWeight
 
 ROOT = Path(__file__).parents[3]
 PLENTY = 1 << 30
@@ -91,6 +93,28 @@ def test_both_starts_hold_the_file_and_no_copy(path: Path, kernels: Library) -> 
         regions = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
         (region,) = [r for r in regions if int(r[0].split("-")[0], 16) <= address < int(r[0].split("-")[1], 16)]
         assert ".packed" in region[5]
+
+
+def test_integers_are_kept_too_and_what_cannot_be_is_no_reason_to_write_the_file_anew(
+    path: Path, kernels: Library
+) -> None:
+    codes, scales = torch.randint(0, 16, (40, 64), dtype=torch.uint8), torch.rand((40, 2))
+
+    def start(packed: list[Any]) -> tuple[Any, Any]:
+        with PackedWeightFile(path, PLENTY, kernels) as file:
+            kept = file.get("kept", lambda: packed.append(0) or pack_grouped(codes, scales, None, 4, 32, None))
+            other = file.get("other", lambda: pack_grouped(codes, scales, None, 4, 32, torch.arange(64)))
+        return kept, other
+
+    packed: list[Any] = []
+    x = torch.randn((2, 64))
+    expected = grouped_linear(x, pack_grouped(codes, scales, None, 4, 32, None), None)
+    for _ in range(3):
+        kept, other = start(packed)
+        assert isinstance(kept, BlockWeight)
+        assert torch.equal(grouped_linear(x, kept, None), expected)
+        assert torch.equal(grouped_linear(x, other, None), expected)
+    assert len(packed) == 1
 
 
 @pytest.mark.parametrize("fault", ["truncated", "empty", "garbage", "longer", "index", "lacks data", "shifted"])

@@ -63,8 +63,8 @@ def test_take_rows(shape: tuple[int, int]) -> None:
     assert torch.equal(out, x[rows])
 
 
-def test_local_tokens() -> None:
+def test_local_indices() -> None:
     tokens, found, expected = torch.tensor([0, 4, 5, 9, 10, 3]), *torch.empty((2, 6), dtype=torch.int64)
-    embedding.local_tokens(tokens, 4, 6, found)
-    reference_embedding.local_tokens(tokens, 4, 6, expected)
+    embedding.local_indices(tokens, 4, 6, found)
+    reference_embedding.local_indices(tokens, 4, 6, expected)
     assert found.tolist() == expected.tolist() == [6, 0, 1, 5, 6, 6]

@@ -15,7 +15,7 @@ from quire.models.spec import read_spec
 from quire.planning.step_limits import StepLimits
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.startup.compile_warmup import layers_of_every_kind, reduced_model, warmup_steps
-from tests.checkpoints import make_tiny
+from tests.checkpoints import edit_config, make_tiny
 from tests.kernels.triton.not_interpreted import printed_by
 from tests.parity.cases import CASES
 
@@ -26,14 +26,21 @@ MODELS = (
     "gemma3",
     "gpt2",
     "longrope, phi3, 4.x",
+    "qwen3 moe, 4 bits",
 )
+QUANTIZED = "qwen3 moe, 4 bits"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
 
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    models = {case: CASES[case] for case in MODELS}
+    models = {case: CASES[case] for case in MODELS if case in CASES}
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 128, "head_dim": 32}
+    models[QUANTIZED] = CASES["qwen3 moe"] | sizes
     models[MODELS[0]] = models[MODELS[0]] | {"max_position_embeddings": 2048}  # long rows have kernels of their own
-    return [make_tiny(tmp_path_factory.mktemp("tiny"), **shape) for shape in models.values()]
+    made = [make_tiny(tmp_path_factory.mktemp("tiny"), **shape) for shape in models.values()]
+    edit_config(made[MODELS.index(QUANTIZED)], {"quantization_config": GPTQ})  # its weights are dummies
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +58,16 @@ def test_no_step_launches_a_kernel_that_warm_up_missed(served: list[dict[str, An
         assert one["found"].count("_gated_gemm_kernel") <= 1  # for all numbers of rows
 
 
-def test_long_attention_experts_and_gated_products_are_found(served: list[dict[str, Any]]) -> None:
+def test_long_attention_experts_codes_and_gated_products_are_found(served: list[dict[str, Any]]) -> None:
     found = {kernel for one in served for kernel in one["found"]}
     assert {
         "_prefill_attention_dense",
         "_gather_kv",
         "_gated_gemm_kernel",
         "_route_kernel",
+        "_coded_kernel",
+        "_coded_tile_kernel",
+        "_expand_grouped",
         "_apply_penalties",
     } <= found
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,11 @@ from quire.config import environment
 from quire.errors import ConfigError
 from quire.kernels.cpu import packed_weight_file
 from quire.kernels.cpu.library import library
+from quire.offline import local_engine
 from quire.worker.startup import packed_weights as starting
 from tests.checkpoints import edit_config, make_llama, make_tiny
+from tests.executor.thread_ranks import ThreadRanks
+from tests.models.divisible import DIVISIBLE
 
 PROMPT = {"prompt_token_ids": [5, 9, 300, 41, 7]}
 
@@ -47,8 +51,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def tokens(model: Path, dtype: str = "bfloat16") -> list[int]:
-    with LLM(str(model), dtype=dtype, skip_tokenizer_init=True, max_model_len=64, max_num_seqs=2) as llm:
+def tokens(model: Path, dtype: str = "bfloat16", **ranks: Any) -> list[int]:
+    with LLM(str(model), dtype=dtype, skip_tokenizer_init=True, max_model_len=64, max_num_seqs=2, **ranks) as llm:
         (output,) = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
     return output.outputs[0].token_ids
 
@@ -117,6 +121,17 @@ def test_settings_and_dtypes_have_files_of_their_own(cache: Path, tmp_path: Path
     edit_config(model, {"rms_norm_eps": 1e-3})
     tokens(model)
     assert len(files(cache)) == 4
+
+
+def test_parts_of_experts_and_whole_ones_have_files_of_their_own(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "build_executor", ThreadRanks)
+    model = make_tiny(tmp_path / "model", **DIVISIBLE["qwen3 moe"])
+    parts = tokens(model, "float32", tensor_parallel_size=2)
+    whole = tokens(model, "float32", tensor_parallel_size=2, enable_expert_parallel=True)
+    assert len(files(cache)) == 4
+    assert whole == parts
 
 
 @pytest.mark.parametrize("reason", ["off", "small", "larger than the limit", "full", "dummy", "no kernels"])

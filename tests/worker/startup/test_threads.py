@@ -17,6 +17,7 @@ def test_what_is_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compute_threads(7, 2) == 7
     assert compute_threads(None, 8) == 6
     assert compute_threads(None, 4) == 4, "as OMP_NUM_THREADS says"
+    assert [compute_threads(None, 8, ranks) for ranks in (2, 4, 8)] == [3, 1, 1], "ranks share cores"
     with pytest.raises(ConfigError, match="--cpu-threads must be at least 1"):
         compute_threads(0, 2)
 

@@ -1,4 +1,5 @@
-// How weights lie that are kept as a GGUF file has them: integers with scales; see quire/kernels/cpu/blocks.py.
+// How weights lie that are kept as integers with scales, those of GGUF files as these have them: see
+// quire/kernels/cpu/blocks.py and grouped_linear.py.
 #pragma once
 
 #include "integers.h"
@@ -12,19 +13,25 @@ constexpr int kMiddle = 127;  // added to IQ4's values, so that none is negative
 alignas(16) constexpr uint8_t kNonlinear[16] = {0,   23,  44,  62,  78,  92,  105, 117,
                                                 128, 140, 152, 165, 180, 196, 216, 240};
 
-// How a type's weights are kept; see QuantizedType in quire/gguf/tensor_types.py.
+// How a type's weights are kept; see QuantizedType in quire/gguf/tensor_types.py. Types with zeros are no file's: their
+// weights are scale · (code - zero), scales are floats, each block has a zero for each output, one signed byte, and as
+// many groups as the weight says.
 struct Form {
     int type, bits, block, group;
     bool scales, minimum;
     int zero;
-    bool nonlinear;
+    bool nonlinear, zeros;
 
     constexpr int groups() const { return block / group; }
-    constexpr int64_t scale_offset() const { return 2 * kPanel * (1 + minimum); }
-    constexpr int64_t minimum_offset() const { return scale_offset() + groups() * kPanel; }
-    constexpr int64_t code_offset() const { return scale_offset() + (scales ? groups() * kPanel * (1 + minimum) : 0); }
+    constexpr int groups(int64_t of_weight) const { return zeros ? int(of_weight / group) : groups(); }
+    constexpr int64_t scale_offset() const { return zeros ? 4 * kPanel : 2 * kPanel * (1 + minimum); }
+    constexpr int64_t minimum_offset() const { return scale_offset() + (scales ? groups() * kPanel : 0); }
+    constexpr int64_t code_offset() const {
+        return minimum_offset() + (zeros ? kPanel : scales && minimum ? groups() * kPanel : 0);
+    }
     constexpr int64_t group_bytes() const { return int64_t(group) * kPanel * bits / 8; }
-    constexpr int64_t bytes() const { return code_offset() + groups() * group_bytes(); }
+    constexpr int64_t bytes() const { return bytes(block); }
+    constexpr int64_t bytes(int64_t of_weight) const { return code_offset() + groups(of_weight) * group_bytes(); }
 };
 
 constexpr Form kForms[] = {
@@ -40,13 +47,26 @@ constexpr Form kForms[] = {
     {14, 6, 256, 16, true, false, 32, false},        // Q6_K
     {20, 4, 32, 32, false, false, kMiddle, true},    // IQ4_NL
     {23, 4, 256, 32, true, false, kMiddle, true},    // IQ4_XS
+    {256, 4, 32, 32, false, true, 0, false, true},   // see grouped_linear.py
+    {257, 8, 32, 32, false, true, 0, false, true},
 };
+
+constexpr int64_t kFloat8 = 258;  // no integers: see float8.h
 
 constexpr const Form& form_of(int64_t type) {
     const Form* found = kForms;
     while (found->type != type) ++found;
     return *found;
 }
+
+// A weight's type, and where types leave it open the columns of its blocks.
+struct WeightType {
+    int64_t number, block;
+
+    explicit WeightType(int64_t given) : number(given & 0xffff), block(given >> 16) {
+        if (!block) block = form_of(number).block;  // a file's type
+    }
+};
 
 // The K-th pair of columns of a group: 16-bit codes of W outputs, from the v-th of the panel's vectors.
 template <int Type, int K>

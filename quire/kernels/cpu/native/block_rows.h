@@ -1,5 +1,8 @@
-// Rows of activations as 16-bit integers, a scale for 32 of them: finer than bf16.
+// Rows of activations as 16-bit integers, a scale for 32 of them: finer than bf16. Rows of floats are two such rows, one
+// behind the other: the second has what the first has lost.
 #pragma once
+
+#include <type_traits>
 
 #include "integers.h"
 #include "pool.h"
@@ -24,8 +27,9 @@ struct Rows {
     }
 };
 
+// `left` [columns]: what is lost; or null.
 template <class T>
-void round_row(const T* x, int64_t columns, int16_t* whole, float* scales, int32_t* sums) {
+void round_row(const T* x, int64_t columns, int16_t* whole, float* scales, int32_t* sums, float* left = nullptr) {
     for (int64_t c = 0; c < columns; c += kRun) {
         vf values[kRun / W], most = zero(), nothing = zero();
         for (int v = 0; v < kRun / W; ++v) {
@@ -42,22 +46,36 @@ void round_row(const T* x, int64_t columns, int16_t* whole, float* scales, int32
             for (int i = 0; i < kSum; ++i) total += whole[c + part * kSum + i];
             sums[c / kSum + part] = total;
         }
+        if constexpr (std::is_same_v<T, float>)
+            if (left)
+                for (int i = 0; i < kRun; ++i) left[c + i] = x[c + i] - scales[c / kRun] * float(whole[c + i]);
     }
 }
 
+// [rows · parts_of<T>, columns]
+template <class T>
+constexpr int64_t parts_of = std::is_same_v<T, float> ? 2 : 1;
+
 template <class T>
 Rows round_rows(const T* x, int64_t xs, int64_t rows, int64_t columns) {
-    int64_t runs = rows * columns / kRun, parts = rows * columns / kSum;
-    char* own = static_cast<char*>(scratch(1, runs * 4 + parts * 4 + rows * columns * 2));
+    constexpr int64_t P = parts_of<T>;
+    int64_t runs = P * rows * columns / kRun, parts = P * rows * columns / kSum;
+    int64_t lost = P == 1 ? 0 : rows * columns;
+    char* own = static_cast<char*>(scratch(1, runs * 4 + parts * 4 + lost * 4 + P * rows * columns * 2));
     float* scales = reinterpret_cast<float*>(own);
     int32_t* sums = reinterpret_cast<int32_t*>(scales + runs);
-    int16_t* whole = reinterpret_cast<int16_t*>(sums + parts);
-    Rows made{whole, scales, sums, columns};
+    float* left = reinterpret_cast<float*>(sums + parts);
+    int16_t* whole = reinterpret_cast<int16_t*>(left + lost);
+    auto round = [&](const auto* from, int64_t row, float* rest) {
+        round_row(from, columns, whole + row * columns, scales + row * (columns / kRun), sums + row * (columns / kSum),
+                  rest);
+    };
     parallel_if(rows * columns >= kWorthSharing, rows, [&](int64_t row) {
-        round_row(x + row * xs, columns, whole + row * columns, scales + row * (columns / kRun),
-                  sums + row * (columns / kSum));
+        float* rest = P == 1 ? nullptr : left + row * columns;
+        round(x + row * xs, row, rest);
+        if (P == 2) round(rest, rows + row, nullptr);
     });
-    return made;
+    return {whole, scales, sums, columns};
 }
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Products with weights that are kept as a GGUF file has them; see block_forms.h, and block_rows.h for the rows. Sums of
+// Products with weights that are kept as integers with scales; see block_forms.h, and block_rows.h for the rows. Sums of
 // products are exact within a group. Panels of 16 outputs lie side by side, so nothing is added across a vector.
 //
 // Few rows read codes where they lie. For more, a stretch of a panel is widened to 16 bits once, and stays in the nearest
@@ -11,6 +11,7 @@
 #include "block_forms.h"
 #include "block_rows.h"
 #include "calls.h"
+#include "float8.h"
 
 namespace quire {
 namespace {
@@ -46,6 +47,12 @@ struct Product {
     // The scales of a group; `block` is the block that it belongs to.
     QUIRE_INLINE static void read_scales(const uint8_t* block, int group, Scales& to) {
         for (int v = 0; v < kVectors; ++v) {
+            if (form.zeros) {
+                vf own = load(reinterpret_cast<const float*>(block) + v * W);
+                store(to.scale + v * W, own);
+                store(to.least + v * W, mul(own, load_bytes_as_float(block + form.minimum_offset() + v * W)));
+                continue;
+            }
             int64_t at = group * kPanel + v * W;
             vf scale = load_halves(block + v * 2 * W);
             if (Scaled) scale = mul(scale, load_bytes_as_float(block + form.scale_offset() + at));
@@ -108,10 +115,10 @@ struct Product {
 
     // totals [R, 16] = R rows times a panel.
     template <int R>
-    static void multiply(const Rows& rows, const uint8_t* panel, float* totals) {
-        constexpr int groups = form.groups();
+    static void multiply(const Rows& rows, int64_t block, const uint8_t* panel, float* totals) {
+        const int groups = form.groups(block);
         std::memset(totals, 0, R * kPanel * sizeof(float));
-        for (int64_t begin = 0; begin < rows.columns; begin += groups * Group, panel += form.bytes()) {
+        for (int64_t begin = 0; begin < rows.columns; begin += groups * Group, panel += form.bytes(block)) {
             for (int group = 0; group < groups; ++group) {
                 int64_t column = begin + group * Group;
                 Scales scales;
@@ -137,11 +144,11 @@ struct Product {
             ...);
     }
 
-    static void widen(const uint8_t* block, int columns, Stretch& to) {
-        constexpr int groups = form.groups();
+    static void widen(const uint8_t* panel, int64_t block, int64_t begin, int columns, Stretch& to) {
+        const int groups = form.groups(block), first = int(begin / Group);
         for (int group = 0; group < columns / Group; ++group) {
-            const uint8_t* own = block + group / groups * form.bytes();
-            int in_block = group % groups;
+            const uint8_t* own = panel + (first + group) / groups * form.bytes(block);
+            int in_block = (first + group) % groups;
             widen_group(own + form.code_offset() + in_block * form.group_bytes(),
                         to.codes + group * Group * kPanel, std::make_integer_sequence<int, Group / 2>());
             read_scales(own, in_block, to.scales[group]);
@@ -170,18 +177,18 @@ struct Product {
         }
     }
 
-    static void multiply_few(const Rows& rows, int64_t count, const uint8_t* panel, float* totals) {
+    static void multiply_few(const Rows& rows, int64_t count, int64_t block, const uint8_t* panel, float* totals) {
         each_tile(count, [&](auto tile, int64_t first) {
-            multiply<tile.value>(rows.from(first), panel, totals + first * kPanel);
+            multiply<tile.value>(rows.from(first), block, panel, totals + first * kPanel);
         });
     }
 
-    static void multiply_many(const Rows& rows, int64_t count, const uint8_t* panel, float* totals) {
+    static void multiply_many(const Rows& rows, int64_t count, int64_t block, const uint8_t* panel, float* totals) {
         Stretch stretch;
         std::memset(totals, 0, count * kPanel * sizeof(float));
         for (int64_t begin = 0; begin < rows.columns; begin += kStretch) {
             int columns = int(std::min<int64_t>(kStretch, rows.columns - begin));
-            widen(panel + begin / form.block * form.bytes(), columns, stretch);
+            widen(panel, block, begin, columns, stretch);
             each_tile(count, [&](auto tile, int64_t first) {
                 multiply_stretch<tile.value>(rows.from(first), begin, columns, stretch, totals + first * kPanel);
             });
@@ -198,12 +205,13 @@ struct Product {
     }
 
     // totals [count, 16] = at most kRowsAtOnce rows times a panel.
-    static void run(const Rows& rows, int64_t count, const uint8_t* panel, float* totals) {
-        count > kFewRows ? multiply_many(rows, count, panel, totals) : multiply_few(rows, count, panel, totals);
+    static void run(const Rows& rows, int64_t count, int64_t block, const uint8_t* panel, float* totals) {
+        count > kFewRows ? multiply_many(rows, count, block, panel, totals)
+                         : multiply_few(rows, count, block, panel, totals);
     }
 };
 
-using Multiply = void (*)(const Rows&, int64_t count, const uint8_t* panel, float* totals);
+using Multiply = void (*)(const Rows&, int64_t count, int64_t block, const uint8_t* panel, float* totals);
 
 Multiply multiply_of(int64_t type) {
     switch (type) {
@@ -218,7 +226,9 @@ Multiply multiply_of(int64_t type) {
         case 13: return Product<13>::run;
         case 14: return Product<14>::run;
         case 20: return Product<20>::run;
-        default: return Product<23>::run;
+        case 23: return Product<23>::run;
+        case 256: return Product<256>::run;
+        default: return Product<257>::run;
     }
 }
 
@@ -230,23 +240,33 @@ vf with_bias(const float* sums, const T* bias, int64_t output, int n) {
 
 template <class T, bool Gated>
 void block_linear(const T* x, int64_t xs, int64_t rows, const uint8_t* packed, int64_t outputs, int64_t columns,
-                  int64_t type, const T* bias, T* y, int64_t ys) {
+                  int64_t given_type, const T* bias, T* y, int64_t ys) {
     if (rows == 0) return;
-    const Form& form = form_of(type);
-    Multiply multiply = multiply_of(type);
+    const WeightType type(given_type);
+    if (type.number == kFloat8) {
+        float8_linear(x, xs, rows, packed, outputs, columns, type.block, Gated, bias, y, ys);
+        return;
+    }
+    Multiply multiply = multiply_of(type.number);
     Rows own = round_rows(x, xs, rows, columns);
-    int64_t size = columns / form.block * form.bytes(), width = Gated ? outputs / 2 : outputs;
+    int64_t size = columns / type.block * form_of(type.number).bytes(type.block), width = Gated ? outputs / 2 : outputs;
     int64_t panels = (width + kPanel - 1) / kPanel, each = std::max<int64_t>(1, kBytesOfChunk / size);
     each = std::max<int64_t>(1, std::min(each, panels / (4 * threads())));
     bool shared = outputs * columns * std::max(rows, kFewRows) >= kWorthSharing;
     parallel_if(shared, (panels + each - 1) / each, [&](int64_t chunk) {
-        alignas(64) float sums[kRowsAtOnce * kPanel], gated[Gated ? kRowsAtOnce * kPanel : 1];
+        alignas(64) float sums[kRowsAtOnce * kPanel], gated[Gated ? kRowsAtOnce * kPanel : 1], rest[kRowsAtOnce * kPanel];
+        auto multiply_rows = [&](int64_t first, int64_t n, const uint8_t* own_panel, float* to) {
+            multiply(own.from(first), n, type.block, own_panel, to);
+            if (parts_of<T> == 1) return;
+            multiply(own.from(rows + first), n, type.block, own_panel, rest);
+            for (int64_t i = 0; i < n * kPanel; ++i) to[i] += rest[i];
+        };
         for (int64_t panel = chunk * each; panel < std::min(panels, (chunk + 1) * each); ++panel) {
             int64_t output = panel * kPanel;
             for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
                 int64_t n = std::min(kRowsAtOnce, rows - first);
-                multiply(own.from(first), n, packed + panel * size, sums);
-                if (Gated) multiply(own.from(first), n, packed + (panels + panel) * size, gated);
+                multiply_rows(first, n, packed + panel * size, sums);
+                if (Gated) multiply_rows(first, n, packed + (panels + panel) * size, gated);
                 for (int64_t r = 0; r < n; ++r) {
                     for (int64_t at = 0; at < kPanel && output + at < width; at += W) {
                         int left = int(std::min<int64_t>(W, width - output - at));

@@ -92,13 +92,14 @@ struct Mixture {
     bool fused;                        // whether gates are applied as products are written
 };
 
-// out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts, summed in fp32.
+// out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts, summed in fp32. Pairs of expert m.count, which
+// is another rank's, come last and are left out.
 template <class T>
 void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* numbers, const T* weights, int64_t chosen,
              char* memory, T* out) {
     int64_t pairs = tokens * chosen;
     Workspace free{memory};
-    int64_t* ends = free.take<int64_t>(m.count + 1);
+    int64_t* ends = free.take<int64_t>(m.count + 2);
     int64_t* order = free.take<int64_t>(pairs);  // (token, choice) pairs, expert by expert
     float* sums = free.take<float>(tokens * m.hidden);
     T* rows = free.take<T>(tokens * m.hidden);
@@ -106,7 +107,7 @@ void experts(const T* x, int64_t tokens, const Mixture<T>& m, const int64_t* num
     T* gated = free.take<T>(tokens * m.width);
     T* both = m.fused ? nullptr : free.take<T>(2 * tokens * m.width);
 
-    std::fill(ends, ends + m.count + 1, 0);
+    std::fill(ends, ends + m.count + 2, 0);
     for (int64_t p = 0; p < pairs; ++p) ++ends[numbers[p] + 1];
     for (int64_t e = 0; e < m.count; ++e) ends[e + 1] += ends[e];
     for (int64_t p = 0; p < pairs; ++p) order[ends[numbers[p]]++] = p;  // now ends[e] is the end of e

@@ -71,10 +71,11 @@ extern "C" void quire_take_rows(const char* from, const int64_t* rows, int64_t n
     });
 }
 
-extern "C" void quire_local_tokens(const int64_t* tokens, int64_t number, int64_t first, int64_t count, int64_t* rows) {
+extern "C" void quire_local_indices(const int64_t* indices, int64_t number, int64_t first, int64_t count,
+                                    int64_t* out) {
     for (int64_t i = 0; i < number; ++i) {
-        int64_t row = tokens[i] - first;
-        rows[i] = row >= 0 && row < count ? row : count;
+        int64_t local = indices[i] - first;
+        out[i] = local >= 0 && local < count ? local : count;
     }
 }
 
@@ -114,7 +115,7 @@ QUIRE_ENTRY(grow_frequencies)
 QUIRE_ENTRY(prepare_inputs)
 QUIRE_ENTRY(compute_slot_mapping)
 QUIRE_ENTRY(take_rows)
-QUIRE_ENTRY(local_tokens)
+QUIRE_ENTRY(local_indices)
 
 #define QUIRE_STEP(name, T)                                                                                            \
     extern "C" void quire_angles_##name(const int64_t* positions, int64_t tokens, const float* frequencies,            \

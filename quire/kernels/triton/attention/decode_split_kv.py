@@ -199,7 +199,7 @@ def decode_attention(
     assert all(map(Tensor.is_contiguous, (q, keys, values, splits, out)))
     assert splits.shape[0] <= partials.outputs.shape[0]
     if serves_large_batch(q, keys, q.shape[0] if rows is None else rows):
-        decode_attention_large_batch(q, keys, values, block_table, splits, partials, out, scale, cap)
+        decode_attention_large_batch(q, keys, values, block_table, splits, partials, out, scale, cap, scales)
         return
     _, block_size, kv_heads, d = keys.shape
     heads = q.shape[1]

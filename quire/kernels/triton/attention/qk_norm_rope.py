@@ -7,11 +7,11 @@ and the norm's weight stay in the cache.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.reference.quantized_rows import LARGEST
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import fast_launch
 
@@ -46,15 +46,10 @@ def qk_norm_rope_and_cache(
     tile, warps = next((config for most, *config in _CONFIGS if tokens <= most), _CONFIG_OF_MANY)
     _qk_norm_rope_and_cache[(tokens, -(-(heads + 2 * kv_heads) // tile))](
         qkv, norm, cos, sin, keys, values, slot_mapping, q, scales, qkv.stride(0), eps,
-        MOST=_most(keys.dtype), HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
+        MOST=LARGEST.get(keys.dtype, 0.0), HEADS=heads, KV_HEADS=kv_heads, D=d, HALF=half,
         HALF_BLOCK=_block(half), REST_BLOCK=_block(d - 2 * half),
         TILE=tile, OVERLAP=overlap, num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
-
-
-def _most(dtype: torch.dtype) -> float:
-    """The largest number that a quantized cache can hold."""
-    return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
 
 
 def _block(n: int) -> int:

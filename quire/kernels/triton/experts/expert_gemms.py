@@ -97,6 +97,12 @@ def gemm_by_expert(
     parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
     _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap)
     _launch_tiles(middle, down, order, tiles, weights, parts, 1, second, False, overlap)
+    sum_choices(parts, out, chosen, overlap)
+
+
+def sum_choices(parts: Tensor, out: Tensor, chosen: int, overlap: bool) -> None:
+    """out [tokens, hidden]: the sum of each token's rows of parts [tokens · chosen, hidden]."""
+    tokens, hidden = out.shape
     _sum_kernel[(tokens, -(-hidden // _SUM_BLOCK))](
         parts, out, hidden, CHOSEN=chosen, BLOCK=_SUM_BLOCK, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
     )

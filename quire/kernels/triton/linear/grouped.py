@@ -1,7 +1,8 @@
 """Matrix products with integers of 4 or 8 bits in groups: which kernel serves which weight and how many rows.
 
 4 bits in groups of 128 columns or more lie packed, and are multiplied as they are for up to some thousand rows of x;
-beyond, and for other formats, the weight is expanded to a dense one that lives for the product.
+other formats for up to 16, by coded_gemm.py. Beyond, the weight is expanded to a dense one that lives for the
+product.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from quire.kernels.reference import grouped_linear as reference
 from quire.kernels.reference.grouped_linear import GroupedWeight
 from quire.kernels.triton.launching.dependent_launch import can_overlap
 from quire.kernels.triton.launching.device_properties import is_sm_90
+from quire.kernels.triton.linear.coded_gemm import coded_linear, suits
 from quire.kernels.triton.linear.linear import linear_silu_and_mul
 from quire.kernels.triton.linear.nearest_shape import nearest
 from quire.kernels.triton.linear.packed_expand import expand_grouped, expand_packed
@@ -52,6 +54,10 @@ def grouped_linear(x: Tensor, weight: PackedWeight | GroupedWeight, bias: Tensor
     """Arguments as in reference/grouped_linear.py."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
+    if isinstance(weight, GroupedWeight) and suits(x, weight):
+        y = x.new_empty((x.shape[0], len(weight.packed)))
+        coded_linear(x, weight, bias, y, gate=False)
+        return y
     config = None if isinstance(weight, GroupedWeight) or weight.gated else _config_for(x, weight)
     if config is None:
         return F.linear(x, _expanded(weight, x.dtype), bias)
@@ -70,6 +76,9 @@ def grouped_linear_silu_and_mul(
         config = _config_for(x, weight)
     if weight.order is not None:
         x = x.index_select(1, weight.order)
+    if isinstance(weight, GroupedWeight) and suits(x, weight):
+        coded_linear(x, weight, bias, out, gate=True)
+        return
     if config is None:
         linear_silu_and_mul(x, _expanded(weight, x.dtype), bias, out)
         return

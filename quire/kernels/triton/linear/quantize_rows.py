@@ -64,10 +64,22 @@ def _quantize_rows(
     inside = (within < GROUP)[None, :] & (column < COLUMNS)
     wait_for_inputs(OVERLAP)
     values = tl.load(x + row * x_stride + column, inside, 0.0).to(tl.float32)
-    # the second sum is 0, or NaN where a value is not finite: the maximum passes over it
-    scale = tl.maximum(tl.max(tl.abs(values), 1), smallest) / largest + tl.sum(values * 0.0, 1)
-    made = values / scale[:, None]
+    scale, shrink = row_scales(values, largest, smallest, 1)
+    made = values * shrink[:, None]
     if ROUND:
         made = (made + 12582912.0) - 12582912.0  # to the nearest integer, even at halves: 1.5 · 2^23
     tl.store(codes + row * COLUMNS + column, made.to(codes.dtype.element_ty), inside)
     tl.store(scales + row * GROUPS + group, scale, group < GROUPS)
+
+
+@triton.jit
+def row_scales(values, largest, smallest, AXIS: tl.constexpr):
+    """Scales of fp32 values along an axis, NaN where one of them is not finite, and what makes codes of them.
+
+    Magnitudes are compared as integers, of which those of NaN are the largest: one operation a value.
+    """
+    magnitudes = values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    most = tl.max(magnitudes, AXIS).to(tl.float32, bitcast=True)
+    most = tl.maximum(most, smallest, propagate_nan=tl.PropagateNan.ALL)
+    scale = most / largest
+    return scale + (most - most), 1.0 / scale

@@ -12,16 +12,17 @@ from quire.kernels.reference.quantized_rows import QuantizedRows, Rows
 from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap
-from quire.kernels.triton.launching.device_properties import is_sm_90
+from quire.kernels.triton.launching.device_properties import is_sm_90, program_memory
 from quire.kernels.triton.launching.launch import cdiv
 from quire.kernels.triton.linear.gated import scaled_gated_gemm, supports_scaled_gated_gemm
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
 from quire.kernels.triton.linear.nearest_shape import nearest
 from quire.kernels.triton.linear.quantize_rows import quantize_rows
 from quire.kernels.triton.linear.scaled_gemm import BLOCK_COLUMNS, scaled_gemm
 from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
-from quire.kernels.triton.linear.tuned_scaled_configs import GATED, MANY, PLAIN, UP_TO
+from quire.kernels.triton.linear.tuned_scaled_configs import GATED, INT8_GATED_ROW, INT8_ROW, MANY, PLAIN, UP_TO
 
 _BLOCKED_STAGES = 6
 """Of half as many columns a step."""
@@ -56,13 +57,19 @@ def _config_for(x: Rows, weight: ScaledWeight, gate: bool) -> GemvConfig | GemmC
     """None is the library's product."""
     rows = x.shape[0]
     if weight.codes.dtype == torch.int8:
-        rows = max(rows, 2)  # the tensor cores take integers as they are; for gemv they become fp32, which costs more
+        if rows == 1 and supports_int8_gemv(weight):
+            return INT8_GATED_ROW if gate else nearest(INT8_ROW, *weight.codes.shape)
+        rows = max(rows, 2)  # the tensor cores take integers as they are; for scaled_gemv they would become fp32
     config = scaled_config(*weight.codes.shape, rows, gate)
     if config is None:
-        return None if _suits_library(x, weight) else MANY
-    if isinstance(config, GemmConfig) and weight.scales.shape[1] > 1 and config.block_k != BLOCK_COLUMNS:
-        return replace(config, block_k=BLOCK_COLUMNS, stages=_BLOCKED_STAGES)
-    return config
+        if _suits_library(x, weight):
+            return None
+        config = MANY
+    if isinstance(config, GemvConfig):
+        return config
+    if weight.scales.shape[1] > 1 and config.block_k != BLOCK_COLUMNS:
+        config = replace(config, block_k=BLOCK_COLUMNS, stages=_BLOCKED_STAGES)
+    return fitting(config, program_memory(weight.codes.device))
 
 
 @functools.cache
@@ -72,6 +79,14 @@ def scaled_config(outputs: int, columns: int, rows: int, gate: bool) -> GemvConf
         return None
     size = next(number for number, most in enumerate(UP_TO) if rows <= most)
     return nearest(GATED if gate else PLAIN, outputs, columns)[size]
+
+
+@functools.cache
+def fitting(config: GemmConfig, memory: int) -> GemmConfig:
+    """With as many stages as fit into so many bytes of a program's shared memory: the tables were measured where there
+    are 227 KiB."""
+    stage = (config.block_m + config.block_n) * config.block_k
+    return config if config.stages * stage <= memory else replace(config, stages=memory // stage)
 
 
 def _suits_library(x: Rows, weight: ScaledWeight) -> bool:
@@ -116,8 +131,10 @@ def _multiply(
     if not x.shape[0]:
         return
     overlap = can_overlap(y.device)
-    if isinstance(config, GemvConfig):
+    if not isinstance(config, GemvConfig):
+        scaled_gemm(_codes(x, weight), weight, bias, y, config, gate, overlap)
+    elif weight.codes.dtype == torch.int8:
+        int8_gemv(_codes(x, weight), weight, bias, y, config, gate, overlap)
+    else:
         assert isinstance(x, Tensor)
         scaled_gemv(x if x.stride(1) == 1 else x.contiguous(), weight, bias, y, config, gate, overlap)
-    else:
-        scaled_gemm(_codes(x, weight), weight, bias, y, config, gate, overlap)

@@ -1,6 +1,7 @@
 """Which kernel multiplies 8-bit codes with scales fastest, by the shape of the weight and the rows of x.
 
-Measured with fp8 on an NVIDIA H200 by tuning/h200/tune_scaled.py, quantizing x included.
+Measured with fp8 on an NVIDIA H200 by tuning/h200/tune_scaled.py, quantizing x included; those for qkv and down at 32
+rows amid a layer, see docs/performance.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ PLAIN: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
     (6144, 4096): (
         GemvConfig(4, 2048, 8),
         GemmConfig(16, 64, 256, 2, 4, 5, True),
-        GemmConfig(32, 64, 256, 2, 4, 4, True),
+        GemmConfig(32, 64, 256, 2, 4, 5, True),
         GemmConfig(64, 64, 128, 2, 4, 6, True),
         GemmConfig(64, 64, 128, 1, 4, 6, True),
         None,
@@ -31,7 +32,7 @@ PLAIN: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
     (4096, 14336): (
         GemvConfig(4, 512, 2),
         GemmConfig(16, 64, 256, 4, 4, 4, True),
-        GemmConfig(32, 64, 256, 3, 4, 4, True),
+        GemmConfig(32, 64, 256, 2, 4, 5, True),
         GemmConfig(64, 64, 256, 2, 4, 4, True),
         GemmConfig(64, 64, 128, 2, 4, 6, True),
         None,
@@ -58,6 +59,17 @@ GATED: dict[tuple[int, int], tuple[GemvConfig | GemmConfig | None, ...]] = {
     ),
 }
 """The same where a gate is applied; None: the plain product and a kernel for the gate."""
+
+INT8_ROW: dict[tuple[int, int], GemvConfig] = {
+    (6144, 4096): GemvConfig(8, 1024, 4),
+    (4096, 4096): GemvConfig(4, 2048, 4),
+    (4096, 14336): GemvConfig(1, 4096, 4),
+    (28672, 4096): GemvConfig(8, 1024, 4),
+}
+"""For one row of int8 codes, see int8_gemv.py."""
+
+INT8_GATED_ROW = GemvConfig(8, 1024, 4)
+"""The same where a gate is applied."""
 
 MANY = GemmConfig(128, 128, 128, 1, 8, 5, True)
 """For what torch's product of many rows does not take."""

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from quire.kernels.reference.paged_attention import KV_SPLIT_COLUMNS, new_decode_partials
 from quire.kernels.triton.attention import decode_large_batch
 from quire.kernels.triton.attention.decode_large_batch import MANY_ROWS
-from tests.kernels.triton.attention.fits import KEPT, MEMORY
+from tests.kernels.triton.attention.fits import KEPT, MEMORY, REGISTERS
 from tests.kernels.triton.compile_cases import NoCard
 from tests.kernels.triton.not_interpreted import taken
 
@@ -29,10 +29,15 @@ SHAPES = (
     (8, 4, 256, 16),
 )  # fmt: skip
 """Query heads, KV heads, their width, block size."""
+NARROW = (
+    (32, 8, 128, 16, torch.float8_e4m3fn), (14, 2, 64, 16, torch.float8_e5m2), (16, 1, 128, 32, torch.int8),
+)  # fmt: skip
+"""The same with caches of 8-bit elements."""
 STEPS = ((MANY_ROWS, 20, 66), (MANY_ROWS + 1, 32, 132), (1024, 501, 1056))
 """Rows, blocks of a context at most, room for splits."""
 SPILLED = 64
-"""Bytes of a thread that the widest heads may lack: they leave no register free, and Tritons differ by a few."""
+"""Bytes of a thread that the widest heads and 8-bit elements may lack: they leave no register free, and Tritons differ
+by a few."""
 
 
 def main() -> None:
@@ -44,18 +49,21 @@ def main() -> None:
     JITFunction.__getitem__ = lambda self, grid: (  # type: ignore[method-assign]
         lambda *args, **kwargs: made.append(self.warmup(*args, grid=grid, **kwargs))
     )
-    for number, shape in enumerate(SHAPES):
-        _, _, d, _ = shape
+    for number, (*shape, cache) in enumerate((*((*shape, None) for shape in SHAPES), *NARROW)):
+        d = shape[2]
         made.clear()
+        dtype, cap = torch.bfloat16 if number % 2 else torch.float16, 30.0 if number % 3 else None
         for step in STEPS:
-            _launch(*shape, *step, torch.bfloat16 if number % 2 else torch.float16, 30.0 if number % 3 else None)
+            _launch(*shape, *step, dtype, cache or dtype, cap)
         kernel = made[0]
         copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*\], (\w+)", kernel.asm["ptx"])
         assert set(copies) == {"0x10"}, set(copies)
         assert "mma.sync.aligned.m16n8k16" in kernel.asm["ptx"]
-        assert taken(kernel, "STACK") <= (SPILLED if d == 256 else 0)
-        assert decode_large_batch._PROGRAMS * (kernel.metadata.shared + KEPT) <= MEMORY[90] + KEPT
-        print(*shape, len({id(kernel) for kernel in made}))
+        assert taken(kernel, "STACK") <= (SPILLED if d == 256 or cache is not None else 0)
+        programs = decode_large_batch._PROGRAMS if cache is None else decode_large_batch._PROGRAMS_8_BIT
+        assert programs * (kernel.metadata.shared + KEPT) <= MEMORY[90] + KEPT
+        assert programs * taken(kernel, "REG") * 32 <= REGISTERS
+        print(*shape, cache, len({id(kernel) for kernel in made}))
 
 
 def _launch(
@@ -67,16 +75,18 @@ def _launch(
     blocks: int,
     room: int,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype,
     cap: float | None,
 ) -> None:
     with torch.device("meta"):
-        q, cache = torch.empty(rows, heads, d, dtype=dtype), torch.empty(9, block_size, kv_heads, d, dtype=dtype)
+        q, cache = torch.empty(rows, heads, d, dtype=dtype), torch.empty(9, block_size, kv_heads, d, dtype=cache_dtype)
+        scales = None if cache_dtype == dtype else torch.empty(2, kv_heads)
         table = torch.empty(rows, blocks, dtype=torch.int64)
         splits = torch.empty(room, KV_SPLIT_COLUMNS, dtype=torch.int32)
         partials = new_decode_partials(room, heads, kv_heads, d, q.device)
     assert decode_large_batch.serves_large_batch(q, cache, rows)
     decode_large_batch.decode_attention_large_batch(
-        q, cache, cache, table, splits, partials, torch.empty_like(q), 0.1, cap
+        q, cache, cache, table, splits, partials, torch.empty_like(q), 0.1, cap, scales
     )
 
 

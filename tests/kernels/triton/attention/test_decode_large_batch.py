@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from quire.kernels.reference import paged_attention as reference
+from quire.kernels.reference.rowwise_attention import quantized
 from quire.kernels.triton.attention import decode_large_batch, decode_split_kv
 from quire.kernels.triton.attention.decode_large_batch import (
     MANY_ROWS,
+    MANY_ROWS_8_BIT,
     decode_attention_large_batch,
     serves_large_batch,
     supports_blocks,
@@ -24,11 +26,12 @@ from quire.kernels.triton.attention.decode_split_kv import (
     kv_splits_for,
     plan_kv_splits,
 )
-from tests.kernels.triton.attention.paged import NAN, paged
+from tests.kernels.triton.attention.paged import NAN, Paged, paged
 from tests.kernels.triton.not_interpreted import printed_by
 
 AROUND_TILES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 129, 300, 1000]
 LLAMA = (32, 8, 128)
+NARROW = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Rows:
         heads: Query heads, KV heads, their width.
         room: For splits; None: as in serving.
         at_once: The same.
+        narrow: 8-bit elements of the cache, with a scale for each head; None: it is of `dtype`.
     """
 
     lengths: list[int]
@@ -51,13 +55,19 @@ class Rows:
     cap: float | None = None
     room: int | None = None
     at_once: int | None = None
+    narrow: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         query, kv_heads, d = self.heads
         device, rows = torch.device("cuda"), len(self.lengths)
         self.cache = paged(self.lengths, self.block_size, kv_heads, d, self.dtype, "cuda", self.window)
         self.cache.keys[0] = self.cache.values[0] = NAN
+        self.scales = None
+        if self.narrow is not None:
+            self.cache, self.scales = narrowed(self.cache, self.narrow)
         self.q = torch.randn((rows + 2, query, d), dtype=self.dtype, device=device)
+        if self.scales is not None:
+            self.q *= self.scales[0].repeat_interleave(query // kv_heads)[:, None]
         self.q[0] = self.q[-1] = NAN
         self.at_once = self.at_once or kv_splits_at_once(kv_heads, device)
         room = self.room or kv_splits_for(rows, self.at_once)
@@ -77,13 +87,13 @@ class Rows:
     def attend(self, out: Tensor) -> None:
         """[tokens, heads, d] by the kernel."""
         decode_attention_large_batch(
-            self.q, *vars(self.cache).values(), self.splits, self.partials, out, self.scale, self.cap
+            self.q, *vars(self.cache).values(), self.splits, self.partials, out, self.scale, self.cap, self.scales
         )
 
     def check(self, out: Tensor) -> None:
         """Against the reference."""
         expected = torch.full_like(out, NAN)
-        rest = (self.splits, self.partials, expected, self.scale, self.cap)
+        rest = (self.splits, self.partials, expected, self.scale, self.cap, None, self.scales)
         reference.decode_attention(self.q, *vars(self.cache).values(), *rest)
         assert out[0].isnan().all()
         assert out[-1].isnan().all()
@@ -94,6 +104,14 @@ class Rows:
     @property
     def scale(self) -> float:
         return float(self.heads[2] ** -0.5)
+
+
+def narrowed(cache: Paged, dtype: torch.dtype) -> tuple[Paged, Tensor]:
+    """The cache in elements of 8 bits, which fill what these can hold, and the scales of heads."""
+    most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    keys, values = (quantized((x.float() * (most / 4)), dtype) for x in (cache.keys, cache.values))
+    heads = torch.arange(2 * keys.shape[2], device=keys.device).view(2, -1)
+    return Paged(keys, values, cache.table), (1 + heads % 5 / 8) * (4 / most)
 
 
 def check(rows: Rows) -> None:
@@ -148,6 +166,46 @@ def test_block_sizes_and_windows(d: int, block_size: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("narrow", NARROW, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "cap", "dtype"),
+    [
+        (LLAMA, None, torch.bfloat16),
+        (LLAMA, 30.0, torch.float16),
+        ((14, 2, 64), 2.0, torch.bfloat16),
+        ((16, 1, 128), None, torch.bfloat16),
+        ((4, 4, 64), None, torch.float16),
+    ],
+)
+def test_elements_of_8_bits(
+    heads: tuple[int, int, int], cap: float | None, dtype: torch.dtype, narrow: torch.dtype
+) -> None:
+    for room in (16, 40):
+        check(Rows([*AROUND_TILES, 3000], heads, dtype, cap=cap, room=room, at_once=room, narrow=narrow))
+    check(Rows([190] * 300, heads, dtype, cap=cap, narrow=narrow))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("d", "block_size"),
+    [(d, size) for d in (64, 128) for size in (8, 16, 32, 64, 96) if supports_blocks(size, d)],
+)
+def test_blocks_and_windows_of_8_bits(d: int, block_size: int) -> None:
+    for window in (None, 1, 7, 40, 700):
+        rows = [*AROUND_TILES, 2000]
+        check(Rows(rows, (4, 2, d), block_size=block_size, window=window, room=70, at_once=70, narrow=NARROW[0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1e-6, 1e6, 1e30])
+def test_queries_of_any_size(factor: float) -> None:
+    """They become fp16, whose range is smaller than theirs. Rows of other sizes are beside them."""
+    rows = Rows([100, 40, 7] * 10, narrow=torch.float8_e4m3fn)
+    rows.q[2:-1:3] *= factor
+    check(rows)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(32, 8, 128), (16, 1, 128), (3, 3, 64), (16, 2, 256)])
 @pytest.mark.parametrize("room", [1, 2, 7, 8, 9, 17, 78])
 def test_merging(room: int, heads: tuple[int, int, int]) -> None:
@@ -170,8 +228,9 @@ def test_no_row() -> None:
 
 
 @pytest.mark.gpu
-def test_a_row_that_is_not_a_number_is_alone() -> None:
-    rows = Rows([200] * 40)
+@pytest.mark.parametrize("narrow", [None, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_a_row_that_is_not_a_number_is_alone(narrow: torch.dtype | None) -> None:
+    rows = Rows([200] * 40, narrow=narrow)
     rows.cache.values[rows.cache.table[7, 3]] = NAN
     rows.cut()
     out = torch.full_like(rows.q, NAN)
@@ -222,6 +281,12 @@ def test_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not serves_large_batch(*operands(17, 1), len(q))
     assert not serves_large_batch(*operands(d=80), len(q))
     assert not serves_large_batch(*operands(block_size=4), len(q))
+    for narrow in NARROW:
+        served = [serves_large_batch(q, keys.to(narrow), rows) for rows in (0, 1, MANY_ROWS_8_BIT - 1, MANY_ROWS_8_BIT)]
+        assert served == [True, False, False, True]
+        assert not serves_large_batch(q.float(), keys.to(narrow), len(q))
+        wide = operands(d=256)
+        assert not serves_large_batch(wide[0], wide[1].to(narrow), len(q))
 
 
 @pytest.mark.parametrize(

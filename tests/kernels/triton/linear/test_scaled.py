@@ -12,11 +12,12 @@ from quire.kernels.reference import scaled_linear as reference
 from quire.kernels.reference.scaled_linear import ScaledWeight
 from quire.kernels.triton.linear.gemm import GemmConfig
 from quire.kernels.triton.linear.gemv import GemvConfig
+from quire.kernels.triton.linear.int8_gemv import int8_gemv, supports_int8_gemv
 from quire.kernels.triton.linear.quantize_rows import quantize_rows
-from quire.kernels.triton.linear.scaled import scaled_config, scaled_linear
+from quire.kernels.triton.linear.scaled import fitting, scaled_config, scaled_linear
 from quire.kernels.triton.linear.scaled_gemm import scaled_gemm
 from quire.kernels.triton.linear.scaled_gemv import scaled_gemv
-from quire.kernels.triton.linear.tuned_scaled_configs import GATED, PLAIN, UP_TO
+from quire.kernels.triton.linear.tuned_scaled_configs import GATED, MANY, PLAIN, UP_TO
 
 DTYPES = (torch.float8_e4m3fn, torch.int8)
 TILES = (GemmConfig(16, 64, 128, 1, 4, 3, True), GemmConfig(16, 32, 128, 2, 4, 2, False))
@@ -49,9 +50,14 @@ def exact(x: Tensor, weight: ScaledWeight, bias: Tensor | None, gate: bool) -> T
 
 
 def close(found: Tensor, expected: Tensor, flipped: float = 0.0) -> None:
-    """`flipped`: what codes may add that are one apart, where a value lies between two."""
+    """`flipped`: what codes may add that are one apart, where a value lies between two; or what a gate adds, which has
+    an error of its own.
+
+    Tensor cores keep 14 bits of a sum of fp8 and cut off the rest: 6e-5 of it at each step of 32 columns, until the
+    sum is added in fp32 (5.5e-4 and 6.3e-4 of a row's largest output were seen).
+    """
     error = ((found.double() - expected).abs().amax(1) / expected.abs().amax(1)).max()
-    near = max(NEAR[found.dtype], flipped, 5e-4 if found.is_cuda else 0)  # tensor cores keep 14 bits of sums of fp8
+    near = max(NEAR[found.dtype], flipped, 1e-3 if found.is_cuda else 0)
     assert error < near, f"{error:.2e}"
 
 
@@ -101,20 +107,48 @@ def test_products(
                 codes, scales = reference.quantize_rows(x, dtype, weight.block[1])
                 scaled_gemm((codes, scales), weight, bias if biased else None, y, config, gate, False)
                 seen = codes.float() * scales.repeat_interleave(weight.block[1], 1)[:, :columns]
-            close(y, exact(seen, weight, bias if biased else None, gate))
+            close(y, exact(seen, weight, bias if biased else None, gate), 2e-3 if gate and y.is_cuda else 0.0)
 
 
-@pytest.mark.parametrize("rows", [2, pytest.param(300, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("columns", [272, 16, 1152])
+@pytest.mark.parametrize(("biased", "gate"), [(False, False), (True, False), (False, True)])
+def test_one_row_of_integers(columns: int, biased: bool, gate: bool, device: str) -> None:
+    """Sums of codes are exact, those of the largest codes too."""
+    outputs = 70
+    x, w, bias = random(1, outputs, columns, torch.float32, device)
+    weight = quantized(w, torch.int8, False)
+    weight.codes[5], weight.codes[7] = 127, -128
+    codes, scales = reference.quantize_rows(x, torch.int8, columns)
+    codes[0, ::3] = -127
+    seen = codes.float() * scales
+    y = torch.full((1, outputs // 2 if gate else outputs), float("nan"), device=device)
+    int8_gemv((codes, scales), weight, bias if biased else None, y, GemvConfig(4, 128, 2), gate, False)
+    error = (y.double() - exact(seen, weight, bias if biased else None, gate)).abs()
+    assert (error <= 1e-5 * y.abs().max()).all()
+
+
+def test_what_int8_gemv_serves() -> None:
+    def weight(columns: int, dtype: torch.dtype = torch.int8, blocks: bool = False) -> ScaledWeight:
+        return quantized(torch.randn(32, columns), dtype, blocks)
+
+    assert supports_int8_gemv(weight(256))
+    assert not supports_int8_gemv(weight(24))
+    assert not supports_int8_gemv(weight(256, blocks=True))
+    assert not supports_int8_gemv(weight(256, torch.float8_e4m3fn))
+
+
+@pytest.mark.parametrize("rows", [1, 2, pytest.param(300, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("blocks", [False, True])
 def test_the_op_agrees_with_its_reference(rows: int, blocks: bool, dtype: torch.dtype, device: str) -> None:
     x, w, bias = random(rows, 96, 256, torch.bfloat16, device)
     weight = quantized(w, dtype, blocks)
-    close(scaled_linear(x, weight, bias), reference.scaled_linear(x.float(), weight, bias.float()).double(), 0.03)
+    flipped = 0.03 if rows < 300 else 0.06  # one row of many may have several
+    close(scaled_linear(x, weight, bias), reference.scaled_linear(x.float(), weight, bias.float()).double(), flipped)
     out, expected = (x.new_empty(rows, 48) for _ in range(2))
     kernel("scaled_linear_silu_and_mul", "cuda")(x, weight, bias, out)
     reference.scaled_linear_silu_and_mul(x, weight, bias, expected)
-    close(out, expected.double(), 0.03)
+    close(out, expected.double(), flipped)
 
 
 def test_tables_have_a_config_for_every_number_of_rows() -> None:
@@ -124,3 +158,14 @@ def test_tables_have_a_config_for_every_number_of_rows() -> None:
             assert isinstance(scaled_config(*shape, 1, gate), GemvConfig)
             assert isinstance(scaled_config(*shape, 2, gate), GemmConfig)
     assert scaled_config(4096, 4096, UP_TO[-1] + 1, False) is None
+
+
+def test_smaller_multiprocessors_get_fewer_stages() -> None:
+    tables = [MANY, *(c for table in (PLAIN, GATED) for configs in table.values() for c in configs)]
+    configs = [config for config in tables if isinstance(config, GemmConfig)]
+    for kib in (99, 163, 227):  # sm_89, sm_80, sm_90
+        for config in configs:
+            found = fitting(config, kib * 1024)
+            assert 2 <= found.stages <= config.stages
+            assert found.stages * (found.block_m + found.block_n) * found.block_k <= kib * 1024
+            assert kib < 227 or found == config

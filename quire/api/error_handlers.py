@@ -1,0 +1,48 @@
+"""What a route raises, as the server's answer. Owns the application's handlers; the answers are `error_responses`."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.error_responses import error_response, json_answer
+from quire.errors import QuireError, RequestError
+
+_HTTP_MESSAGES = {
+    404: "There is no such route. GET /docs lists all of them.",
+    405: "This route does not take this method. GET /docs lists all routes.",
+}
+
+
+def http_error_response(error: HTTPException) -> Response:
+    """The whole answer to what the framework refuses."""
+    message = _HTTP_MESSAGES.get(error.status_code, error.detail)
+    kind = "not_found_error" if error.status_code == 404 else RequestError.type
+    body = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return json_answer(error.status_code, body, dict(error.headers or {}))
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Let every error that a route raises leave in this shape."""
+
+    async def on_quire_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, QuireError)
+        return error_response(error)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return http_error_response(error)
+
+    async def on_wrong_query(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][-1])[:64]
+        what = wrong["msg"].removeprefix("Input should be ")
+        return error_response(RequestError(f"{name} must be {what}.", param=name))
+
+    app.add_exception_handler(QuireError, on_quire_error)
+    app.add_exception_handler(RequestValidationError, on_wrong_query)
+    app.add_exception_handler(HTTPException, on_http_error)

@@ -1,0 +1,55 @@
+"""Cases of low-rank updates: projections of Llama-3.1-8B at rank 16, bf16, whose rows share an adapter or do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.bench.kernel_cases import Arguments, KernelCase
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.lora.step_tiles import GPU_TILE, tile_tokens
+
+_ITEM = 2
+_QKV, _GATE_UP, _DOWN = (4_096, (4_096, 1_024, 1_024)), (4_096, (14_336, 14_336)), (14_336, (4_096,))
+
+
+def _arguments(
+    tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...], device: torch.device
+) -> tuple[torch.Tensor, LowRankWeights, Tiles]:
+    a = torch.randn(adapters, len(rows) * rank, columns, dtype=torch.bfloat16, device=device)
+    b = torch.randn(adapters, sum(rows), rank, dtype=torch.bfloat16, device=device)
+    ranks = torch.full((adapters,), rank, dtype=torch.int64, device=device)
+    slots, tiled = tile_tokens(1 + np.arange(tokens) % adapters, GPU_TILE)
+    tiles = Tiles(torch.tensor(slots, device=device), torch.tensor(tiled, device=device))
+    x = torch.randn(tokens, columns, dtype=torch.bfloat16, device=device)
+    return x, LowRankWeights(a, b, ranks, rows), tiles
+
+
+def _shrink(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        return _arguments(tokens, adapters, rank, columns, rows, device), {}
+
+    moved = adapters * rank * len(rows) * columns + tokens * (columns + 2 * len(rows) * rank)
+    return KernelCase(
+        "lora_shrink", f"{tokens} × {columns} → {len(rows)}, {adapters} of rank {rank}", make, moved * _ITEM
+    )
+
+
+def _expand(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        x, weights, tiles = _arguments(tokens, adapters, rank, columns, rows, device)
+        low = kernel("lora_shrink", device.type)(x, weights, tiles)
+        return (low, weights, tiles, torch.randn(tokens, sum(rows), dtype=x.dtype, device=device)), {}
+
+    moved = adapters * rank * sum(rows) + 2 * tokens * (sum(rows) + len(rows) * rank)
+    return KernelCase("lora_expand", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM)
+
+
+_SHAPES = tuple(
+    (tokens, adapters, 16, *shape)
+    for tokens, adapters in ((32, 1), (32, 8), (32, 32), (2_048, 1))
+    for shape in (_QKV, _GATE_UP, _DOWN)
+)
+CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES))
+SMALL_CASES = (_shrink(5, 2, 16, 64, (32, 16)), _expand(5, 2, 16, 64, (32, 16)))

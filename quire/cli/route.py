@@ -1,0 +1,28 @@
+"""`quire route`: the flags of the router, and its log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from quire.cli.flags import parse
+from quire.config import environment
+from quire.config.router import RouterConfig
+from quire.processes.logs import set_up_logs
+from quire.router.router_process import route
+from quire.supervisor.announce import log_as_json
+
+DESCRIPTION = "One address in front of several servers: quire route --static-backends http://HOST:PORT,… [flags]."
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Until the router ends; its exit code.
+
+    Raises:
+        SetupError: It cannot start.
+    """
+    config = environment.apply_to_router(parse(RouterConfig, arguments, "quire route", DESCRIPTION))
+    set_up_logs(config.log_format, "router", logging.INFO)
+    if config.log_format == "json":
+        log_as_json()
+    return route(config)

@@ -1,0 +1,45 @@
+"""What one pipeline stage hands the next."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Stream(NamedTuple):
+    """The residual stream between two blocks.
+
+    Attributes:
+        x: [tokens, hidden]; blocks change it in place.
+        delta: [tokens, hidden], what is still to be added; None: nothing is.
+    """
+
+    x: Tensor
+    delta: Tensor | None
+
+
+class StreamSource(Protocol):
+    """Where a stage's streams come from."""
+
+    def receive(self, tokens: int) -> Stream:
+        """The next step's, of so many tokens; waits for it."""
+        ...
+
+
+class StreamSink(Protocol):
+    """Where a stage's streams go to."""
+
+    def send(self, stream: Stream) -> None:
+        """Hand over a step's; may wait while the next stage has steps to do."""
+        ...
+
+
+class StageLinks(NamedTuple):
+    """A rank's ways from the stage before its own and to the one after; None: there is none."""
+
+    before: StreamSource | None = None
+    after: StreamSink | None = None
+
+
+NO_LINKS = StageLinks()

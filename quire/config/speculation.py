@@ -1,0 +1,141 @@
+"""Speculative decoding: who proposes draft tokens, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from quire.errors import ConfigError
+
+Method = Literal["ngram", "draft_model"]
+MOST_DRAFTS = 16
+"""Draft tokens of a step and sequence, at most: a row of that many is seldom accepted to its end."""
+_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min",
+         "draft_tensor_parallel_size")  # fmt: skip
+_LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "suffix", "dflash")
+_FLAG = "--speculative-config"
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What proposes draft tokens.
+
+    Attributes:
+        method: `ngram`: what followed the same tokens earlier in the sequence. `draft_model`: a smaller model.
+        tokens: Draft tokens of a step and sequence, at most.
+        model: Of `draft_model`: a directory, a hub id, or `quill_draft`, which ships with the package.
+        lookup_max, lookup_min: Of `ngram`: the longest and the shortest run of last tokens that is looked for.
+    """
+
+    method: Method
+    tokens: int
+    model: str = ""
+    lookup_max: int = 0
+    lookup_min: int = 0
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """Several tokens a step: some are guessed, and the model checks them all at once. Outputs stay what they are."""
+
+    speculative_config: dict[str, Any] = field(default_factory=dict)
+    """Who guesses, as JSON: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2}, or {"model": DRAFT, "num_speculative_tokens": 5} with a smaller model of the same
+    tokenizer. Default: nobody."""
+    speculative_model: str | None = None
+    """The smaller model that guesses; the same as "model" in --speculative-config. `[ngram]`: the text itself."""
+    num_speculative_tokens: int | None = None
+    """Most tokens that are guessed for a sequence and step; the same as in --speculative-config."""
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What proposes draft tokens; None: nothing does.
+
+        Raises:
+            ConfigError: A value cannot be meant, or is not supported; the message names it.
+        """
+        asked = dict(self.speculative_config)
+        for key, value in (
+            ("model", self.speculative_model),
+            ("num_speculative_tokens", self.num_speculative_tokens),
+        ):
+            if value is not None and asked.setdefault(key, value) != value:
+                raise _error(f"{_FLAG} says {asked[key]!r} for {key}, and its own flag says {value!r}: give one.")
+        return _parsed({key: value for key, value in asked.items() if value is not None}) if asked else None
+
+    def check_device(self, device: str, ranks: int, stages: int = 1) -> None:
+        """Refuse what is not served yet.
+
+        Args:
+            device: `cpu` or `cuda`.
+            ranks: That each layer is divided over.
+            stages: That the layers are divided over.
+
+        Raises:
+            ConfigError: As `speculation`, or for such a device.
+        """
+        speculation = self.speculation
+        if speculation is None:
+            return
+        if device != "cpu":
+            raise _error(f"{_FLAG} is not supported on a GPU yet: leave it out, or give --device cpu.")
+        if stages > 1:
+            raise _error(f"{_FLAG} is not supported with --pipeline-parallel-size {stages} yet: leave one of them out.")
+        if ranks > 1 and speculation.method != "ngram":
+            raise _error(
+                f"A draft model is not supported with --tensor-parallel-size {ranks} yet; {_FLAG} with "
+                '"method": "ngram" is.'
+            )
+
+
+def _parsed(asked: Mapping[str, Any]) -> Speculation:
+    for key in asked:
+        if key not in _KEYS:
+            raise _error(f"{_FLAG}: {key!r} is not supported. What can be said: {', '.join(_KEYS)}.")
+    if asked.get("draft_tensor_parallel_size", 1) != 1:
+        raise _error(f"{_FLAG}: draft_tensor_parallel_size must be 1: a draft model runs on one device.")
+    method, model = _method(asked), asked.get("model", "")
+    tokens = _number(asked, "num_speculative_tokens", MOST_DRAFTS)
+    if method == "ngram":
+        longest = _number(asked, "prompt_lookup_max", None, asked.get("prompt_lookup_min", 5))
+        shortest = _number(asked, "prompt_lookup_min", None, asked.get("prompt_lookup_max", 5))
+        if shortest > longest:
+            raise _error(f"{_FLAG}: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}.")
+        return Speculation("ngram", tokens, "", longest, shortest)
+    for key in ("prompt_lookup_max", "prompt_lookup_min"):
+        if key in asked:
+            raise _error(f'{_FLAG}: {key} belongs to "method": "ngram".')
+    if not isinstance(model, str) or not model:
+        raise _error(f'{_FLAG}: "method": "draft_model" needs a "model".')
+    return Speculation("draft_model", tokens, model)
+
+
+def _method(asked: Mapping[str, Any]) -> Method:
+    """As it is named, or as the model says."""
+    named, model = asked.get("method"), asked.get("model")
+    if named is None:
+        named = "ngram" if model in ("ngram", "[ngram]") else "draft_model" if model else None
+    for method in get_args(Method):
+        if named == method:
+            return method  # type: ignore[no-any-return]
+    known = " or ".join(get_args(Method))
+    if named is None:
+        raise _error(f'{_FLAG}: give a "method" ({known}) or a "model".')
+    if named in _LATER:
+        raise _error(f"{_FLAG}: the method {named!r} comes in a later version; give {known}.")
+    raise _error(f"{_FLAG}: {named!r} is no method; give {known}.")
+
+
+def _number(asked: Mapping[str, Any], key: str, most: int | None, default: Any = None) -> int:
+    value = asked.get(key, default)
+    if value is None:
+        raise _error(f"{_FLAG}: {key} is missing.")
+    if type(value) is not int or value < 1 or (most is not None and value > most):
+        limits = "a whole number, at least 1" if most is None else f"a whole number from 1 to {most}"
+        raise _error(f"{_FLAG}: {key} must be {limits}, got {value!r}.")
+    return value
+
+
+def _error(text: str) -> ConfigError:
+    return ConfigError(text, param="speculative_config")

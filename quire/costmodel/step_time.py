@@ -1,0 +1,148 @@
+"""How long a whole step takes, row by row: the roofline's terms, each with the share of it that real steps reach.
+
+The scheduler's `Roofline` wants two numbers, the time of decoding rows and that of one more token, and learns the rest
+from the steps it sees. A planner sees no steps. So the same terms are put together here with shares that were fitted
+to measured steps, once for a kind of device. What is left out of the scheduler's own model stays out of it: it would
+change how prompts are cut on devices whose shares nobody has measured, and learning corrects it anyway.
+
+Reading weights and multiplying with them overlap, but not wholly: their sum in the p-norm is between the larger one
+(perfect overlap, the roofline) and both together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.costmodel.hardware import Hardware
+from quire.costmodel.used_weights import UsedWeights
+from quire.models.spec import ModelSpec
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What real steps reach of a `Hardware`'s figures, and what they take beside them.
+
+    Attributes:
+        products: Of its operations a second, in products of weights.
+        expert_products: The same in those of a mixture's experts, whose tiles are seldom full.
+        scores: Of its operations a second, in attention of chunks.
+        weights: Of its bandwidth, reading weights for more than one token; one token reaches all of it.
+        kv_cache: Of its bandwidth, reading keys and values for decoding rows.
+        overlap: The exponent p: 1 is no overlap, infinity is perfect.
+        layer_ms: Of a layer, however little it does.
+        experts_ms: The same of its experts.
+        row_ms: Of each sampled row.
+        request_ms: From a request's arrival to its first step and back, on the host, in one process.
+        server_ms: The same through the HTTP API, on top.
+    """
+
+    products: float
+    expert_products: float
+    scores: float
+    weights: float
+    kv_cache: float
+    overlap: float
+    layer_ms: float
+    experts_ms: float
+    row_ms: float
+    request_ms: float
+    server_ms: float
+
+
+class StepTime:
+    """Predicts steps of one model on one device.
+
+    Args:
+        spec: The model, or a rank's share of it.
+        dtype: Of dense weights.
+        hardware: The device.
+        kv_dtype: Of the KV cache.
+        shares: What its steps reach.
+        faster_products: How many times as fast products of quantized weights are.
+        extra_ms: Of any step, for what ranks exchange: a constant, and for each token.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: str,
+        hardware: Hardware,
+        kv_dtype: str,
+        shares: Shares,
+        faster_products: float = 1.0,
+        extra_ms: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        used = UsedWeights(spec)
+        self._used, self._shares, self._extra_ms = used, shares, extra_ms
+        self._byte_ms = 1e3 / hardware.bandwidth
+        self._weight_bytes = used.mean_bytes(dtype)
+        flop_ms = 1e3 / hardware.flops
+        self._head_ms = 2 * used.head * flop_ms / shares.products
+        self._dense_ms = 2 * used.dense_per_token * flop_ms / shares.products / faster_products
+        self._expert_ms = 2 * used.experts_per_token * flop_ms / shares.expert_products / faster_products
+        self._score_ms = 4 * spec.heads * spec.head_dim * flop_ms / shares.scores
+        self._kv_ms = spec.kv_bytes_per_token(kv_dtype) / spec.layers * self._byte_ms / shares.kv_cache
+        self._windows = Counter(spec.window if local else None for local in spec.local)
+        experts = len(spec.experts.layers) if spec.experts else 0
+        self._fixed_ms = hardware.overhead_ms + spec.layers * shares.layer_ms + experts * shares.experts_ms
+
+    def __call__(self, counts: IntArray, before: IntArray, sampled: int) -> float:
+        """Milliseconds of a step.
+
+        Args:
+            counts: [rows], tokens of each row.
+            before: [rows], tokens of its context before these.
+            sampled: Rows that sample a token.
+        """
+        tokens = int(counts.sum())
+        return self._fixed(tokens, sampled) + self.products_ms(tokens, sampled) + self._attention_ms(counts, before)
+
+    def decode(self, rows: int, context: float) -> float:
+        """Milliseconds of a step in which so many rows decode, with `context` tokens each."""
+        return self.mixed(rows, context, 0, 0)
+
+    def mixed(self, rows: int, context: float, chunk: int, before: int) -> float:
+        """The same with a prompt's chunk of so many tokens behind `before` others beside them."""
+        fixed, attention = self._fixed(rows + chunk, rows), 0.0
+        for window, layers in self._windows.items():
+            most = float("inf") if window is None else window
+            attention += layers * rows * min(context + 1, most) * self._kv_ms
+            attention += layers * chunk * min(before + chunk / 2, most) * self._score_ms
+        return fixed + self.products_ms(rows + chunk, rows) + attention
+
+    def prompt(self, tokens: int, before: int = 0) -> float:
+        """Milliseconds of a step that computes a prompt, with `before` of its tokens cached, and samples its first
+        token."""
+        return self(np.array([tokens], np.int64), np.array([before], np.int64), 1)
+
+    def products_ms(self, tokens: int, sampled: int) -> float:
+        """Reading weights, and multiplying with them."""
+        share = 1.0 if tokens == 1 else self._shares.weights
+        read = self._used.read(tokens) * self._weight_bytes * self._byte_ms / share
+        product = tokens * (self._dense_ms + self._expert_ms) + sampled * self._head_ms
+        p = self._shares.overlap
+        return float((read**p + product**p) ** (1 / p))
+
+    def _fixed(self, tokens: int, sampled: int) -> float:
+        """What is neither product nor attention."""
+        constant, each = self._extra_ms
+        return self._fixed_ms + sampled * self._shares.row_ms + constant + tokens * each
+
+    def _attention_ms(self, counts: IntArray, before: IntArray) -> float:
+        """Rows of one token read their context, as far back as a layer looks; chunks compute scores with it."""
+        decoding = counts == 1
+        contexts, chunks, cached = before[decoding] + 1, counts[~decoding], before[~decoding]
+        total = 0.0
+        for window, layers in self._windows.items():
+            seen = contexts if window is None else np.minimum(contexts, window)
+            total += layers * float(seen.sum()) * self._kv_ms
+            mean = cached + chunks / 2
+            pairs = chunks * (mean if window is None else np.minimum(mean, window))
+            total += layers * float(pairs.sum()) * self._score_ms
+        return total

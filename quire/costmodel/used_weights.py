@@ -1,0 +1,50 @@
+"""How many of a model's weights a step reads and multiplies with. Plain arithmetic."""
+
+from __future__ import annotations
+
+from quire.models.spec import DTYPE_BYTES, ModelSpec
+
+
+class UsedWeights:
+    """How many of a model's weights a step uses. An embedding table that is only looked up costs nothing.
+
+    Args:
+        spec: The model.
+
+    Attributes:
+        head: Weights of the head to logits.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.head = -(-spec.vocab_size // spec.tp) * spec.hidden
+        experts, looked_up = spec.experts, 0 if spec.tie_embeddings else self.head
+        self._count, self._chosen = (experts.count, experts.chosen) if experts else (1, 0)
+        self._each = 3 * spec.hidden * experts.width * len(experts.layers) if experts else 0  # over all layers
+        self._spec, self._looked_up = spec, looked_up
+        self._always = spec.num_parameters - self._count * self._each - looked_up
+
+    @property
+    def per_token(self) -> int:
+        """Weights that each token is multiplied with."""
+        return self._always + self._chosen * self._each
+
+    @property
+    def dense_per_token(self) -> int:
+        """Those of them that are neither experts' nor the head's, which only sampled tokens go through."""
+        return self._always - self.head
+
+    @property
+    def experts_per_token(self) -> int:
+        """Those of its experts."""
+        return self._chosen * self._each
+
+    def mean_bytes(self, dtype: str) -> float:
+        """Of a weight, but those that are looked up, which are never quantized."""
+        spec, looked_up = self._spec, self._looked_up
+        return (spec.weight_bytes(dtype) - looked_up * DTYPE_BYTES[dtype]) / (spec.num_parameters - looked_up)
+
+    def read(self, tokens: int) -> float:
+        """Weights that are read for so many tokens, if each token uses any experts of a layer with equal probability: a
+        token does not use a given expert with probability 1 - chosen / count."""
+        touched = self._count * (1 - (1 - self._chosen / self._count) ** tokens)
+        return self._always + touched * self._each

@@ -1,0 +1,181 @@
+"""Which adapter is in which slot of the device, and which requests wait for one.
+
+A slot belongs to its adapter's requests until the last of them is over; then it keeps what it has until another adapter
+needs it, which takes the one that was not used for the longest time. It is written only when no step in flight reads
+it. Knows nothing about tensors and files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.executor.executor import AdapterLoader
+from quire.messages import Adapter, AdapterLoaded, Add
+from quire.scheduler.request import Request
+from quire.scheduler.scheduler import Scheduler
+
+ADAPTER = "adapter"
+"""What a request awaits until its adapter is on the device."""
+MOST_PASSES = 32
+"""So many requests whose adapters are there may pass one that waits for a slot. Then slots become free for it."""
+
+
+@dataclass
+class _Slot:
+    """A place on the device.
+
+    Attributes:
+        number: From 1.
+        adapter: What it has, or will have when it is loaded; None: nothing.
+        ready: Whether it is there.
+        users: Requests that it was given to and that are not over.
+        used: When it lost its last user, in turns of a counter.
+        last_step: The newest plan by then: steps up to it may read it.
+        pinned: Whether its adapter stays.
+    """
+
+    number: int
+    adapter: Adapter | None = None
+    ready: bool = False
+    users: set[int] = field(default_factory=set)
+    used: int = 0
+    last_step: int = 0
+    pinned: bool = False
+
+
+class AdapterSlots:
+    """Gives slots to requests, in the order in which they came.
+
+    Args:
+        scheduler: Whose requests they are.
+        loader: Fills slots.
+        number: Of slots.
+    """
+
+    def __init__(self, scheduler: Scheduler, loader: AdapterLoader, number: int) -> None:
+        self._scheduler = scheduler
+        self._loader = loader
+        self._slots = [_Slot(each) for each in range(1, number + 1)]
+        self._by_digest: dict[str, _Slot] = {}
+        self._of_request: dict[int, _Slot] = {}
+        self._waiting: dict[int, Adapter] = {}  # in order of arrival
+        self._passes = 0
+        self._turn = 0
+        self._may_grant = False
+
+    def pin(self, adapter: Adapter) -> None:
+        """Load it now, and keep it for ever; there must be a slot that is not pinned."""
+        slot = self._slot_for(adapter)
+        assert slot is not None, "as many slots are pinned as there are"
+        slot.pinned = True
+
+    def prepare(self, message: Add) -> tuple[str, ...]:
+        """A sequence arrives. Returns what it has to wait for, see `Request.awaits`: at least for the next `update`."""
+        if message.adapter is None:
+            return ()
+        self._waiting[message.id] = message.adapter
+        self._may_grant = True
+        return (ADAPTER,)
+
+    def update(self, loaded: list[AdapterLoaded]) -> list[Request]:
+        """Give slots to requests that wait, as far as there are any; once a turn.
+
+        Args:
+            loaded: What has come to slots, or was refused.
+
+        Returns:
+            Requests that have failed: their adapters cannot be loaded.
+        """
+        failed = [request for each in loaded for request in self._take_in(each)]
+        if self._waiting and self._may_grant:
+            failed += self._refuse_if_all_pinned()
+            self._grant()
+        return failed
+
+    def forget(self, request_id: int) -> None:
+        """A request is over; called for all."""
+        self._waiting.pop(request_id, None)
+        slot = self._of_request.pop(request_id, None)
+        if slot is not None:
+            slot.users.remove(request_id)
+            self._turn += 1
+            slot.used, slot.last_step = self._turn, self._scheduler.last_step
+        self._may_grant = True
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the adapters that requests use."""
+        return sorted({slot.adapter.name for slot in self._slots if slot.adapter and slot.users})
+
+    @property
+    def waiting(self) -> list[str]:
+        """Names of those that requests wait for a slot for."""
+        return sorted({adapter.name for adapter in self._waiting.values()})
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no request uses, for leak tests."""
+        return sum(not slot.users for slot in self._slots)
+
+    def _take_in(self, loaded: AdapterLoaded) -> list[Request]:
+        """A slot was filled, or not; then those it was for have failed."""
+        slot = self._slots[loaded.slot - 1]
+        assert slot.adapter is not None and slot.adapter.digest == loaded.adapter.digest, "not what was asked for"
+        self._may_grant = True
+        if not loaded.error:
+            slot.ready = True
+            for request_id in sorted(slot.users):
+                self._scheduler.adapter_arrived(request_id, ADAPTER, slot.number)
+            return []
+        del self._by_digest[slot.adapter.digest]
+        slot.adapter, slot.pinned = None, False
+        failed = [self._scheduler.fail(request_id, loaded.error) for request_id in sorted(slot.users)]
+        return [request for request in failed if request is not None]
+
+    def _refuse_if_all_pinned(self) -> list[Request]:
+        """Those that would wait for ever."""
+        if not all(slot.pinned for slot in self._slots):
+            return []
+        why = "Every slot for adapters is taken by one of --lora-pinned: raise --max-loras."
+        never = [number for number, each in self._waiting.items() if each.digest not in self._by_digest]
+        return [request for number in never if (request := self._scheduler.fail(number, why)) is not None]
+
+    def _grant(self) -> None:
+        """In order; those behind one that finds no slot pass it for a while."""
+        blocked = self._may_grant = False
+        for request_id, adapter in list(self._waiting.items()):
+            if blocked and self._passes >= MOST_PASSES:
+                break
+            slot = self._by_digest.get(adapter.digest) if blocked else self._slot_for(adapter)
+            if slot is None:
+                blocked = True
+                continue
+            self._passes = self._passes + 1 if blocked else 0
+            del self._waiting[request_id]
+            slot.users.add(request_id)
+            self._of_request[request_id] = slot
+            if slot.ready:
+                self._scheduler.adapter_arrived(request_id, ADAPTER, slot.number)
+        # A slot that steps in flight still read is free soon, and nobody says so.
+        self._may_grant = blocked and any(not slot.users and not slot.pinned for slot in self._slots)
+
+    def _slot_for(self, adapter: Adapter) -> _Slot | None:
+        """The adapter's, or one that it may have from now on."""
+        slot = self._by_digest.get(adapter.digest)
+        if slot is not None:
+            return slot
+        finished = self._scheduler.finished_step
+        free = [each for each in self._slots if self._is_free(each) and each.last_step <= finished]
+        if not free:
+            return None
+        slot = min(free, key=lambda each: (each.adapter is not None, each.used))
+        if slot.adapter is not None:
+            del self._by_digest[slot.adapter.digest]
+        slot.adapter, slot.ready = adapter, False
+        self._by_digest[adapter.digest] = slot
+        self._loader.load(adapter, slot.number)
+        return slot
+
+    def _is_free(self, slot: _Slot) -> bool:
+        """Whether nobody needs it: one that is being filled is not."""
+        return not slot.users and not slot.pinned and (slot.adapter is None or slot.ready)

@@ -1,0 +1,119 @@
+"""What an engine holds right now, as the live picture shows it: one small frame, made only when somebody asks.
+
+A frame costs the same however many blocks there are: totals and rows of requests are whole, of the blocks and of the
+requests' tables it has the next part, and who looks puts the parts together. It has no text and no token. A new one is
+made at most every few steps, the more requests run the fewer, so a step pays microseconds for it however long it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+from quire.clock import Clock
+from quire.engine.step_stats import StepStats
+from quire.scheduler.request import Request
+from quire.scheduler.scheduler import Scheduler
+
+NEW_S = 0.2
+"""No frame is made so soon after another, in seconds,"""
+ROWS_A_STEP = 4
+"""nor before there was a step for so many of the requests that run;"""
+LATE_S = 2.0
+"""but this is long enough."""
+MAX_RUNNING = 128
+MAX_WAITING = 32
+BLOCKS = 1_024
+"""Blocks whose state is in a frame; the next frame has the next ones."""
+TABLE_BLOCKS = 512
+"""The same for entries of the tables of running requests."""
+
+
+class EngineFrames:
+    """Makes the frames of one engine.
+
+    Args:
+        scheduler, steps: Of the engine.
+        clock: For all times.
+        counts: What `/debug/counts` says of the engine.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, steps: StepStats, clock: Clock, counts: Callable[[Scheduler], dict[str, int]]
+    ) -> None:
+        self._scheduler = scheduler
+        self._steps = steps
+        self._clock = clock
+        self._counts = counts
+        self._next_block = 1  # what comes next of the blocks,
+        self._place = self._entry = 0  # and of the tables: the running request at this place, from this entry on
+        self._last: dict[str, Any] = {"number": 0, "now": -LATE_S, "step": 0}
+
+    def frame(self, seen: int) -> dict[str, Any]:
+        """The newest frame, plain values for a Done; only its number if that is the one that was seen."""
+        if self._is_due:
+            self._last = self._make()
+        number: int = self._last["number"]
+        return {"number": number} if seen == number else self._last
+
+    @property
+    def _is_due(self) -> bool:
+        age: float = self._clock.now() - self._last["now"]
+        if age < NEW_S or not self._scheduler.steps_in_flight:
+            return age >= NEW_S
+        steps: int = self._steps.last_step - self._last["step"]
+        return steps * ROWS_A_STEP >= self._scheduler.num_running or age >= LATE_S
+
+    def _make(self) -> dict[str, Any]:
+        scheduler, stats = self._scheduler, self._scheduler.stats
+        return {
+            "number": self._last["number"] + 1,
+            "now": self._clock.now(),
+            "counts": self._counts(scheduler),
+            "block_size": scheduler.pool.block_size,
+            "step": self._steps.last_step,
+            "step_ms": self._steps.last_step_ms,
+            "computed_tokens": self._steps.token_sum,
+            "prefix_queries": stats.prefix_queries,
+            "prefix_hits": stats.prefix_hits,
+            "running": self._rows(scheduler.running, MAX_RUNNING),
+            "waiting": self._rows(scheduler.waiting, MAX_WAITING),
+            "blocks": self._blocks(),
+            "tables": self._tables(),
+        }
+
+    def _rows(self, requests: Iterable[Request], most: int) -> dict[str, list[Any]]:
+        """A column for each fact: `known` tokens of `limit` at most, the first `prompt` of which are the prompt, and
+        `computed` of them are; when it came, on the clock of `now`."""
+        first = list(islice(requests, most))
+        return {
+            "id": [request.id for request in first],
+            "arrival": [request.add.arrival for request in first],
+            **self._scheduler.lengths_of(first),
+        }
+
+    def _blocks(self) -> list[Any]:
+        """The next blocks: the first one's number, and a letter for each, see BlockPool.states."""
+        pool, first = self._scheduler.pool, self._next_block
+        states = pool.states(first, BLOCKS)
+        end = first + len(states)
+        self._next_block = end if end <= pool.num_blocks else 1
+        return [first, states]
+
+    def _tables(self) -> list[tuple[int, int, list[int]]]:
+        """The next parts of running requests' tables: request, place of its first entry here, blocks. Several requests
+        hold a block that they share."""
+        running, left, parts = self._scheduler.running, TABLE_BLOCKS, list[tuple[int, int, list[int]]]()
+        for _ in range(len(running)):
+            if self._place >= len(running):
+                self._place = self._entry = 0
+            request = running[self._place]
+            blocks = request.table.held_blocks(self._entry, left)
+            parts.append((request.id, self._entry, blocks))
+            left -= len(blocks)
+            if not left:
+                self._entry += len(blocks)
+                break
+            self._place, self._entry = self._place + 1, 0
+        return parts

@@ -1,0 +1,198 @@
+"""An executor of ranks that divide one model, each in a process of its own.
+
+Plans go to all ranks at once through shared memory; the first rank answers, the others say what they have sampled. This
+process loads no torch. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TypeVar
+
+from quire.clock import Clock
+from quire.config import Config
+from quire.errors import EngineDeadError
+from quire.executor.executor import FaultHook, no_faults
+from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, StepDone, Stop, fingerprint
+from quire.executor.rank_processes import RankProcesses
+from quire.executor.stage_progress import StageProgress
+from quire.mesh import mesh_of
+from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+
+T = TypeVar("T")
+_LOOK_S = 0.5
+FIRST_PATIENCE_S = 3600.0
+"""How long a start may take until the first rank comes so far."""
+START_PATIENCE_S = 300.0
+"""How long that rank waits for the last one."""
+
+
+class MultiRankExecutor:
+    """Workers in several processes.
+
+    A rank that dies or hangs, or a step that raises in one, is the end: `collect` raises it then and ever after.
+
+    Args:
+        config: Resolved settings; see Worker.
+        clock: For the seconds of the start-up, and who is late.
+        fault: See FaultHook; a rank's `execute` is out of its reach.
+    """
+
+    def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
+        self._config = config
+        self._clock = clock
+        self._fault = fault
+        self._ranks: RankProcesses | None = None
+        self._failure: BaseException | None = None
+        self._results: deque[Result] = deque()
+        self._sampled: dict[int, int] = {}  # by step, the fingerprint of what was sampled
+        self._mesh = mesh_of(config.parallel)
+        self._stages = StageProgress(self._mesh, config.parallel.distributed_timeout_seconds, clock)
+
+    @property
+    def max_in_flight(self) -> int:
+        """A step in each stage, and one that waits."""
+        return MAX_STEPS_IN_FLIGHT + self._mesh.pp - 1
+
+    def start(self) -> DeviceLimits:
+        """Start all ranks; they take the smallest number of blocks that any of them has room for.
+
+        Raises:
+            SetupError: The model cannot be served.
+            EngineDeadError: A rank died, or came too late; the message says which.
+        """
+        try:
+            self._ranks = RankProcesses(self._config, self._clock)
+            blocks = self._from_all(Blocks, "read its weights")
+            of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks))
+            self._ranks.broadcast(of_all)
+            return self._from_all(DeviceLimits, "become ready")[0]
+        except BaseException as error:
+            self._failure = error
+            self.close()
+            raise
+
+    @property
+    def adapters(self) -> None:
+        return None  # --enable-lora is refused with several ranks
+
+    def submit(self, plan: Plan) -> None:
+        self._fault("submit", plan.step)
+        self._stages.submitted(plan)
+        self._broadcast(plan)
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        self._stages.unmasked(masks.step)
+        self._broadcast(Bitmasks(masks.step, masks.rows, [bytes(each) for each in masks.bits]))
+
+    def collect(self, timeout: float | None) -> Result | None:
+        deadline = None if timeout is None else self._clock.now() + timeout
+        while not self._results:
+            if self._failure is not None:
+                raise self._failure
+            left = None if deadline is None else max(0.0, deadline - self._clock.now())
+            try:
+                assert self._ranks is not None, "not started, or closed"
+                self._take(self._ranks.receive(left if self._mesh.pp == 1 else min(_LOOK_S, left or _LOOK_S)))
+                self._raise_if_stuck()
+            except Exception as error:
+                self._failure = error
+                raise
+            if not self._results and left is not None and left <= 0.0:
+                return None
+        result = self._results.popleft()
+        self._fault("collect", result.step)
+        return result
+
+    def check(self) -> None:
+        """Raises when a rank is gone that nobody waits for."""
+        if self._failure is not None:
+            raise self._failure
+        assert self._ranks is not None, "not started, or closed"
+        try:
+            self._take(self._ranks.receive(0.0))
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def close(self) -> None:
+        """Wait for what is running; after a failure, for nothing."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is None:
+            return
+        if self._failure is None:
+            try:
+                ranks.broadcast(Stop())
+            except EngineDeadError as error:
+                self._failure = error
+        ranks.close(at_once=self._failure is not None)
+
+    def _broadcast(self, message: Plan | Bitmasks) -> None:
+        if self._failure is not None:
+            return  # `collect` raises it
+        assert self._ranks is not None, "not started, or closed"
+        try:
+            self._ranks.broadcast(message)
+        except EngineDeadError as error:
+            self._failure = error
+
+    def _take(self, received: Iterable[tuple[int, FromRank]]) -> None:
+        """Results, and what other ranks have sampled in the same steps.
+
+        Raises:
+            EngineDeadError: Ranks have sampled different tokens.
+        """
+        assert self._ranks is not None
+        for rank, message in received:
+            if isinstance(message, Result):
+                self._results.append(message)
+                message = StepDone(message.step, fingerprint(message))
+            assert isinstance(message, StepDone), message
+            self._stages.done(rank, message.step)
+            if rank < self._mesh.size - self._mesh.tp:
+                continue  # it samples nothing
+            if self._sampled.setdefault(message.step, message.tokens) != message.tokens:
+                raise EngineDeadError(
+                    f"{self._ranks.name(rank)} sampled other tokens than another rank in step {message.step}. Logits "
+                    "processors must compute the same in every rank."
+                )
+            self._sampled.pop(message.step - 2 * self.max_in_flight, None)
+
+    def _raise_if_stuck(self) -> None:
+        """
+        Raises:
+            EngineDeadError: A stage keeps the others waiting.
+        """
+        assert self._ranks is not None
+        if (stuck := self._stages.stuck()) is not None:
+            raise EngineDeadError(
+                f"{self._ranks.name(stuck.rank)} was stuck: in step {stuck.step} the other stages waited "
+                f"{stuck.seconds:g} s for it."
+            )
+
+    def _from_all(self, kind: type[T], what: str) -> list[T]:
+        """The next message of every rank, which says that it has come so far in its start."""
+        assert self._ranks is not None
+        asked = self._config.parallel.distributed_timeout_seconds
+        patience = asked or FIRST_PATIENCE_S
+        deadline = self._clock.now() + patience
+        found: dict[int, T] = {}
+        while len(found) < self._ranks.number:
+            received = self._ranks.receive(_LOOK_S)
+            now = self._clock.now()
+            if received and not found and asked is None:
+                patience = START_PATIENCE_S
+                deadline = now + patience
+            for rank, message in received:
+                assert isinstance(message, kind), message
+                found[rank] = message
+            missing = [rank for rank in range(self._ranks.number) if rank not in found]
+            if missing and now > deadline:
+                names = ", ".join(map(self._ranks.name, missing))
+                raise EngineDeadError(
+                    f"{names} did not {what} within {patience:g} s: see what keeps it (its disk, its processor, a "
+                    "signal), or give it more time by --distributed-timeout-seconds."
+                )
+        return [found[rank] for rank in range(self._ranks.number)]

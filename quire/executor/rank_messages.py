@@ -1,0 +1,49 @@
+"""What engine and ranks say to one another: the engine to all of them at once, and each rank to the engine."""
+
+from __future__ import annotations
+
+import zlib
+
+import msgspec
+
+from quire.messages import DeviceLimits, Plan, Result
+
+
+class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """KV blocks on the device and on the host: those that a rank has room for, or in return those of all ranks."""
+
+    device: int
+    host: int
+
+
+class Bitmasks(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """TokenBitmasks as they are read back: their bits may be views, which a decoder cannot tell from bytes."""
+
+    step: int
+    rows: list[int]
+    bits: list[bytes]
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """There is no more to do."""
+
+
+class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a rank says of a step whose result another one has sent.
+
+    Attributes:
+        step: Its number.
+        tokens: `fingerprint` of its result; 0 where nothing is sampled.
+    """
+
+    step: int
+    tokens: int = 0
+
+
+ToRanks = Plan | Bitmasks | Blocks | Stop
+FromRank = Blocks | DeviceLimits | Result | StepDone
+
+
+def fingerprint(result: Result) -> int:
+    """Differs if ranks have sampled other tokens."""
+    return zlib.crc32(msgspec.msgpack.encode((result.counts, result.tokens, len(result.errors))))

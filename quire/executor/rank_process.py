@@ -1,0 +1,134 @@
+"""The process of a rank: `python -m quire.executor.rank_process`, started by the engine.
+
+Runs the engine's plans on its part of the model. All ranks get the same plans and sample the same tokens; the first one
+sends results, the others only say what they have sampled. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import signal
+import socket
+import struct
+import sys
+from collections import deque
+
+import msgspec
+
+from quire.clock import SystemClock
+from quire.collectives.layout import memory_bytes
+from quire.config import environment
+from quire.errors import EngineDeadError
+from quire.executor.message_ring import RingReader, ring_bytes
+from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, Stop, ToRanks
+from quire.executor.rank_steps import RankSteps
+from quire.executor.torch_library import begin_loading
+from quire.mesh import mesh_of
+from quire.messages import Plan, TokenBitmasks
+from quire.models.spec import read_spec
+from quire.processes.child_main import run_child
+from quire.processes.launch import LaunchConfig, RankLaunch, SendReport
+from quire.processes.shared_memory import SharedMemory
+
+FRAME = struct.Struct("<Q")
+"""Before each message of a rank: its length."""
+_MANY = 4096
+_PR_SET_PDEATHSIG = 1
+
+
+class EngineChannel:
+    """A rank's way to the engine, and back.
+
+    Args:
+        launch: Of the rank.
+        ranks: How many there are.
+    """
+
+    def __init__(self, launch: RankLaunch, ranks: int) -> None:
+        self._socket = socket.socket(fileno=launch.socket_fd)
+        memory = SharedMemory(ring_bytes(ranks), launch.ring_fd)
+        self._ring = RingReader(memory, ranks, launch.rank, self._wait)
+        self._decoder: msgspec.msgpack.Decoder[ToRanks] = msgspec.msgpack.Decoder(ToRanks)
+        self._waiting: deque[ToRanks] = deque()  # plans that came before the bitmasks of an earlier one
+
+    def send(self, message: FromRank) -> None:
+        """Tell the engine."""
+        encoded = msgspec.msgpack.encode(message)
+        self._socket.sendall(FRAME.pack(len(encoded)) + encoded)
+
+    def receive(self) -> ToRanks:
+        """The next message; waits for it."""
+        return self._waiting.popleft() if self._waiting else self._read()
+
+    def bitmasks(self) -> TokenBitmasks:
+        """Those of the step that is running: they come in the order of plans, each once."""
+        while not isinstance(message := self._read(), Bitmasks):
+            if isinstance(message, Stop):
+                raise EngineDeadError("The engine was closed before a step's bitmasks came.")
+            self._waiting.append(message)
+        return TokenBitmasks(message.step, message.rows, list(message.bits))
+
+    def _read(self) -> ToRanks:
+        return self._decoder.decode(self._ring.read())
+
+    def _wait(self) -> None:
+        """Until there is more in the ring."""
+        if not self._socket.recv(_MANY):
+            raise EngineDeadError("The engine has closed its connection.")
+
+
+def main(launch: LaunchConfig, report: SendReport) -> None:
+    """Load a part of the model, then run plans until Stop."""
+    own = launch.rank
+    assert own is not None, "a rank's process"
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the engine says when it is time to end
+    if own.ends_with_parent and sys.platform == "linux":  # also when it is stopped, and cannot see the end by itself
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    begin_loading()
+    config, clock = launch.config, SystemClock()
+    mesh = mesh_of(config.parallel, own.rank)
+    logging.basicConfig(format=f"rank {own.rank}: %(message)s")
+    channel = EngineChannel(own, mesh.size)
+    began = clock.now()
+    environment.limit_openmp_spinning()
+    from quire.collectives.shared_memory import shared_memory_collectives  # torch
+    from quire.executor.ring_streams import ring_links
+    from quire.planning.kv_cache_plan import NumBlocks
+    from quire.worker.kv_tensors import DENSE
+    from quire.worker.worker import Worker
+
+    imported = clock.now() - began
+
+    def agree(blocks: NumBlocks) -> NumBlocks:
+        channel.send(Blocks(*blocks))
+        of_all = channel.receive()
+        assert isinstance(of_all, Blocks)
+        return NumBlocks(of_all.device, of_all.host)
+
+    spec = read_spec(config.model.model, config.model.quantization)
+    memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
+    ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)
+    links = ring_links(own.stage, spec.hidden, DENSE[config.model.dtype])
+    worker = Worker(config, clock, None, mesh, ranks, links)
+    limits = worker.load(agree)
+    steps = RankSteps(worker, mesh, own.stage)
+    channel.send(msgspec.structs.replace(limits, startup={"import": imported, **limits.startup}))
+    while not isinstance(message := channel.receive(), Stop):
+        if isinstance(message, Bitmasks):
+            continue  # those who sample have asked for it
+        assert isinstance(message, Plan)
+        said = steps.execute(message, channel.bitmasks)
+        if (missing := ranks.missing) is not None:
+            raise EngineDeadError(late(mesh.stage * mesh.tp + missing, mesh.size, message.step, own.patience_s))
+        channel.send(said)
+    worker.close()
+
+
+def late(rank: int, ranks: int, step: int, seconds: float) -> str:
+    """That others have waited for a rank in vain."""
+    return f"Rank {rank} of {ranks} was stuck: in step {step} the others waited {seconds:g} s for it"
+
+
+if __name__ == "__main__":
+    run_child(main, "rank")

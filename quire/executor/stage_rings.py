@@ -1,0 +1,98 @@
+"""The rings of messages between pipeline stages: streams from each rank to its neighbour in the next stage, and sampled
+tokens from the last stage to all ranks of the first.
+
+Imports no torch: the engine makes the rings, and ranks use their ends.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import chain
+
+from quire.executor.message_ring import RingReader, RingWriter, ring_bytes
+from quire.mesh import Mesh
+from quire.processes.launch import RingEnd, StageEnds
+from quire.processes.shared_memory import SharedMemory
+
+MOST_STREAM_BYTES = 1 << 26
+_FULL_NAP_S = 1e-3
+
+
+class StageRings:
+    """All rings of a mesh; they are kept open until `close`.
+
+    Args:
+        mesh: Its sizes count.
+        stream_bytes: Of the largest stream.
+        rows: Most rows of a step.
+    """
+
+    def __init__(self, mesh: Mesh, stream_bytes: int, rows: int) -> None:
+        self._mesh = mesh
+        self._memories: list[SharedMemory] = []
+        self._bells: list[int] = []
+        size = min(MOST_STREAM_BYTES, 2 * stream_bytes)
+        self._streams = [self._ring(size, 1) for _ in range(mesh.size - mesh.tp)]  # by the rank that sends
+        self._tokens = self._ring(token_ring_bytes(mesh.pp, rows), mesh.tp) if mesh.pp > 1 else None
+
+    def ends_of(self, rank: int) -> StageEnds:
+        """A rank's."""
+        at, tp = Mesh(rank, self._mesh.tp, self._mesh.pp), self._mesh.tp
+        if self._tokens is None:
+            return StageEnds()
+        return StageEnds(
+            before=None if at.is_first else self._streams[rank - tp],
+            after=None if at.is_last else self._streams[rank],
+            tokens_in=_reader(self._tokens, at.tp_rank) if at.is_first else None,
+            tokens_out=self._tokens if at.is_last and at.tp_rank == 0 else None,
+        )
+
+    def close(self) -> None:
+        """The ranks have them."""
+        for fd in chain((memory.descriptor for memory in self._memories), self._bells):
+            os.close(fd)
+
+    def _ring(self, size: int, readers: int) -> RingEnd:
+        memory, bells = SharedMemory(ring_bytes(readers, size)), [os.eventfd(0) for _ in range(readers)]
+        self._memories.append(memory)
+        self._bells += bells
+        return RingEnd(memory.descriptor, size, bells, readers)
+
+
+def most_unread(stages: int) -> int:
+    """Steps whose tokens the first stage may leave unread, because no plan has read them so far."""
+    return 2 * stages + 2
+
+
+def token_ring_bytes(stages: int, rows: int) -> int:
+    """Of the ring of sampled tokens: so much that the last stage never waits for the first one to read."""
+    return (most_unread(stages) + 1) * (64 + 8 * rows)
+
+
+def _reader(end: RingEnd, number: int) -> RingEnd:
+    return RingEnd(end.memory_fd, end.size, [end.bells[number]], end.readers, number)
+
+
+def open_writer(end: RingEnd) -> RingWriter:
+    """For the rank that writes."""
+
+    def ring_bells() -> None:
+        for bell in end.bells:
+            os.eventfd_write(bell, 1)
+
+    return RingWriter(_memory(end), end.readers, ring_bells, lambda: time.sleep(_FULL_NAP_S))
+
+
+def open_reader(end: RingEnd) -> RingReader:
+    """For a rank that reads."""
+    (bell,) = end.bells
+
+    def wait() -> None:
+        os.eventfd_read(bell)
+
+    return RingReader(_memory(end), end.readers, end.reader, wait)
+
+
+def _memory(end: RingEnd) -> SharedMemory:
+    return SharedMemory(ring_bytes(end.readers, end.size), end.memory_fd)

@@ -1,0 +1,82 @@
+"""Low-rank updates of some rows of a product, each by the adapter of its token: y += B A x.
+
+Rows are grouped: a tile has rows of one adapter, which share a read of its weights ("segmented gather matrix-vector
+product" of Punica, Chen et al. 2023). Rows without an adapter are in no tile, and cost nothing. A x may be computed
+before the product that is updated, and B A x is added behind it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class LowRankWeights(NamedTuple):
+    """Of one product that stacks several modules, for all adapters on the device.
+
+    Attributes:
+        a: [slots, modules · rank, columns], of the model's dtype; only the first dimension has gaps. Ranks that are not
+            in use are 0.
+        b: [slots, outputs, rank], times the adapter's scale; the same, but on a CPU outputs lie side by side, as it
+            multiplies them.
+        ranks: [slots] int64, how many of a module's ranks are in use; 0: the adapter leaves this product alone.
+        rows: Outputs of each module.
+    """
+
+    a: Tensor
+    b: Tensor
+    ranks: Tensor
+    rows: tuple[int, ...]
+
+
+class Tiles(NamedTuple):
+    """Which rows have which adapter.
+
+    Attributes:
+        slots: [tiles] int64, each tile's adapter, from 1; 0: the tile is empty.
+        rows: [tiles, size] int64, its rows, and -1 behind them.
+    """
+
+    slots: Tensor
+    rows: Tensor
+
+
+def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
+    """A x of the rows in tiles.
+
+    Args:
+        x: [n, columns].
+        weights, tiles: See there.
+
+    Returns:
+        [parts, tiles · size, modules · rank] for `lora_expand`: their sum is A x, and anything where there is no row.
+    """
+    most = weights.b.shape[2]
+    low = x.new_zeros((tiles.rows.numel(), len(weights.rows), most))
+    for slot, rank, places, rows in _in_use(weights, tiles):
+        a = weights.a[slot - 1].view(-1, most, x.shape[1])[:, :rank]  # [modules, rank, columns]
+        low[places, :, :rank] = (x[rows] @ a.flatten(0, 1).T).view(len(rows), -1, rank)
+    return low.flatten(1)[None]
+
+
+def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
+    """Add B A x to rows of y [n, outputs], in place. A x is rounded to the dtype of y before, as PEFT does."""
+    own = low.sum(0).to(y.dtype).view(tiles.rows.numel(), len(weights.rows), weights.b.shape[2])
+    for slot, rank, places, rows in _in_use(weights, tiles):
+        begin = 0
+        for module, outputs in enumerate(weights.rows):
+            b = weights.b[slot - 1, begin : begin + outputs, :rank]
+            y[:, begin : begin + outputs].index_add_(0, rows, own[places, module, :rank] @ b.T)
+            begin += outputs
+
+
+def _in_use(weights: LowRankWeights, tiles: Tiles) -> list[tuple[int, int, Tensor, Tensor]]:
+    """Of each adapter that changes the product its slot, rank, places in tiles, and the rows that stand there."""
+    rows, slots = tiles.rows.view(-1), tiles.slots.repeat_interleave(tiles.rows.shape[1])
+    found = []
+    for slot in sorted(set(tiles.slots.tolist())):
+        if slot and (rank := int(weights.ranks[slot - 1])):
+            places = ((slots == slot) & (rows >= 0)).nonzero()[:, 0]
+            found.append((slot, rank, places, rows[places]))
+    return found

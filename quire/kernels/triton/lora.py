@@ -1,0 +1,202 @@
+"""Low-rank updates of rows, tile by tile: a tile's rows share one adapter, and with it each read of its weights.
+
+Both kernels move little and wait for memory, so what counts is how many reads follow from one another, and how much of
+them hides behind other kernels. A x is computed before the product that is updated: the product's first weights arrive
+meanwhile. Several programs share a row and leave partial sums in fp32. B's weights are read while the product ends.
+
+Grids are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a program
+whose tile is empty ends at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
+from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+
+_BLOCK_K, _BLOCK_N = 256, 128
+_WIDEST_RANK = 64
+"""Ranks of a program."""
+_FEW, _SOME = 64, 512
+"""Rows up to which columns are shared out finely, or at all."""
+_MOST_SPLITS = 16
+_WARPS = 4
+
+
+def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
+    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16."""
+    assert x.is_contiguous() and tiles.rows.is_contiguous()
+    (number, size), columns = tiles.rows.shape, x.shape[1]
+    rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(x.device)
+    block_rank = min(rank & -rank, _WIDEST_RANK)
+    splits = _splits(len(x), columns)
+    partial = torch.empty((splits, number * size, modules * rank), dtype=torch.float32, device=x.device)
+    if number:
+        _shrink[(number * modules * (rank // block_rank) * splits,)](
+            x, weights.a, weights.ranks, tiles.slots, tiles.rows, partial,
+            weights.a.stride(0), weights.ranks.stride(0), number,
+            COLUMNS=columns, RANK=rank, MODULES=modules, SPLITS=splits, BLOCK_M=size, BLOCK_R=block_rank,
+            BLOCK_K=_BLOCK_K, IEEE=x.dtype == torch.float32, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+        )  # fmt: skip
+    return partial
+
+
+def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
+    """Arguments as in reference/lora.py: y is contiguous, and there are up to three modules. `lora_shrink` was launched
+    before the product that made y, and nothing between them but kernels that wait for their inputs.
+    """
+    assert y.is_contiguous() and len(weights.rows) <= 3
+    number, size = tiles.rows.shape
+    if not number:
+        return
+    rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(y.device)
+    rows, splits = (*weights.rows, 0, 0), len(low)
+    _expand[(number * sum(cdiv(each, _BLOCK_N) for each in weights.rows),)](
+        low, weights.b, weights.ranks, tiles.slots, tiles.rows, y,
+        weights.b.stride(0), weights.ranks.stride(0), number,
+        ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, SPLITS=splits,
+        BLOCK_S=next_power_of_2(splits), BLOCK_M=size, BLOCK_R=16, BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32,
+        OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+
+
+def _splits(rows: int, columns: int) -> int:
+    """How many programs share a row."""
+    each = 512 if rows <= _FEW else 2_048 if rows <= _SOME else columns
+    return max(1, min(_MOST_SPLITS, columns // each))
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=["ranks", "slots", "rows"])
+def _shrink(
+    x,
+    a,
+    ranks,
+    slots,
+    rows,
+    partial,
+    a_stride,
+    ranks_stride,
+    number,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IEEE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_R ranks of one module, of a tile's rows, over one of SPLITS parts of the columns.
+
+    Dependents start only when all before this kernel has ended: so `_expand`, the next but one, may read what earlier
+    kernels wrote before it waits.
+    """
+    GROUPS: tl.constexpr = RANK // BLOCK_R
+    EACH: tl.constexpr = (COLUMNS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
+    split = tl.program_id(0) % SPLITS
+    group = tl.program_id(0) // SPLITS % GROUPS
+    module = tl.program_id(0) // (SPLITS * GROUPS) % MODULES
+    tile = tl.program_id(0) // (SPLITS * GROUPS * MODULES)
+    place = tl.arange(0, BLOCK_M)
+    wait_for_inputs(OVERLAP)
+    release_dependents(OVERLAP)
+    slot = tl.load(slots + tile)
+    row = tl.load(rows + tile * BLOCK_M + place)
+    if slot == 0:
+        return
+    if GROUPS > 1 and tl.load(ranks + (slot - 1) * ranks_stride) <= group * BLOCK_R:
+        return
+    used = row >= 0
+    rank = module * RANK + group * BLOCK_R + tl.arange(0, BLOCK_R)
+    a += (slot - 1) * a_stride
+    sums = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+    for first in range(0, EACH, BLOCK_K):
+        column = split * EACH + first + tl.arange(0, BLOCK_K)
+        inside = column < COLUMNS
+        own = tl.load(x + row[:, None] * COLUMNS + column[None, :], used[:, None] & inside[None, :], 0.0)
+        weight = tl.load(a + rank[:, None] * COLUMNS + column[None, :], inside[None, :], 0.0)
+        if IEEE:
+            sums = tl.dot(own, tl.trans(weight), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(own, tl.trans(weight), sums)
+    at = (split * number + tile) * (BLOCK_M * MODULES * RANK) + place * (MODULES * RANK)
+    tl.store(partial + at[:, None] + rank[None, :], sums)
+
+
+@fast_launch
+@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=["ranks", "slots", "rows"])
+def _expand(
+    partial,
+    b,
+    ranks,
+    slots,
+    rows,
+    y,
+    b_stride,
+    ranks_stride,
+    number,
+    ROWS_0: tl.constexpr,
+    ROWS_1: tl.constexpr,
+    ROWS_2: tl.constexpr,
+    RANK: tl.constexpr,
+    MODULES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IEEE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_N outputs of one module, of a tile's rows. Tiles and weights are read before the product has ended."""
+    release_dependents(OVERLAP)
+    BLOCKS_0: tl.constexpr = (ROWS_0 + BLOCK_N - 1) // BLOCK_N
+    BLOCKS_1: tl.constexpr = BLOCKS_0 + (ROWS_1 + BLOCK_N - 1) // BLOCK_N
+    BLOCKS: tl.constexpr = BLOCKS_1 + (ROWS_2 + BLOCK_N - 1) // BLOCK_N
+    OUTPUTS: tl.constexpr = ROWS_0 + ROWS_1 + ROWS_2
+    block = tl.program_id(0) % BLOCKS
+    tile = tl.program_id(0) // BLOCKS
+    place = tl.arange(0, BLOCK_M)
+    slot = tl.load(slots + tile)
+    row = tl.load(rows + tile * BLOCK_M + place)
+    if slot == 0:
+        return
+    used = tl.load(ranks + (slot - 1) * ranks_stride)
+    module = (block >= BLOCKS_0).to(tl.int32) + (block >= BLOCKS_1).to(tl.int32)
+    outputs = tl.where(module == 0, ROWS_0, tl.where(module == 1, ROWS_1, ROWS_2))
+    before = tl.where(module == 0, 0, tl.where(module == 1, ROWS_0, ROWS_0 + ROWS_1))
+    block -= tl.where(module == 0, 0, tl.where(module == 1, BLOCKS_0, BLOCKS_1))
+    output = block * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = output < outputs
+    own_rank = tl.arange(0, BLOCK_R)
+    b += (slot - 1) * b_stride + (before + output)[:, None] * RANK + own_rank[None, :]
+    weight = tl.load(b, inside[:, None], 0.0)
+    to = y + row[:, None] * OUTPUTS + (before + output)[None, :]
+    mask = (row >= 0)[:, None] & inside[None, :]
+    part = tl.arange(0, BLOCK_S)
+    at = (part * number + tile)[:, None] * (BLOCK_M * MODULES * RANK) + (place * (MODULES * RANK))[None, :]
+    at += module * RANK
+    wait_for_inputs(OVERLAP)
+    if used == 0:
+        return
+    whole = tl.load(to, mask, 0.0)
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, used, BLOCK_R):
+        if first > 0:
+            weight = tl.load(b + first, inside[:, None], 0.0)
+        each = tl.load(
+            partial + at[:, :, None] + (first + own_rank)[None, None, :], (part < SPLITS)[:, None, None], 0.0
+        )
+        low = tl.sum(each, axis=0)
+        if IEEE:
+            sums = tl.dot(low, tl.trans(weight), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(low.to(weight.dtype), tl.trans(weight), sums)
+    tl.store(to, (whole.to(tl.float32) + sums).to(y.dtype.element_ty), mask)

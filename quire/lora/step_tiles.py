@@ -1,0 +1,64 @@
+"""Which tokens of a step have which adapter: made on the host, read by layers while the step is launched."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.attention.metadata import IntArray
+from quire.kernels.reference.lora import Tiles
+
+GPU_TILE = 16
+"""Rows that a tensor core multiplies at least."""
+
+
+class StepTiles:
+    """Of the step that is being launched.
+
+    Attributes:
+        tiles: None: no token of it has an adapter.
+    """
+
+    def __init__(self) -> None:
+        self.tiles: Tiles | None = None
+
+
+def order_tokens(slots: IntArray) -> tuple[IntArray, IntArray]:
+    """Tokens by adapter, each a tile of its own, as a CPU takes them: always as many tiles as tokens.
+
+    Args:
+        slots: As in `tile_tokens`.
+
+    Returns:
+        [tokens] each one's slot, those without an adapter last, and [tokens, 1] which token it is, or -1.
+    """
+    order = np.argsort(-slots, kind="stable")
+    own = slots[order]
+    order[own == 0] = -1
+    return own, order[:, None]
+
+
+def tile_tokens(slots: IntArray, size: int) -> tuple[IntArray, IntArray]:
+    """Tokens by adapter, cut into tiles.
+
+    Args:
+        slots: [tokens], where each one's adapter is on the device, from 1; 0: it has none.
+        size: Tokens of a tile.
+
+    Returns:
+        [tiles] each one's slot, and [tiles, size] its tokens, with -1 behind them.
+    """
+    with_adapter = slots.nonzero()[0]
+    own = slots[with_adapter]
+    order = with_adapter[np.argsort(own, kind="stable")]
+    used, counts = np.unique(own, return_counts=True)
+    number = -(-counts // size)  # tiles of each adapter
+    first_tile, first_token = number.cumsum() - number, counts.cumsum() - counts
+    place = np.arange(len(order)) - np.repeat(first_token, counts)  # of a token among its adapter's
+    rows = np.full((int(number.sum()), size), -1, dtype=np.int64)
+    rows[np.repeat(first_tile, counts) + place // size, place % size] = order
+    return np.repeat(used, number).astype(np.int64), rows
+
+
+def most_tiles(tokens: int, rows: int, slots: int, size: int) -> int:
+    """Tiles that a step of these sizes has at most, where rows of it have one adapter each."""
+    return tokens // size + min(rows, slots, tokens)

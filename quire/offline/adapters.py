@@ -1,0 +1,70 @@
+"""Adapters of requests to an engine in this process: which is meant, and that it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.engine.inprocess import InProcessClient
+from quire.errors import RequestError
+from quire.messages import Adapter, Control, Done
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """A LoRA adapter that a prompt is answered with, in vLLM's form.
+
+    Attributes:
+        lora_name: By which it is called in messages and metrics.
+        lora_int_id: Not needed here: its contents tell adapters apart. At least 1.
+        lora_path: Directory with adapter_config.json and adapter_model.safetensors.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+
+    def __post_init__(self) -> None:
+        if self.lora_int_id < 1:
+            raise RequestError(f"lora_int_id must be 1 or more, got {self.lora_int_id}.", param="lora_request")
+        if not self.lora_name or not self.lora_path:
+            raise RequestError("lora_request needs lora_name and lora_path.", param="lora_request")
+
+
+class LocalAdapters:
+    """Loads adapters when they are first asked for; files that change later are not looked at again."""
+
+    def __init__(self, client: InProcessClient) -> None:
+        self._client = client
+        self._loaded: dict[LoRARequest, Adapter] = {}
+
+    def load(self, asked: LoRARequest | None) -> Adapter | None:
+        """The adapter; nothing else may run meanwhile.
+
+        Raises:
+            RequestError: It cannot be served; the message names the tensor.
+        """
+        if asked is None:
+            return None
+        if asked not in self._loaded:
+            value = {"name": asked.lora_name, "path": asked.lora_path}
+            self._client.send(Control(0, "load_adapter", value))
+            while not isinstance(done := self._client.receive(None), Done):
+                pass  # the last tokens of aborted requests
+            if done.error:
+                raise RequestError(done.error, param="lora_request")
+            self._loaded[asked] = Adapter(**done.value)
+        return self._loaded[asked]
+
+
+def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int) -> list[LoRARequest | None]:
+    """One for each of so many prompts.
+
+    Raises:
+        RequestError: There are more or fewer.
+    """
+    if asked is None or isinstance(asked, LoRARequest):
+        return [asked] * count
+    if len(asked) != count:
+        raise RequestError(f"{count} prompts need one lora_request or {count}, got {len(asked)}.", param="lora_request")
+    return list(asked)

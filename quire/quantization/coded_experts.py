@@ -1,0 +1,103 @@
+"""Experts of any scheme: on a processor one after the other, on a GPU stacked for a product that expands codes itself.
+
+The stack takes as much memory as the codes and scales of all experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.errors import CheckpointError
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference.coded_experts import Coded, stack_weights
+from quire.kernels.reference.grouped_linear import GroupedWeight
+from quire.quantization.expert_loop import ExpertLoop
+from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape, LinearWeight
+from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
+
+
+class CodedLinearWeight(LinearWeight, Protocol):
+    """A LinearWeight of codes."""
+
+    def read(self, checkpoint: Checkpoint) -> Coded:
+        """The weight in the reference's form."""
+        ...
+
+
+class CodedScheme(Protocol):
+    """A WeightScheme of such weights."""
+
+    def linear(self, shape: LinearShape, options: TensorOptions) -> CodedLinearWeight:
+        """The weight of a matrix product, not loaded yet."""
+        ...
+
+
+def experts_of(scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> ExpertWeights:
+    """The weights of experts in this scheme, not loaded yet."""
+    loops = options.device.type == "cpu"
+    return ExpertLoop(scheme, shape, options) if loops else StackedExperts(scheme, shape, options)
+
+
+class StackedExperts:
+    """See ExpertWeights."""
+
+    def __init__(self, scheme: CodedScheme, shape: ExpertsShape, options: TensorOptions) -> None:
+        self._shape = shape
+        names = shape.names
+        self._gate_up = [
+            self._weight(scheme, options, number, (names.gate, names.up), shape.width, shape.hidden)
+            for number in shape.numbers
+        ]
+        self._down = [
+            self._weight(scheme, options, number, (names.down,), shape.hidden, shape.width) for number in shape.numbers
+        ]
+        self._experts = kernel("coded_experts", options.device.type)
+        self._stacks: tuple[Coded, Coded]
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        for gate_up, down in zip(self._gate_up, self._down, strict=True):
+            yield from gate_up.weight_specs()
+            yield from down.weight_specs()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """See ExpertWeights.
+
+        Raises:
+            CheckpointError: Columns are reordered, differently for each expert.
+        """
+        self._stacks = self._stacked(self._gate_up, checkpoint), self._stacked(self._down, checkpoint)
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._experts(x, *self._stacks, numbers, weights, out)
+        return out
+
+    def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:
+        def weight_of(number: int) -> Coded:
+            weight = weights[number].read(checkpoint)
+            if isinstance(weight, GroupedWeight) and weight.order is not None:
+                raise CheckpointError(
+                    f"{self._shape.name}: experts whose columns are reordered (desc_act, actorder) are served on a CPU "
+                    "only: use a checkpoint without it, or --device cpu.",
+                    param="quantization",
+                )
+            return weight
+
+        return stack_weights(len(weights), weight_of)
+
+    def _weight(
+        self,
+        scheme: CodedScheme,
+        options: TensorOptions,
+        number: int,
+        projections: tuple[str, ...],
+        rows: int,
+        columns: int,
+    ) -> CodedLinearWeight:
+        modules = tuple(f"{self._shape.name}.{number}.{projection}" for projection in projections)
+        return scheme.linear(LinearShape(modules, (rows,) * len(modules), columns), options)

@@ -1,0 +1,208 @@
+"""Weights of a GGUF file on a GPU: as those of our other schemes, integers in groups or codes of sixteen values.
+
+weight = d · s · (value(code) - zero) - dmin · m becomes scale · (code - zero): codes of 4 bits stay 4 bits, all others
+take 8. Scales are d, in fp16, or d · s in fp32, both exact. A group's minimum becomes a zero that is no integer, fp16:
+11 bits of it, where weights in bf16 keep 8 bits of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quire.gguf.tensor_types import QUANTIZED
+from quire.kernels.dispatch import kernel
+from quire.kernels.reference.codebook_linear import CodebookWeight, pack_codebook
+from quire.kernels.reference.coded_experts import stack_weights
+from quire.kernels.reference.gguf_blocks import Unpacked, unpack
+from quire.kernels.reference.grouped_linear import GroupedWeight, pack_grouped
+from quire.quantization.dense import DenseExperts
+from quire.quantization.formats import GgufFormat
+from quire.quantization.scheme import ExpertsShape, ExpertWeights, LinearShape
+from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
+
+_LARGEST_ZERO = 1 << 14
+"""Of a group whose minimum is more scales than this, all weights are the minimum, as nearly as fp16 says it."""
+
+
+class CodedPart:
+    """Some of a shape's modules, all of one type.
+
+    Attributes:
+        outputs: Theirs.
+    """
+
+    def __init__(self, shape: LinearShape, name: str, options: TensorOptions) -> None:
+        self.outputs = shape.outputs
+        self._shape = shape
+        self._name = name
+        self._options = options
+        op = "codebook_linear" if QUANTIZED[name].nonlinear else "grouped_linear"
+        self._linear = kernel(op, options.device.type)
+        self._linear_silu_and_mul = kernel(f"{op}_silu_and_mul", options.device.type)
+        self._weight: GroupedWeight | CodebookWeight
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self._weight = read_coded(self._shape, self._name, checkpoint, self._options.device)
+
+    def multiply(self, x: Tensor, bias: Tensor | None, y: Tensor) -> None:
+        """x Wᵀ + bias → y."""
+        y.copy_(self._linear(x, self._weight, bias))
+
+    def multiply_silu_and_mul(self, x: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """The same, then silu of the first half of the outputs times the second → out."""
+        self._linear_silu_and_mul(x, self._weight, bias, out)
+
+
+class StackedBlocks:
+    """See ExpertWeights: gates and ups of one type, downs of another or the same."""
+
+    def __init__(self, types: tuple[str, str], shape: ExpertsShape, options: TensorOptions) -> None:
+        self._types = types
+        self._shape = shape
+        self._options = options
+        self._experts = kernel("coded_experts", options.device.type)
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from DenseExperts(self._shape, self._options).weight_specs()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        shape, device = self._shape, self._options.device
+
+        def weight_of(number: int, projections: tuple[str, ...], rows: int, columns: int, name: str) -> _Coded:
+            modules = tuple(f"{shape.name}.{number}.{projection}" for projection in projections)
+            return read_coded(LinearShape(modules, (rows,) * len(modules), columns), name, checkpoint, device)
+
+        names, (of_gates, of_downs) = shape.names, self._types
+        gates = (names.gate, names.up), shape.width, shape.hidden, of_gates
+        downs = (names.down,), shape.hidden, shape.width, of_downs
+        self._stacks = (
+            stack_weights(shape.count, lambda number: weight_of(shape.numbers[number], *gates)),
+            stack_weights(shape.count, lambda number: weight_of(shape.numbers[number], *downs)),
+        )
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        self._experts(x, *self._stacks, numbers, weights, out)
+        return out
+
+
+class GgufExperts:
+    """See ExpertWeights: a GPU's. They are dense where one projection has several types, or floats."""
+
+    def __init__(self, form: GgufFormat, shape: ExpertsShape, options: TensorOptions) -> None:
+        self._form = form
+        self._shape = shape
+        self._options = options
+        self._dense = DenseExperts(shape, options)
+        self._ways: list[ExpertWeights]
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield from self._dense.weight_specs()
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self._ways = list(self._ways_for(checkpoint))
+        for way in self._ways:
+            way.load(checkpoint)
+
+    def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        return [way.multiply(x, numbers, weights) for way in self._ways][-1]
+
+    def _ways_for(self, checkpoint: Checkpoint) -> Iterator[ExpertWeights]:
+        """How they are kept; in the compile warm-up, whose checkpoint is empty, all ways that there may be."""
+        contents, names = checkpoint.contents(), self._shape.names
+        if not contents:
+            for name in types_of(self._form):
+                yield StackedBlocks((name, name), self._shape, self._options)
+            yield self._dense
+            return
+        gates, downs = (
+            {contents[f"{self._shape.name}.{n}.{p}.weight"].dtype for n in self._shape.numbers for p in projections}
+            for projections in ((names.gate, names.up), (names.down,))
+        )
+        if len(gates) == len(downs) == 1 and gates | downs <= QUANTIZED.keys():
+            yield StackedBlocks((gates.pop(), downs.pop()), self._shape, self._options)
+        else:
+            yield self._dense
+
+
+_Coded = GroupedWeight | CodebookWeight
+
+
+def types_of(form: GgufFormat) -> list[str]:
+    """The quantized types of a file's tensors."""
+    return [name for name, _ in form.types if name in QUANTIZED]
+
+
+def read_coded(shape: LinearShape, name: str, checkpoint: Checkpoint, device: torch.device) -> _Coded:
+    """The modules' weights, all of this type, below each other; uninitialised where the checkpoint is empty."""
+    if not checkpoint.contents():
+        return _uninitialised(shape, name, device)
+    form = QUANTIZED[name]
+    blocks = torch.empty((shape.outputs, shape.columns // form.block * form.block_bytes), dtype=torch.uint8)
+    for module, part in zip(shape.names, torch.split(blocks, list(shape.rows)), strict=True):
+        checkpoint.read(f"{module}.weight", part)
+    weight = coded_weight(blocks, name)
+    return _on(device, weight)
+
+
+def coded_weight(blocks: Tensor, name: str) -> _Coded:
+    """The weight of blocks [rows, bytes of a row] of this type."""
+    form, parts = QUANTIZED[name], unpack(blocks, name)
+    scales = _of_groups(parts.d, parts.s, form.block // form.group)
+    kept = _scale_dtype(name)
+    if form.nonlinear:
+        return pack_codebook(parts.codes, scales.to(kept), None, "iq4", form.group)
+    bits = form.coded_bits
+    codes = parts.codes.view(torch.uint8)
+    if parts.dmin is None:
+        middle = 1 << (bits - 1)
+        codes = codes ^ middle if parts.codes.dtype == torch.int8 else codes + (middle - form.zero)
+        return pack_grouped(codes, scales.to(kept), None, bits, form.group, None)
+    codes, scales, zeros = _with_zeros(codes, scales, parts, form.group)
+    return pack_grouped(codes, scales.to(kept), zeros.to(torch.float16), bits, form.group, None)
+
+
+def _with_zeros(codes: Tensor, scales: Tensor, parts: Unpacked, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, scales and zeros, where groups have minima. One that is only its minimum has codes 0, and zero 1."""
+    assert parts.dmin is not None
+    minima = _of_groups(parts.dmin, parts.m, scales.shape[1] // parts.dmin.shape[1])
+    constant = minima.abs() > _LARGEST_ZERO * scales.abs()
+    codes = codes.view(len(codes), -1, group).masked_fill(constant.unsqueeze(-1), 0).flatten(1)
+    scales = torch.where(constant, minima, scales)
+    zeros = torch.where(constant, 1.0, minima / torch.where(scales == 0, 1.0, scales))
+    return codes, scales, zeros
+
+
+def _of_groups(d: Tensor, s: Tensor | None, groups: int) -> Tensor:
+    """[rows, groups] fp32 of a number for each block, and one for each group in it."""
+    wide = d.float().repeat_interleave(groups, 1)
+    return wide if s is None else wide * s.float()
+
+
+def _on(device: torch.device, weight: _Coded) -> _Coded:
+    packed, scales = weight.packed.to(device), weight.scales.to(device)
+    if isinstance(weight, CodebookWeight):
+        return weight._replace(packed=packed, scales=scales, table=weight.table.to(device))
+    return weight._replace(
+        packed=packed, scales=scales, zeros=None if weight.zeros is None else weight.zeros.to(device)
+    )
+
+
+def _uninitialised(shape: LinearShape, name: str, device: torch.device) -> _Coded:
+    """What `read_coded` returns, with anything in it."""
+    form, rows = QUANTIZED[name], shape.outputs
+    bits, groups = form.coded_bits, shape.columns // form.group
+    packed = torch.empty((rows, shape.columns * bits // 8), dtype=torch.uint8, device=device)
+    scales = torch.empty((rows, groups), dtype=_scale_dtype(name), device=device)
+    if form.nonlinear:
+        return CodebookWeight(packed, scales, None, torch.empty(16, device=device), form.group, "iq4")
+    zeros = torch.empty((rows, groups), dtype=torch.float16, device=device) if form.has_minimum else None
+    return GroupedWeight(packed, scales, zeros, bits, form.group, None)
+
+
+def _scale_dtype(name: str) -> torch.dtype:
+    return torch.float32 if QUANTIZED[name].has_groups else torch.float16

@@ -1,0 +1,131 @@
+"""A server's answer as it comes in: head of bounded size, and a body as long as it was announced. No I/O.
+
+Built on httptools. Whatever is not an answer is a BackendError.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import httptools
+
+MAX_HEAD_BYTES = 64 * 2**10
+MAX_FRAMING = 16
+"""Bytes beside the body, of chunks and trailers, for each byte of it, beyond what a head may have."""
+_BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_BAD_NAME = re.compile(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]")
+
+
+class BackendError(Exception):
+    """A server did not answer as it should."""
+
+
+class BackendTimeout(BackendError):
+    """It sent nothing for too long."""
+
+
+@dataclass
+class AnswerHead:
+    """Status and headers, as they came; names may have capital letters."""
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+
+
+class AnswerParser:
+    """One answer.
+
+    Attributes:
+        head: None until it is complete.
+        held: Bytes of the body that nobody has taken.
+        complete: Whether the whole answer was read.
+        keep_alive: Whether another request may follow on this connection.
+    """
+
+    def __init__(self) -> None:
+        self.head: AnswerHead | None = None
+        self.held = 0
+        self.complete = False
+        self.keep_alive = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._pieces: list[bytes] = []
+        self._body_bytes = 0
+        self._framing = 0  # bytes beside the body
+        self._until_close = True  # unless the head says how long the body is
+
+    def feed(self, data: bytes) -> None:
+        """What has come.
+
+        Raises:
+            BackendError: It cannot be part of an answer.
+        """
+        if self.complete:
+            raise BackendError("It sent more than its answer.")
+        body = self._body_bytes
+        self._parse(data)
+        self._framing += len(data) - (self._body_bytes - body)
+        if self._framing > MAX_HEAD_BYTES + MAX_FRAMING * self._body_bytes:
+            raise BackendError("Its headers are too large.")
+
+    def end(self) -> None:
+        """The server has closed the connection.
+
+        Raises:
+            BackendError: The answer is not complete.
+        """
+        if self.complete:
+            return
+        if self.head is None or not self._until_close:
+            when = "in the middle of its answer" if self.head else "before it answered"
+            raise BackendError(f"It closed the connection {when}.")
+        self.complete = True
+
+    def take(self) -> bytes:
+        """What there is of the body since the last call."""
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self.held = 0
+        return data
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.complete:
+                raise BackendError(f"Its answer is no valid HTTP: {error}.") from error
+            self.keep_alive = False  # the answer is whole; whatever follows it is nobody's
+
+    # What httptools calls.
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("a second answer to one request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head is not None:
+            return  # a trailer
+        if _BAD_NAME.search(name) or _BAD_VALUE.search(value):
+            raise ValueError("a header has characters that none may have")
+        self._headers.append((name, value))
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._until_close = False
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # another head follows
+            self._headers = []
+            self._until_close = True
+            return
+        self.head = AnswerHead(status, self._headers)
+        self._until_close = self._until_close and status not in (204, 304)
+        self.keep_alive = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self.held += len(body)
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self.complete = self.head is not None

@@ -1,0 +1,162 @@
+"""Gets a request answered: by a server, or by another one if the first fails before the first byte.
+
+Owns attempts, and what counts as failure. Knows nothing about clients.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+from quire.clock import Clock
+from quire.config.router import RouterConfig
+from quire.errors import QuireError, RequestTimeoutError, UnavailableError
+from quire.router.answer_parser import AnswerHead, BackendError, BackendTimeout
+from quire.router.backend import Backend
+from quire.router.backend_connection import BackendConnection
+from quire.router.fleet import Fleet
+from quire.router.routed_request import RoutedRequest
+from quire.router.router_metrics import RouterMetrics
+
+logger = logging.getLogger(__name__)
+
+SENT_ELSEWHERE = frozenset({429, 502, 503})
+"""Statuses of a server that has done nothing for the request; another one may."""
+_FAILED = frozenset({502, 503})
+
+
+class Answer:
+    """A server's answer, whose body has begun. A context: leaving it before the end tells the server to stop.
+
+    Attributes:
+        backend: Who answers.
+        head: Status and headers.
+        first: The first part of the body; empty if there is no body.
+    """
+
+    def __init__(self, backend: Backend, connection: BackendConnection, head: AnswerHead, first: bytes) -> None:
+        self.backend = backend
+        self.head = head
+        self.first = first
+        self._connection = connection
+
+    async def read(self) -> bytes:
+        """The next part of the body; empty at its end.
+
+        Raises:
+            BackendError: The rest does not come.
+        """
+        return await self._connection.read()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.backend.pool.put_back(self._connection)
+        self.backend.ended()
+
+
+class Dispatcher:
+    """Sends requests to servers.
+
+    Args:
+        fleet: All servers.
+        config: Times, and how often another server is tried.
+        metrics: Failures and retries are counted there.
+        clock: For what the router itself takes.
+    """
+
+    def __init__(self, fleet: Fleet, config: RouterConfig, metrics: RouterMetrics, clock: Clock) -> None:
+        self._fleet = fleet
+        self._config = config
+        self._metrics = metrics
+        self._clock = clock
+
+    async def answer(self, request: RoutedRequest) -> Answer:
+        """The answer of the first server that has one.
+
+        Raises:
+            QuireError: There is none.
+        """
+        tried: list[Backend] = []
+        backend = self._fleet.choose(request)
+        self._metrics.router_s.observe(self._clock.now() - request.received)
+        while True:
+            tried.append(backend)
+            failure: QuireError
+            try:
+                answer = await self._attempt(backend, request)
+            except BackendError as error:
+                self._failed(backend, error)
+                if isinstance(error, BackendTimeout):
+                    raise RequestTimeoutError("The server that has this model sent nothing for too long.") from error
+                failure = UnavailableError("The server with this model does not answer. Try again in a few seconds.")
+            else:
+                other = self._other(request, tried) if answer.head.status in SENT_ELSEWHERE else None
+                if other is None:
+                    return answer
+                with answer:
+                    backend = self._retry(backend, other)
+                continue
+            other = self._other(request, tried)
+            if other is None:
+                raise failure
+            backend = self._retry(backend, other)
+
+    async def _attempt(self, backend: Backend, request: RoutedRequest) -> Answer:
+        """A server's answer, once its body has begun.
+
+        Raises:
+            BackendError: It has none.
+        """
+        backend.began()
+        connection: BackendConnection | None = None
+        try:
+            data = request.data_for(backend.address, backend.address.api_key)
+            connection = backend.pool.idle()
+            if connection is not None:
+                try:
+                    return await self._exchange(backend, connection, data)
+                except BackendError as error:
+                    if not connection.was_closed_unused or isinstance(error, BackendTimeout):
+                        raise
+                    # The server closed it while it was idle, as it may at any time.
+            connection = None
+            connection = await backend.pool.connect()
+            return await self._exchange(backend, connection, data)
+        except BaseException as error:  # the client's disconnect, too
+            if connection is not None:
+                connection.abort()
+            if not isinstance(error, BackendError):
+                backend.breaker.left()
+            backend.ended()
+            raise
+
+    async def _exchange(self, backend: Backend, connection: BackendConnection, data: bytes) -> Answer:
+        connection.request(data, self._config.request_timeout_secs)
+        head = await connection.head()
+        first = await connection.read()
+        if head.status in _FAILED:
+            backend.breaker.failed()
+            self._metrics.failures[backend.address.url, str(head.status)] += 1
+        else:
+            backend.breaker.succeeded()
+        return Answer(backend, connection, head, first)
+
+    def _other(self, request: RoutedRequest, tried: list[Backend]) -> Backend | None:
+        if len(tried) > self._config.max_instance_failover_reroute_attempts:
+            return None
+        try:
+            return self._fleet.choose(request, tried)
+        except QuireError:
+            return None
+
+    def _retry(self, failed: Backend, other: Backend) -> Backend:
+        self._metrics.retries[failed.address.url] += 1
+        return other
+
+    def _failed(self, backend: Backend, error: BackendError) -> None:
+        backend.breaker.failed()
+        reason = "timeout" if isinstance(error, BackendTimeout) else "connection"
+        self._metrics.failures[backend.address.url, reason] += 1
+        logger.warning("Server %s failed: %s", backend.address.url, error)

@@ -1,0 +1,1 @@
+"""Which of several replicas serves a request: by the prefixes that each has had, and by load. Pure; given a clock."""

@@ -1,0 +1,68 @@
+"""What `quire plan` is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from quire.errors import ConfigError
+
+DESCRIPTION = (
+    "Plan for a model before there is a machine: what fits, what it takes, what it costs. Reads config.json and the "
+    "headers of weight files only."
+)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What is asked."""
+
+    model: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="MODEL")] = None
+    """A directory, a config.json, a GGUF file, quill, or a hub id whose config.json is in the local cache."""
+    gpu: str = "all"
+    """Devices, separated by commas: h200, h100, a100, l40s, l4, 4090, b200 and others; cpu is this machine's processor;
+    all are all of them."""
+    tensor_parallel_sizes: str = "1,2,4,8"
+    """How many of a device may divide the model, separated by commas."""
+    formats: str = "checkpoint,fp8,w4a16"
+    """Of weights, separated by commas: checkpoint (as config.json says), fp8 (quantized at the start), w4a16 (4 bits in
+    groups of 128, a checkpoint of its own). A model that is quantized already stays as it is."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Of keys and values."""
+    max_model_len: int | None = None
+    """Most tokens of a sequence. Default: input and output together."""
+    max_num_seqs: int | None = None
+    """Most sequences at once. Default: the server's."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a device's memory that the engine takes."""
+    input_len: int = 512
+    """Tokens of a prompt."""
+    output_len: int = 128
+    """Tokens of an output."""
+    trace: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """A load instead of --input-len and --output-len, in a format of docs/planning.md. What is recommended is then
+    simulated with it."""
+    rate: float | None = None
+    """Requests a second that are to be served. Default: the trace's."""
+    target_ttft: Annotated[float | None, tyro.conf.arg(metavar="MS")] = None
+    """Most milliseconds to the first token."""
+    target_tpot: Annotated[float | None, tyro.conf.arg(metavar="MS")] = None
+    """Most milliseconds a token after it."""
+    prices: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """What an hour of a device costs, by its word for --gpu, as JSON or YAML: h200: 3.50."""
+    json: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Write the plan to this file."""
+    picture: Annotated[str | None, tyro.conf.arg(metavar="FILE.svg")] = None
+    """Draw what the recommended device reaches by how many sequences it serves at a time."""
+    check: bool = False
+    """Instead of a plan, print predictions beside the measured rows of docs/performance.md. Needs no MODEL."""
+
+    def __post_init__(self) -> None:
+        for name in ("input_len", "output_len", "rate", "target_ttft", "target_tpot", "max_model_len", "max_num_seqs"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value:g}.", param=name)
+        if self.model is None and not self.check:
+            raise ConfigError("Name a model: quire plan MODEL. 'quire plan --help' lists the flags.", param="model")

@@ -1,0 +1,1 @@
+"""Guessing what comes next from what there is."""

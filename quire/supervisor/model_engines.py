@@ -1,0 +1,70 @@
+"""The engines of one model: which lives they have had, where their sockets are, and whom they are told about.
+
+Decides nothing. Each model has a directory of its own, so nothing that was meant for the engines of another reaches
+these.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from quire.messages import EngineId
+from quire.processes.child import Child
+from quire.processes.launch import LaunchConfig
+from quire.supervisor.process_host import ProcessHost
+
+
+class ModelEngines:
+    """Engines by their numbers.
+
+    Args:
+        launch: What all processes of this model are told.
+        host: Where they run.
+
+    Attributes:
+        generation: Which model it is: 0 the first, 1 what took its place.
+        ids: The present life of each engine.
+        children: The present processes; one that is to be replaced may be dead.
+        died_at: When each died last.
+        notices: Tells the other side of a death.
+    """
+
+    def __init__(self, launch: LaunchConfig, host: ProcessHost) -> None:
+        self.launch = launch
+        self.generation = launch.generation
+        Path(launch.directory).mkdir(mode=0o700, exist_ok=True)
+        self.notices = host.notices(Path(launch.directory))
+        count = launch.config.parallel.data_parallel_size
+        self.ids = [EngineId(number) for number in range(count)]
+        self.children: list[Child] = []
+        self.died_at = [0.0] * count
+        self._host = host
+
+    def name(self, number: int) -> str:
+        """What an engine is called in messages; unique among all models."""
+        name = "engine" if len(self.ids) == 1 else f"engine {number}"
+        return f"{name} (model {self.generation})" if self.generation else name
+
+    def launch_of_engine(self, number: int) -> LaunchConfig:
+        """What an engine is told."""
+        return msgspec.structs.replace(self.launch, engine=self.ids[number])
+
+    def launch_of_api(self, number: int, listen_fd: int) -> LaunchConfig:
+        """What API process `number` is told that serves this model."""
+        return msgspec.structs.replace(self.launch, number=number, listen_fd=listen_fd, engines=tuple(self.ids))
+
+    def number_of(self, child: Child) -> int | None:
+        """Which of the present engines it is; None: none of them."""
+        return next((number for number, engine in enumerate(self.children) if engine is child), None)
+
+    def in_flight(self, number: int) -> list[int]:
+        """The sequences that this engine, which is dead, was working on."""
+        return self._host.in_flight(Path(self.launch.directory), self.ids[number])
+
+    def close(self) -> None:
+        """Its processes are gone, and so is what they left."""
+        self.notices.close()
+        shutil.rmtree(self.launch.directory, ignore_errors=True)

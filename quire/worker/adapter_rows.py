@@ -1,0 +1,72 @@
+"""Which tokens of a step have which adapter: from the slots of its rows to tiles on the device.
+
+Knows nothing about what adapters hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.attention.metadata import IntArray
+from quire.kernels.reference.lora import Tiles
+from quire.lora.step_tiles import GPU_TILE, StepTiles, most_tiles, order_tokens, tile_tokens
+from quire.lora.updates import LowRankUpdates
+from quire.worker.graph_shapes import GraphShape
+from quire.worker.host_batch import HostBatch
+from quire.worker.staging_buffer import StagingBuffer
+
+
+class AdapterRows:
+    """Stages the tiles of steps.
+
+    Args:
+        updates: Of the model.
+        on_gpu: Whether a GPU computes. A CPU has a tile for each token, so that one recording serves all steps.
+    """
+
+    def __init__(self, updates: LowRankUpdates, *, on_gpu: bool) -> None:
+        self._step: StepTiles = updates.step
+        self._slots = updates.slots
+        self._on_gpu = on_gpu
+
+    def begin(self, tiles: Tiles | None) -> None:
+        """The step that is launched next."""
+        self._step.tiles = tiles
+
+    def stage(
+        self, host: HostBatch, adapters: IntArray, staging: StagingBuffer, shape: GraphShape | None = None
+    ) -> Tiles:
+        """The tiles of a step, as columns that are copied to the device.
+
+        Args:
+            host: Its rows.
+            adapters: [rows], the slot of each one's adapter.
+            staging: Takes the columns.
+            shape: Of the captured graph, if there is one: then there are as many entries and tiles in each step.
+        """
+        of_tokens = adapters[host.row_of_token]
+        if not self._on_gpu:
+            return _staged(*order_tokens(of_tokens), staging)
+        slots, rows = tile_tokens(of_tokens, GPU_TILE)
+        if shape is not None:
+            slots, rows = self._padded(slots, rows, shape.tokens, shape.rows)
+        return _staged(slots, rows, staging)
+
+    def stage_dummies(self, host: HostBatch, staging: StagingBuffer) -> Tiles:
+        """Of a step as large as any of its size: all its tiles are empty."""
+        if not self._on_gpu:
+            return _staged(*order_tokens(np.zeros(len(host.token_ids), dtype=np.int64)), staging)
+        none = np.zeros(0, dtype=np.int64)
+        return _staged(*self._padded(none, none.reshape(0, GPU_TILE), len(host.token_ids), len(host.slots)), staging)
+
+    def _padded(self, slots: IntArray, rows: IntArray, tokens: int, num_rows: int) -> tuple[IntArray, IntArray]:
+        """With as many empty tiles behind as make the most that such a step can have."""
+        size = rows.shape[1]
+        most = most_tiles(tokens, num_rows, self._slots, size)
+        all_slots, all_rows = np.zeros(most, dtype=np.int64), np.full((most, size), -1, dtype=np.int64)
+        all_slots[: len(slots)], all_rows[: len(rows)] = slots, rows
+        return all_slots, all_rows
+
+
+def _staged(slots: IntArray, rows: IntArray, staging: StagingBuffer) -> Tiles:
+    return Tiles(staging.copied(slots), staging.copied(rows.reshape(-1)).view(rows.shape))

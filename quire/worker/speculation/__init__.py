@@ -1,0 +1,1 @@
+"""Draft tokens in a step: where they come from, and which of them stay."""

@@ -1,0 +1,137 @@
+"""How many drafts pay: from how often they were accepted, and how long steps of so many tokens take.
+
+A step of n tokens brings the tokens of its rows, and for a row whose drafts are accepted with probability a each, a +
+a² + … + a^d more (Leviathan, Kalman, Matias 2023, section 3.1). The number of drafts is chosen that brings most tokens
+a millisecond; none where that is next to nothing. Now and then a step tries the other side, so that what is known stays
+true: one without drafts where there are some, one with a few where there are none, ever more seldom while they fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.attention.metadata import IntArray
+from quire.worker.speculation.step_times import StepTimes
+
+FloatArray = npt.NDArray[np.float64]
+FIRST_GUESS = 0.7
+"""Acceptance before anything is known."""
+_MARGIN = 1.03
+"""Drafts must bring so many times the tokens a millisecond that there are without."""
+_BASELINE_STEPS = 100
+"""With drafts, one step in so many has none."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
+"""Without drafts, steps before some are tried."""
+_LOOK_EVERY = 8
+"""Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
+_TRIED_DRAFTS = 2
+_TRIED_MS = 0.2
+"""What these are taken to save for each token, in shares of the time that it takes without."""
+
+
+class Acceptance:
+    """How likely a draft is accepted once those before it are, in all sequences and in each."""
+
+    def __init__(self) -> None:
+        self._all = [FIRST_GUESS * 10, 10.0]  # accepted, tried
+        self._by_slot: dict[int, list[float]] = {}
+
+    def admit(self, slot: int) -> None:
+        """It has a new owner."""
+        self._by_slot.pop(slot, None)
+
+    def learn(self, slot: int, accepted: int, proposed: int) -> None:
+        """So many of a row's drafts were accepted."""
+        tried = min(accepted + 1, proposed)
+        for counts, kept in ((self._all, 0.998), (self._by_slot.setdefault(slot, [0.0, 0.0]), 0.95)):
+            counts[0] = counts[0] * kept + accepted
+            counts[1] = counts[1] * kept + tried
+
+    def rest(self, slot: int) -> None:
+        """A row had no drafts though it might have: what is known of it fades."""
+        if (counts := self._by_slot.get(slot)) is not None:
+            counts[0] *= 0.99
+            counts[1] *= 0.99
+
+    @property
+    def usual(self) -> float:
+        """Of all sequences."""
+        return self._all[0] / self._all[1]
+
+    def of(self, slot: int) -> float:
+        """What is known of the slot's owner counts as much as five drafts of others."""
+        accepted, tried = self._by_slot.get(slot, (0.0, 0.0))
+        return (5 * self.usual + accepted) / (5 + tried)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a step should have.
+
+    Attributes:
+        drafts: [rows] most drafts of each.
+        saved_ms: By which a token is expected to come sooner than without.
+    """
+
+    drafts: IntArray
+    saved_ms: float = 0.0
+
+
+class DraftLengths:
+    """Chooses how many drafts each row of a step has.
+
+    Attributes:
+        steps: Times of steps by tokens, without drafting.
+        passes: Times of drafting one token more, by rows.
+        acceptance: Of drafts.
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.passes = StepTimes(), StepTimes()
+        self.acceptance = Acceptance()
+        self._since_baseline = self._since_drafts = 0
+        self._pause = _FIRST_PAUSE
+
+    def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
+        """For a step of `tokens` without drafts, whose rows of these slots may have up to `most` [rows] drafts."""
+        none = np.zeros_like(most)
+        if not self.steps:
+            return Choice(none)  # a step without drafts comes first
+        choice = None
+        if self._since_drafts % _LOOK_EVERY == 0:
+            choice = self._best(tokens, np.array([self.acceptance.of(slot) for slot in slots]), most)
+        if choice is None:
+            self._since_drafts += 1
+            if self._since_drafts <= self._pause:
+                return Choice(none)
+            self._since_drafts, self._pause = 1, min(2 * self._pause, _LONGEST_PAUSE)
+            return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.steps.of(tokens) / len(slots))
+        self._since_baseline += 1
+        self._since_drafts, self._pause = 0, _FIRST_PAUSE
+        if self._since_baseline > _BASELINE_STEPS:
+            self._since_baseline = 0
+            return Choice(none)
+        return choice
+
+    def _best(self, tokens: int, rates: FloatArray, most: IntArray) -> Choice | None:
+        """The best number of drafts; None if that is 0."""
+        longest, rows = int(most.max(initial=0)), len(rates)
+        powers = np.cumprod(np.repeat(rates[:, None], longest, axis=1), axis=1)  # [rows, drafts]
+        powers[np.arange(longest) >= most[:, None]] = 0.0
+        alone_ms, one_more_ms = self.steps.of(tokens), self.passes.of(rows)
+        best, chosen, best_ms, brought = rows / alone_ms * _MARGIN, 0, 0.0, float(rows)
+        for drafts in range(1, longest + 1):
+            brought += float(powers[:, drafts - 1].sum())
+            ms = self.steps.of(tokens + int(np.minimum(most, drafts).sum())) + drafts * one_more_ms
+            if brought / ms > best:
+                best, chosen, best_ms = brought / ms, drafts, ms
+        if not chosen:
+            return None
+        granted = np.minimum(most, chosen)
+        token_ms = max(0.0, best_ms - chosen * one_more_ms - alone_ms) / max(1, int(granted.sum()))
+        if rows > 1:  # a row whose draft is less likely than what its token costs has fewer
+            granted = np.minimum(granted, (powers >= best * token_ms).sum(axis=1))
+        return Choice(granted, alone_ms / rows - 1 / best)

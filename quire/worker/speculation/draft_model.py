@@ -1,0 +1,231 @@
+"""Drafts by a smaller model, which samples them one after another before each step.
+
+Its KV cache lies beside the model's and has as many blocks; a sequence's keys stand in blocks of the same ids, so the
+engine plans one set of block tables for both. Only a sequence that may have drafts is computed, when it first has some,
+and then as far as it has grown since. Knows nothing about how drafts are verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from quire.config.speculation import MOST_DRAFTS
+from quire.messages import Admitted, Plan, Result
+from quire.sampling import SamplingParams
+from quire.worker.speculation.step_drafts import StepDrafts
+
+TOKENS_A_STEP = 256
+"""Tokens that the draft model is behind by are computed in a step up to this number, of all sequences together; those
+that are still behind have no drafts in it."""
+_FEW = 16
+"""So many tokens of a sequence are always read."""
+
+
+class DraftWorker(Protocol):
+    """A worker with the draft model."""
+
+    def execute(self, plan: Plan) -> Result:
+        """Run a step."""
+        ...
+
+    def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
+        """Set slots to these lengths and counters, whatever they have computed and sampled beyond."""
+        ...
+
+
+@dataclass
+class _Sequence:
+    """What a slot holds.
+
+    Attributes:
+        tokens: All of it.
+        sampled: How many of them were sampled.
+        computed: Of how many the draft model's keys are in its blocks.
+        blocks: Block ids by index.
+        keys: Of its full blocks that are computed, see DraftModel.
+        proposed: Drafts in the step that runs.
+    """
+
+    tokens: list[int]
+    sampled: int
+    computed: int = 0
+    blocks: dict[int, int] = field(default_factory=dict)
+    keys: list[int] = field(default_factory=list)
+    proposed: int = 0
+
+
+class DraftModel:
+    """A Drafter.
+
+    Whose keys a block holds is known by a hash over all tokens up to its end. So what the prefix cache brings is found
+    again, and what other sequences, swaps or copies have left in a block is computed anew.
+
+    Args:
+        worker: Loaded, with as many slots and blocks as the model's.
+        group: Of the model's KV groups the one that looks back to the beginning.
+        block_size: Tokens of a block.
+        longest: Tokens of the longest sequence that the draft model can follow.
+        most_tokens: Of a step of the worker's.
+    """
+
+    def __init__(self, worker: DraftWorker, group: int, block_size: int, longest: int, most_tokens: int) -> None:
+        self._worker = worker
+        self._group = group
+        self._block_size = block_size
+        self._longest = longest
+        self._most_tokens = min(TOKENS_A_STEP, most_tokens)
+        self._sequences: dict[int, _Sequence] = {}  # by slot
+        self._written: dict[int, int] = {}  # by block
+        self.read = 0
+
+    def begin(self, plan: Plan) -> None:
+        for owner in plan.admitted:
+            self._sequences.pop(owner.slot, None)
+            if owner.history:
+                self._sequences[owner.slot] = _Sequence(list(owner.history), owner.num_sampled)
+        places = [place for place, group in enumerate(plan.block_groups) if group == self._group]
+        for place in places:
+            if (sequence := self._sequences.get(plan.block_slots[place])) is not None:
+                sequence.blocks[plan.block_indices[place]] = plan.block_ids[place]
+        if places or plan.admitted:
+            self._worker.execute(_changes_of(plan, places))
+        for owner in plan.admitted:
+            if owner.slot in self._sequences:
+                self._find_computed(self._sequences[owner.slot])
+
+    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+        self.read = 0
+        proposed: list[list[int]] = [[] for _ in plan.sampled_rows]
+        rows: list[tuple[int, int, _Sequence, int]] = []  # place, slot, sequence, drafts
+        behind: list[tuple[int, _Sequence, int]] = []  # slot, sequence, tokens
+        left = self._most_tokens
+        for place, most in enumerate(plan.drafts):
+            slot = plan.slots[plan.sampled_rows[place]]
+            sequence = self._sequences.get(slot) if most else None
+            if sequence is None or not left or len(sequence.tokens) + most > self._longest:
+                continue
+            missing = len(sequence.tokens) - sequence.computed
+            if missing > max(most_read, _FEW):
+                continue
+            if missing <= left:
+                rows.append((place, slot, sequence, most))
+            else:
+                behind.append((slot, sequence, left))
+            self.read += min(missing, left)
+            left -= min(missing, left)
+        if rows or behind:
+            self._run(rows, behind, proposed)
+        return StepDrafts.of(proposed)
+
+    def record(self, plan: Plan, result: Result) -> None:
+        at = 0
+        for row, count in zip(plan.sampled_rows, result.counts, strict=True):
+            sequence = self._sequences.get(plan.slots[row])
+            if sequence is not None:
+                if sequence.proposed:  # the last draft's keys are not computed; others' stay as far as they were right
+                    sequence.computed = len(sequence.tokens) + max(0, min(count, sequence.proposed) - 1)
+                    sequence.proposed = 0
+                sequence.tokens += result.tokens[at : at + count]
+                sequence.sampled += count
+                self._note_written(sequence)
+            at += count
+
+    def _run(
+        self,
+        rows: list[tuple[int, int, _Sequence, int]],
+        behind: list[tuple[int, _Sequence, int]],
+        proposed: list[list[int]],
+    ) -> None:
+        """Compute what is missing, and with it the first draft of each row; then one draft of each after another."""
+        sequences = [(slot, sequence) for _, slot, sequence, _ in rows]
+        every = [*sequences, *((slot, sequence) for slot, sequence, _ in behind)]
+        slots = [slot for slot, _ in every]
+        self._worker.rewind(slots, [each.computed for _, each in every], [each.sampled for _, each in every])
+        inputs = [each.tokens[each.computed :] for _, each in sequences]
+        inputs += [each.tokens[each.computed : each.computed + count] for _, each, count in behind]
+        for (_, each), tokens in zip(every, inputs, strict=True):
+            self._forget_written(each, each.computed + len(tokens) + MOST_DRAFTS)
+            each.computed += len(tokens)
+        result, left = self._worker.execute(_first_step(slots, inputs, len(rows))), rows
+        while True:
+            at, going_on = 0, []
+            for row, count in zip(left, result.counts, strict=True):
+                place, _, sequence, most = row
+                proposed[place] += result.tokens[at : at + count]
+                at += count
+                sequence.proposed += count
+                if count and sequence.proposed < most:
+                    going_on.append(row)
+            if not going_on:
+                return
+            left = going_on
+            result = self._worker.execute(_next_step([slot for _, slot, _, _ in left]))
+
+    def _forget_written(self, sequence: _Sequence, end: int) -> None:
+        """Blocks from the first one that is not computed in full up to the token `end` change."""
+        for index in range(sequence.computed // self._block_size, -(-end // self._block_size)):
+            if (block := sequence.blocks.get(index)) is not None:
+                self._written.pop(block, None)
+
+    def _find_computed(self, sequence: _Sequence) -> None:
+        """What the blocks of a new owner hold already."""
+        sequence.computed, sequence.keys = 0, []
+        size, key = self._block_size, 0
+        for index in range((len(sequence.tokens) - 1) // size):
+            key = hash((key, *sequence.tokens[index * size : (index + 1) * size]))
+            if index not in sequence.blocks or self._written.get(sequence.blocks[index]) != key:
+                return
+            sequence.keys.append(key)
+            sequence.computed += size
+
+    def _note_written(self, sequence: _Sequence) -> None:
+        """Blocks that are full now."""
+        size, keys = self._block_size, sequence.keys
+        while (len(keys) + 1) * size <= sequence.computed:
+            index = len(keys)
+            keys.append(hash((keys[-1] if keys else 0, *sequence.tokens[index * size : (index + 1) * size])))
+            self._written[sequence.blocks[index]] = keys[-1]
+
+
+def _changes_of(plan: Plan, places: list[int]) -> Plan:
+    """The plan's new owners, and its changes of one group's tables."""
+    return Plan(
+        step=0,
+        admitted=[_drafting(owner) for owner in plan.admitted],
+        block_slots=[plan.block_slots[place] for place in places],
+        block_groups=[0] * len(places),
+        block_indices=[plan.block_indices[place] for place in places],
+        block_ids=[plan.block_ids[place] for place in places],
+        slots=[],
+        counts=[],
+        token_rows=[],
+        tokens=[],
+        sampled_rows=[],
+    )
+
+
+def _drafting(owner: Admitted) -> Admitted:
+    """With what decides which token a random number stands for, and nothing else."""
+    asked = owner.sampling
+    sampling = SamplingParams(
+        temperature=asked.temperature, top_p=asked.top_p, top_k=asked.top_k, min_p=asked.min_p, max_tokens=1
+    )
+    return replace(
+        owner, length=0, sampling=sampling, stop_ids=[], bad_words=[], history=[], rope_length=0, adapter_slot=0
+    )
+
+
+def _first_step(slots: list[int], inputs: list[list[int]], sampled: int) -> Plan:
+    """Tokens of all slots; the first `sampled` of them sample."""
+    tokens = [token for own in inputs for token in own]
+    rows = list(range(len(slots)))
+    return Plan(0, [], [], [], [], [], slots, list(map(len, inputs)), rows, tokens, rows[:sampled])
+
+
+def _next_step(slots: list[int]) -> Plan:
+    """A token more of each."""
+    return Plan(0, [], [], [], [], [], slots, [1] * len(slots), [], [], list(range(len(slots))))

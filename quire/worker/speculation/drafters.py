@@ -1,0 +1,49 @@
+"""The drafter of some settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.config import Config
+from quire.errors import ConfigError
+from quire.models.spec import ModelSpec, read_spec
+from quire.planning.step_limits import StepLimits
+from quire.worker.speculation.draft_model import DraftModel, DraftWorker
+from quire.worker.speculation.ngram_drafter import NgramDrafter
+from quire.worker.speculation.step_drafts import Drafter
+
+
+def build_drafter(
+    config: Config, spec: ModelSpec, blocks: int, load: Callable[[Config], DraftWorker]
+) -> Drafter | None:
+    """The drafter; None: there are no drafts.
+
+    Args:
+        config: Resolved settings of the model that verifies.
+        spec: Of that model.
+        blocks: Its KV blocks.
+        load: Loads a worker of other settings.
+
+    Raises:
+        SetupError: The draft model cannot be loaded.
+    """
+    speculation = config.speculation.speculation
+    if speculation is None:
+        return None
+    if speculation.method == "ngram":
+        return NgramDrafter(speculation)
+    whole = [number for number, group in enumerate(spec.kv_groups()) if group.window is None]
+    if not whole:
+        raise ConfigError(
+            "All layers of this model have a sliding window, so a draft model cannot follow it: use "
+            '--speculative-config with "method": "ngram".',
+            param="speculative_config",
+        )
+    limits, draft = StepLimits.of(config), read_spec(speculation.model)
+    own = config.with_values(
+        model=speculation.model, quantization=None, kv_cache_dtype="auto", logits_processors=(), swap_space=0.0,
+        num_gpu_blocks_override=blocks, speculative_config={}, speculative_model=None, num_speculative_tokens=None,
+        enable_lora=False, lora_modules=(), lora_pinned=(), lora_dir=None,
+    )  # fmt: skip
+    longest = min(limits.length, draft.max_model_len)
+    return DraftModel(load(own), whole[0], config.cache.block_size, longest, limits.tokens)

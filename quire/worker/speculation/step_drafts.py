@@ -1,0 +1,103 @@
+"""The draft tokens of one step, and who proposes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from quire.attention.metadata import IntArray
+from quire.messages import Plan, Result
+
+NO_DRAFT = -1
+"""In place of a draft token: behind the last one of a row there is none."""
+UNLIMITED = 2**30
+"""Tokens that may be read."""
+
+
+@dataclass(frozen=True)
+class StepDrafts:
+    """What was proposed for a plan whose rows may have drafts.
+
+    Attributes:
+        counts: [sampled rows] int64, how many drafts each really has: at most as many as planned.
+        tokens: [sum of counts] int64, one row's behind another's.
+    """
+
+    counts: IntArray
+    tokens: IntArray
+
+    @classmethod
+    def of(cls, proposed: Sequence[Sequence[int]]) -> StepDrafts:
+        """By sampled row."""
+        counts = np.fromiter(map(len, proposed), dtype=np.int64, count=len(proposed))
+        return cls(counts, np.array([token for row in proposed for token in row], dtype=np.int64))
+
+    def __bool__(self) -> bool:
+        return bool(len(self.tokens))
+
+    def of_masked(self, plan: Plan) -> list[list[int]] | None:
+        """The drafts of each of the plan's masked rows; None if none of these may have any."""
+        places = np.searchsorted(plan.sampled_rows, plan.masked).tolist()
+        if not any(plan.drafts[place] for place in places):
+            return None
+        ends = self.counts.cumsum()
+        return [self.tokens[ends[place] - self.counts[place] : ends[place]].tolist() for place in places]
+
+    def up_to(self, rows: IntArray, counts: IntArray) -> StepDrafts:
+        """The same positions, but of these sampled rows only the first `counts` drafts can stay."""
+        kept = self.counts.copy()
+        kept[rows] = counts
+        places = np.arange(len(self.tokens)) - (self.counts.cumsum() - self.counts).repeat(self.counts)
+        return replace(self, tokens=np.where(places < kept.repeat(self.counts), self.tokens, NO_DRAFT))
+
+    @cached_property
+    def first_positions(self) -> IntArray:
+        """[sampled rows] where among the step's sampled positions each row's begin: a row has one more than drafts."""
+        places: IntArray = self.counts.cumsum() - self.counts + np.arange(len(self.counts))
+        return places
+
+    @cached_property
+    def row_of_position(self) -> IntArray:
+        """[positions] which of the sampled rows each is of."""
+        return np.repeat(np.arange(len(self.counts)), self.counts + 1)
+
+    @cached_property
+    def offsets(self) -> IntArray:
+        """[positions] each one's place in its row."""
+        places: IntArray = np.arange(len(self.row_of_position)) - self.first_positions[self.row_of_position]
+        return places
+
+    @cached_property
+    def next_drafts(self) -> IntArray:
+        """[positions] the draft that stands behind each, or NO_DRAFT."""
+        drafts = np.full(len(self.tokens) + len(self.counts), NO_DRAFT, dtype=np.int64)
+        has_next = np.ones(len(drafts), dtype=np.bool_)
+        has_next[self.first_positions + self.counts] = False
+        drafts[has_next] = self.tokens
+        return drafts
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens for slots. It hears of every step."""
+
+    @property
+    def read(self) -> int:
+        """How many known tokens it had to read for what it proposed last."""
+        ...
+
+    def begin(self, plan: Plan) -> None:
+        """A plan's new owners of slots, with all their tokens, and its changes of block tables."""
+        ...
+
+    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+        """For a plan that has begun: up to as many drafts as it says for each sampled row; none for a sequence of which
+        more than `most_read` tokens would have to be read first, if that takes long."""
+        ...
+
+    def record(self, plan: Plan, result: Result) -> None:
+        """What the plan's rows gained."""
+        ...

@@ -1,0 +1,70 @@
+"""What a request may cost the event loop, in calls of Python functions: they are the same on every machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from starlette.types import Message, Scope
+
+from quire.messages import Deltas, Load
+from tests.api.scripted import ScriptedClient
+from tests.api.server import Server
+
+FULL = Load(running=16, waiting=500, queued_tokens=10**6, tokens_per_s=1_000.0)
+MOST_CALLS_OF_A_REFUSAL = 130
+
+
+class CountedCalls:
+    """Calls of Python functions inside the block."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __enter__(self) -> CountedCalls:
+        sys.setprofile(self._on_event)
+        return self
+
+    def _on_event(self, frame: Any, event: str, argument: Any) -> None:
+        self.number += event == "call"
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+
+async def refuse(server: Server) -> tuple[int, int]:
+    """The status of a request whose body never comes, and the calls that it took."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"1000")]
+    scope: Scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+        "path": "/v1/chat/completions", "raw_path": b"/v1/chat/completions", "root_path": "", "query_string": b"",
+        "headers": headers, "client": None, "server": None, "state": {},
+    }  # fmt: skip
+    said: list[Message] = []
+
+    async def receive() -> Message:
+        raise AssertionError("its body is not read")
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    for _ in range(2):  # what is imported or built at the first does not count
+        said.clear()
+        with CountedCalls() as calls:
+            await server.app({**scope, "state": {}}, receive, send)
+    return said[0]["status"], calls.number
+
+
+def test_to_turn_a_request_away_takes_few_calls_and_not_its_body(scripted: tuple[Server, ScriptedClient]) -> None:
+    server, engine = scripted
+    engine.say(Deltas([], [], [], load=FULL))
+
+    async def until_full() -> None:
+        while not server.session.admission_limit.sequences:
+            await asyncio.sleep(0.001)
+
+    server.in_loop(until_full())
+    status, calls = server.in_loop(refuse(server))
+    assert status == 429
+    assert calls <= MOST_CALLS_OF_A_REFUSAL

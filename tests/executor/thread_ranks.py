@@ -1,0 +1,112 @@
+"""An executor whose ranks are threads of this process: what MultiRankExecutor does, without its processes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import torch
+
+from quire.clock import Clock
+from quire.collectives.layout import memory_bytes
+from quire.collectives.shared_memory import shared_memory_collectives
+from quire.config import Config
+from quire.executor.rank_messages import StepDone, fingerprint
+from quire.executor.rank_steps import RankSteps
+from quire.executor.ring_streams import ring_links
+from quire.executor.stage_rings import StageRings
+from quire.mesh import mesh_of
+from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.models.spec import read_spec
+from quire.planning.kv_cache_plan import NumBlocks
+from quire.processes.shared_memory import SharedMemory
+from quire.worker.worker import Worker
+
+
+class ThreadRanks:
+    """Insists that all ranks sample the same tokens in each step. Not for steps that fail."""
+
+    adapters = None
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        self._config, self._clock = config, clock
+        self._mesh = mesh_of(config.parallel)
+        self._ranks = self._mesh.size
+        self.max_in_flight = 1 + self._mesh.pp
+        self._plans: list[queue.SimpleQueue[Plan | None]] = [queue.SimpleQueue() for _ in range(self._ranks)]
+        self._masks: list[queue.SimpleQueue[TokenBitmasks]] = [queue.SimpleQueue() for _ in range(self._ranks)]
+        self._said: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(self._ranks)]
+        self._agree = threading.Barrier(self._ranks)
+        self._offers: list[NumBlocks] = []
+        self._threads = [threading.Thread(target=self._run, args=(rank,)) for rank in range(self._ranks)]
+
+    def start(self) -> DeviceLimits:
+        self._spec = read_spec(self._config.model.model)
+        size = memory_bytes(self._mesh, self._spec.vocab_size)
+        self._memories = [SharedMemory(size) for _ in range(self._mesh.pp)]
+        self._rings = StageRings(self._mesh, 1 << 16, self._config.scheduler.max_num_seqs or 0)
+        for thread in self._threads:
+            thread.start()
+        limits, *_ = [self._hear(rank) for rank in range(self._ranks)]
+        assert isinstance(limits, DeviceLimits)
+        return limits
+
+    def submit(self, plan: Plan) -> None:
+        for plans in self._plans:
+            plans.put(plan)
+
+    def submit_bitmasks(self, masks: TokenBitmasks) -> None:
+        for each in self._masks:
+            each.put(masks)
+
+    def collect(self, timeout: float | None) -> Result | None:
+        tp = self._mesh.tp
+        try:
+            first = self._said[-tp].get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(first, BaseException):
+            raise first
+        assert isinstance(first, Result)
+        for rank in range(self._ranks - tp):
+            assert self._hear(rank) == StepDone(first.step)
+        for rank in range(self._ranks - tp + 1, self._ranks):
+            assert self._hear(rank) == StepDone(first.step, fingerprint(first))
+        return first
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        for plans in self._plans:
+            plans.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def _hear(self, rank: int) -> Any:
+        said = self._said[rank].get(timeout=60)
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    def _run(self, rank: int) -> None:
+        try:
+            mesh, ends = mesh_of(self._config.parallel, rank), self._rings.ends_of(rank)
+            memory = self._memories[mesh.stage]
+            ranks = shared_memory_collectives(memory, mesh, self._spec.vocab_size, spins=0, patience_s=30)
+            links = ring_links(ends, self._spec.hidden, torch.float32)
+            worker = Worker(self._config, self._clock, None, mesh, ranks, links)
+            self._said[rank].put(worker.load(self._agreed))
+            steps = RankSteps(worker, mesh, ends)
+            while (plan := self._plans[rank].get()) is not None:
+                self._said[rank].put(steps.execute(plan, self._masks[rank].get))
+                assert ranks.missing is None
+        except BaseException as error:
+            self._said[rank].put(error)
+
+    def _agreed(self, blocks: NumBlocks) -> NumBlocks:
+        self._offers.append(blocks)
+        self._agree.wait(60)
+        return NumBlocks(min(each.device for each in self._offers), min(each.host for each in self._offers))

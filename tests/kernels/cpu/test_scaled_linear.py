@@ -1,0 +1,105 @@
+"""Products with int8 and fp8 weights: those of the dense weights, within fp32's rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.cpu import scaled_linear as kernels
+from quire.kernels.reference.gguf_blocks import BlockWeight
+from quire.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
+from quire.kernels.reference.scaled_linear import ScaledWeight
+from tests.kernels.cpu.test_blocks import assert_close
+
+ROUNDING = 5e-7
+OF_TORCH = 6e-2
+"""It rounds activations to fp8 as well."""
+
+
+def made(rows: int, columns: int, block: tuple[int, int]) -> tuple[ScaledWeight, BlockWeight | ScaledWeight]:
+    """Of all codes but NaN; in the reference's form and packed."""
+    draw = torch.Generator().manual_seed(rows + columns)
+    bits = torch.randint(0, 256, (rows, columns), generator=draw, dtype=torch.uint8)
+    codes = bits.masked_fill(bits & 127 == 127, 0).view(torch.float8_e4m3fn)
+    scales = torch.rand((-(-rows // block[0]), -(-columns // block[1])), generator=draw) * 1e-3 + 1e-6
+    weight = ScaledWeight(codes, scales, block)
+    return weight, kernels.pack_scaled(weight)
+
+
+def rows_of(tokens: int, columns: int) -> Tensor:
+    return torch.randn((tokens, columns), generator=torch.Generator().manual_seed(tokens))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "block"),
+    [(40, 48, (1, 48)), (64, 300, (1, 300)), (130, 320, (1, 128)), (200, 256, (128, 128)), (16, 7, (1, 7))],
+)
+def test_products_are_those_of_the_dense_weights(
+    rows: int, columns: int, block: tuple[int, int], instructions: str
+) -> None:
+    weight, packed = made(rows, columns, block)
+    assert isinstance(packed, BlockWeight) == (instructions != "none")
+    bias, bound = torch.linspace(-1, 1, rows), ROUNDING if instructions != "none" else OF_TORCH
+    for tokens in (1, 2, 5, 8, 13, 70):
+        x = rows_of(tokens, columns)
+        exact = F.linear(x.double(), weight.dense().double(), bias.double())
+        assert_close(kernels.scaled_linear(x, packed, bias), exact, bound)
+        assert_close(kernels.scaled_linear(x.bfloat16(), packed, bias.bfloat16()), exact, 8e-3 + bound)
+
+
+@pytest.mark.parametrize("columns", [32, 96, 512])
+def test_int8_with_a_scale_for_each_output(columns: int, instructions: str) -> None:
+    """Rows are rounded to 16 bits, or by torch to 8: both are near enough to the exact product."""
+    draw = torch.Generator().manual_seed(columns)
+    codes = torch.randint(-128, 128, (64, columns), generator=draw, dtype=torch.int8)
+    weight = ScaledWeight(codes, torch.rand((64, 1), generator=draw) + 0.01, (1, columns))
+    packed = kernels.pack_scaled(weight)
+    assert isinstance(packed, BlockWeight) == (instructions != "none")
+    x, bias = torch.randn((9, columns), generator=draw), torch.linspace(-1, 1, 64)
+    bound = 2 * ROUNDING if instructions != "none" else 2e-2
+    exact = F.linear(x.double(), weight.dense().double(), bias.double())
+    assert_close(kernels.scaled_linear(x, packed, bias), exact, bound)
+    out = torch.empty((9, 32))
+    kernels.scaled_linear_silu_and_mul(x, packed, bias, out)
+    assert_close(out, F.silu(exact[:, :32]) * exact[:, 32:], 2 * bound)
+
+
+def test_rows_that_are_quantized_already(instructions: str) -> None:
+    draw = torch.Generator().manual_seed(5)
+    codes = torch.randint(-128, 128, (32, 64), generator=draw, dtype=torch.int8)
+    weight = ScaledWeight(codes, torch.rand((32, 1), generator=draw), (1, 64))
+    rows = QuantizedRows(*quantize_rows(torch.randn((3, 64), generator=draw), torch.int8, 64), torch.bfloat16)
+    y = kernels.scaled_linear(rows, kernels.pack_scaled(weight), None)
+    assert y.dtype == torch.bfloat16
+    assert_close(y, (rows.codes * rows.scales).double() @ weight.dense().double().T, 5e-3)
+
+
+@pytest.mark.parametrize("width", [64, 48])
+def test_gated_products(width: int, instructions: str) -> None:
+    weight, packed = made(2 * width, 96, (1, 96))
+    for tokens in (1, 20):
+        x, out = rows_of(tokens, 96), torch.full((tokens, width + 3), 7.0)
+        kernels.scaled_linear_silu_and_mul(x, packed, None, out[:, :width])
+        gate, up = F.linear(x.double(), weight.dense().double()).chunk(2, 1)
+        assert_close(out[:, :width], F.silu(gate) * up, 2 * ROUNDING if instructions != "none" else 2 * OF_TORCH)
+        assert (out[:, width:] == 7).all()
+
+
+def test_a_large_product_is_shared_between_threads(instructions: str) -> None:
+    if instructions == "none":
+        pytest.skip("torch computes")
+    weight, packed = made(1000, 1024, (128, 128))
+    x = rows_of(9, 1024)
+    assert_close(kernels.scaled_linear(x, packed, None), F.linear(x.double(), weight.dense().double()), ROUNDING)
+
+
+def test_a_row_that_is_not_finite_harms_no_other(instructions: str) -> None:
+    weight, packed = made(64, 96, (1, 96))
+    x = rows_of(3, 96)
+    x[1, 50] = float("inf")
+    y = kernels.scaled_linear(x, packed, None)
+    assert not y[1].isfinite().any()
+    exact = F.linear(x[[0, 2]].double(), weight.dense().double())
+    assert_close(y[[0, 2]], exact, ROUNDING if instructions != "none" else OF_TORCH)

@@ -1,0 +1,97 @@
+"""Triton's low-rank updates against the reference, and the tiles that they work on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from quire.kernels.reference import lora as reference
+from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.kernels.triton import lora as ours
+from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
+
+NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+def random_weights(
+    slots: int, rank: int, columns: int, rows: tuple[int, ...], dtype: torch.dtype, device: str
+) -> LowRankWeights:
+    """Adapters side by side in one memory, as on a device; slot 2 leaves the product alone."""
+    a_size, b_size = len(rows) * rank * columns, sum(rows) * rank
+    memory = torch.randn(slots, 32 + a_size + b_size, device=device).to(dtype) / 4
+    a = memory[:, 32 : 32 + a_size].view(slots, len(rows) * rank, columns)
+    b = memory[:, 32 + a_size :].view(slots, sum(rows), rank)
+    ranks = torch.zeros(slots, 3, dtype=torch.int64, device=device)
+    for slot in range(slots):
+        used = 0 if slot == 1 else min(rank, 4 + 9 * slot)
+        ranks[slot, 1] = used
+        a[slot].view(len(rows), rank, columns)[:, used:] = 0
+        b[slot, :, used:] = 0
+    return LowRankWeights(a, b, ranks[:, 1], rows)
+
+
+def tiles_of(slots: list[int], device: str, padding: int = 0) -> Tiles:
+    own, rows = tile_tokens(np.array(slots, dtype=np.int64), GPU_TILE)
+    own = np.concatenate((own, np.zeros(padding, dtype=np.int64)))
+    rows = np.concatenate((rows, np.full((padding, GPU_TILE), -1, dtype=np.int64)))
+    return Tiles(torch.tensor(own, device=device), torch.tensor(rows, device=device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("slots", "rank", "columns", "rows", "padding"),
+    [
+        ([1] * 3, 16, 100, (40,), 0),
+        ([0, 1, 2, 3, 1, 0, 3, 3], 16, 1_100, (40, 8, 8), 5),
+        ([1] * 20 + [0] * 3 + [3] * 18, 48, 64, (300, 290), 1),
+        ([4, 0, 4, 1], 128, 600, (96,), 3),
+        ([0, 0], 16, 64, (16,), 2),
+    ],
+)
+def test_rows_are_changed_by_their_own_adapter(
+    slots: list[int], rank: int, columns: int, rows: tuple[int, ...], padding: int, dtype: torch.dtype, device: str
+) -> None:
+    weights = random_weights(4, rank, columns, rows, dtype, device)
+    tiles = tiles_of(slots, device, padding)
+    x = torch.randn(len(slots), columns, device=device).to(dtype)
+    y = torch.randn(len(slots), sum(rows), device=device).to(dtype)
+    found, expected = y.clone(), y.clone()
+    ours.lora_expand(ours.lora_shrink(x, weights, tiles), weights, tiles, found)
+    reference.lora_expand(reference.lora_shrink(x, weights, tiles), weights, tiles, expected)
+    alone = [i for i, slot in enumerate(slots) if slot in (0, 2)]
+    assert torch.equal(found[alone], y[alone])
+    assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * max(1.0, float(expected.float().abs().max()))
+    changed = [i for i, slot in enumerate(slots) if slot not in (0, 2)]
+    assert not changed or (found[changed] != y[changed]).any(dim=1).all()
+
+
+def test_the_reference_is_b_times_a_times_x() -> None:
+    """Of each module its own, for one adapter at a time."""
+    rows, rank = (6, 4), 16
+    weights = random_weights(3, rank, 12, rows, torch.float64, "cpu")
+    x, slots = torch.randn(5, 12, dtype=torch.float64), [3, 0, 1, 3, 2]
+    y = torch.zeros(5, 10, dtype=torch.float64)
+    tiles = tiles_of(slots, "cpu")
+    reference.lora_expand(reference.lora_shrink(x, weights, tiles), weights, tiles, y)
+    for token, slot in enumerate(slots):
+        expected = torch.zeros(10, dtype=torch.float64)
+        if slot:
+            a, b = weights.a[slot - 1].view(2, rank, 12), weights.b[slot - 1]
+            expected = torch.cat((b[:6] @ (a[0] @ x[token]), b[6:] @ (a[1] @ x[token])))
+        torch.testing.assert_close(y[token], expected * bool(slot not in (0, 2)))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_tiles_have_each_token_with_an_adapter_once(size: int) -> None:
+    luck = np.random.default_rng(7)
+    for tokens in (1, 3, 40, 200):
+        for adapters in (1, 3, 50):
+            slots = luck.integers(0, adapters + 1, tokens)
+            own, rows = tile_tokens(slots, size)
+            assert len(own) == len(rows) <= most_tiles(tokens, tokens, adapters, rows.shape[1])
+            assert sorted(rows[rows >= 0].tolist()) == slots.nonzero()[0].tolist()
+            for slot, tile in zip(own.tolist(), rows, strict=True):
+                assert set(slots[tile[tile >= 0]].tolist()) == {slot}
+                assert (np.diff((tile >= 0).astype(int)) <= 0).all()  # none behind the padding
+            assert rows.shape[1] == size

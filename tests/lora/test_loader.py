@@ -1,0 +1,89 @@
+"""Adapters on their way to the device: in a thread, from the host where possible, and never other contents."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.lora.files import read_adapter
+from quire.lora.loader import AdapterLoader
+from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
+from quire.messages import Adapter, AdapterLoaded
+from tests.lora.adapter_files import small_updates, write
+
+
+class Loader:
+    """A loader, and what it has read."""
+
+    def __init__(self, kept: int = 2) -> None:
+        self.updates: LowRankUpdates = small_updates()
+        self.memory = AdapterMemory(self.updates, torch.float32, torch.device("cpu"))
+        self.read: list[str] = []
+        self.loader = AdapterLoader(self._read, self.memory, kept)
+
+    def _read(self, path: Path) -> HostAdapter:
+        self.read.append(path.name)
+        return partial(read_adapter, updates=self.updates, dtype=torch.float32)(path)
+
+    def load(self, adapter: Adapter, slot: int = 0) -> AdapterLoaded:
+        self.loader.load(adapter, slot)
+        for _ in range(2_000):
+            if loaded := self.loader.loaded():
+                return loaded[0]
+            time.sleep(0.005)
+        raise AssertionError("nothing came")
+
+
+def test_the_last_used_ones_are_kept_on_the_host(tmp_path: Path) -> None:
+    own = Loader(kept=2)
+    adapters = [own.load(Adapter(name, str(write(tmp_path / name)), "")).adapter for name in "abc"]
+    assert own.read == ["a", "b", "c"]
+    for adapter, slot in ((adapters[1], 1), (adapters[2], 2), (adapters[0], 1), (adapters[1], 2)):
+        assert own.load(adapter, slot) == AdapterLoaded(adapter, slot)
+    assert own.read == ["a", "b", "c", "a", "b"]
+    own.loader.close()
+
+
+def test_a_slot_has_what_was_loaded_last(tmp_path: Path) -> None:
+    own = Loader()
+    a, b = (own.load(Adapter(name, str(write(tmp_path / name)), "")).adapter for name in "ab")
+    weights = {}
+    for adapter, slot in ((a, 1), (b, 2), (b, 1), (a, 2), (a, 1)):
+        own.load(adapter, slot)
+        update = own.updates._updates[1].weights
+        weights[adapter.name, slot] = update.a[slot - 1].clone()
+        assert update.ranks.tolist()[slot - 1] == 4
+    assert torch.equal(weights["a", 1], weights["a", 2])
+    assert torch.equal(weights["b", 1], weights["b", 2])
+    assert not torch.equal(weights["a", 1], weights["b", 1])
+    own.loader.close()
+
+
+def test_files_that_have_changed_are_not_taken_for_what_they_were(tmp_path: Path) -> None:
+    own = Loader(kept=1)
+    a = own.load(Adapter("a", str(write(tmp_path / "a")), "")).adapter
+    own.load(Adapter("b", str(write(tmp_path / "b")), ""))
+    write(tmp_path / "a")
+    refused = own.load(a, 1)
+    assert "have changed" in refused.error
+    assert refused.adapter == a
+    assert own.load(Adapter("a", a.path, "")).adapter.digest != a.digest
+    own.loader.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory"), OSError("gone")])
+def test_whatever_goes_wrong_refuses_one_adapter(tmp_path: Path, error: Exception) -> None:
+    own = Loader()
+
+    def fail(path: Path) -> HostAdapter:
+        raise error
+
+    read, own.loader._read = own.loader._read, fail
+    assert str(error) in own.load(Adapter("a", "nowhere", "")).error
+    own.loader._read = read
+    assert not own.load(Adapter("b", str(write(tmp_path / "b")), "")).error
+    own.loader.close()

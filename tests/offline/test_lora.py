@@ -1,0 +1,209 @@
+"""LoRA beside PEFT: equal tokens and log probabilities, for many adapters in one batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, LoRARequest, SamplingParams
+from quire.errors import ConfigError, RequestError
+from tests.adapters import ALL, Reference, make_adapter
+from tests.checkpoints import make_llama, make_tiny
+
+ATTENTION, MLP = ALL[:4], ALL[4:]
+KINDS: dict[str, dict[str, Any]] = {
+    "all": {"rank": 8},
+    "attention": {"rank": 4, "modules": ATTENTION},
+    "mlp": {"rank": 64, "modules": MLP},
+    "q and v": {"rank": 16, "modules": ("q_proj", "v_proj"), "use_rslora": True},
+    "down": {"rank": 5, "modules": ("down_proj",), "lora_alpha": 40},
+    "some layers": {"rank": 32, "layers_to_transform": [1]},
+    "patterns": {"rank": 8, "rank_pattern": {"q_proj": 24}, "alpha_pattern": {"up_proj": 3}},
+    "gate": {"rank": 48, "modules": ("gate_proj", "k_proj")},
+}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+class Stage:
+    """A model with adapters, and PEFT's of the same."""
+
+    def __init__(self, directory: Path, model: Path, kinds: dict[str, dict[str, Any]], **settings: Any) -> None:
+        self.paths = {
+            name: make_adapter(directory / name, model, seed=seed, **kind)
+            for seed, (name, kind) in enumerate(kinds.items())
+        }
+        self.reference = Reference(model, self.paths)
+        defaults = {"dtype": "float32", "device": "cpu", "enable_lora": True, "max_loras": len(kinds),
+                    "max_lora_rank": 64, "num_gpu_blocks_override": 400, "skip_tokenizer_init": True}  # fmt: skip
+        self.llm = LLM(str(model), **(defaults | settings))
+
+    def request(self, name: str | None) -> LoRARequest | None:
+        return None if name is None else LoRARequest(name, 1 + list(self.paths).index(name), str(self.paths[name]))
+
+    def generate(
+        self, prompts: list[list[int]], names: list[str | None], llm: LLM | None = None, **sampling: Any
+    ) -> list[Any]:
+        params = SamplingParams(**({"detokenize": False, **GREEDY} | sampling))
+        wanted: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return (llm or self.llm).generate(
+            wanted, params, use_tqdm=False, lora_request=[self.request(name) for name in names]
+        )
+
+    def check(self, prompts: list[list[int]], names: list[str | None], count: int, llm: LLM | None = None) -> None:
+        """Greedy tokens are PEFT's."""
+        for prompt, name, output in zip(
+            prompts, names, self.generate(prompts, names, llm, max_tokens=count), strict=True
+        ):
+            assert list(output.outputs[0].token_ids) == self.reference.greedy(prompt, name, count), name
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    directory = tmp_path_factory.mktemp("lora")
+    stage = Stage(directory, make_llama(directory / "model", tokenizer=False), KINDS)
+    yield stage
+    stage.llm.close()
+
+
+def random_prompts(seed: int, lengths: list[int]) -> list[list[int]]:
+    luck = random.Random(seed)
+    return [[luck.randrange(3, 300) for _ in range(length)] for length in lengths]
+
+
+def test_eight_adapters_and_the_base_model_in_one_batch(stage: Stage) -> None:
+    names = [*KINDS, None, "all", None, "mlp"]
+    stage.check(random_prompts(1, [5, 9, 17, 33, 8, 21, 12, 40, 6, 11, 30, 3]), names, 64)
+
+
+def test_log_probabilities_are_pefts(stage: Stage) -> None:
+    """Of every prompt token, which are computed in chunks and in steps that others share."""
+    names = [*KINDS, None]
+    prompts = random_prompts(2, [24 + number for number in range(len(names))])
+    for prompt, name, output in zip(
+        prompts, names, stage.generate(prompts, names, max_tokens=1, prompt_logprobs=3), strict=True
+    ):
+        expected = stage.reference.logits(prompt, name).log_softmax(-1)
+        for at, reported in enumerate(output.prompt_logprobs[1:], 1):
+            for token, found in reported.items():
+                assert abs(found.logprob - float(expected[at - 1, token])) < 1e-4, (name, at)
+
+
+def test_equal_prompts_find_the_cache_of_their_own_adapter(stage: Stage) -> None:
+    (prompt,) = random_prompts(3, [50])
+    names = ["all", "mlp", None]
+    cold = stage.generate([prompt] * 3, names, max_tokens=8)
+    warm = stage.generate([prompt] * 3, names, max_tokens=8)
+    assert [output.num_cached_tokens for output in (*cold, *warm)] == [0, 0, 0, 48, 48, 48]
+    for before, after in zip(cold, warm, strict=True):
+        assert before.outputs[0].token_ids == after.outputs[0].token_ids
+    assert len({tuple(output.outputs[0].token_ids) for output in cold}) == 3
+
+
+@pytest.mark.parametrize("swap_space", [0, 0.01])
+def test_chunks_preemption_and_too_few_slots_change_nothing(stage: Stage, swap_space: float) -> None:
+    """Adapters come and go while others run: two slots for eight, and blocks for a few sequences only."""
+    names = [*KINDS, None, *KINDS]
+    prompts = random_prompts(4, [19, 40, 7, 25, 33, 12, 28, 9, 31, 22, 16, 37, 5, 26, 14, 30, 11])
+    with LLM(
+        str(stage.llm._config.model.model), dtype="float32", device="cpu", enable_lora=True, max_loras=2,
+        max_lora_rank=64, max_cpu_loras=3, skip_tokenizer_init=True, num_gpu_blocks_override=7, max_num_seqs=6,
+        max_num_batched_tokens=16, max_model_len=96, swap_space=swap_space,
+    ) as llm:  # fmt: skip
+        stage.check(prompts, names, 20, llm)
+        stage.check(prompts[:4], names[:4], 20, llm)
+        counts = llm._local.client.counts()
+        assert counts["preemptions"]
+        assert counts["free_blocks"] == counts["blocks"]
+
+
+def test_several_sequences_and_sampling_have_the_adapter_too(stage: Stage) -> None:
+    (prompt,) = random_prompts(5, [20])
+    how = {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 8}
+    first, other, again = (stage.generate([prompt], [name], **how)[0].outputs for name in ("all", None, "all"))
+    assert [each.token_ids for each in first] == [each.token_ids for each in again]
+    assert [each.token_ids for each in first] != [each.token_ids for each in other]
+
+
+def test_what_does_not_serve_is_refused_before_anything_runs(stage: Stage, tmp_path: Path) -> None:
+    model = Path(stage.llm._config.model.model)
+    wide = make_llama(tmp_path / "wide", hidden=32, tokenizer=False)
+    for path, word in (
+        (make_adapter(tmp_path / "a", model, rank=65), "--max-lora-rank 64"),
+        (make_adapter(tmp_path / "b", wide), "is it an adapter of this model"),
+        (make_adapter(tmp_path / "c", model, use_dora=True), "DoRA"),
+        (make_adapter(tmp_path / "d", model, modules_to_save=["lm_head"]), "modules_to_save"),
+        (make_adapter(tmp_path / "e", model, bias="all"), "bias"),
+        (make_adapter(tmp_path / "f", model, modules=("q_proj", "lm_head")), "lm_head"),
+        (make_adapter(tmp_path / "g", model, modules=("embed_tokens",)), "embed_tokens"),
+        (tmp_path / "nowhere", "adapter_config.json"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            stage.llm.generate("x", lora_request=LoRARequest("wrong", 1, str(path)), use_tqdm=False)
+        assert word in refused.value.message
+    stage.check(random_prompts(6, [10]), ["all"], 4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "modules"),
+    [
+        ("GPT2LMHeadModel", {"n_embd": 48, "n_layer": 2, "n_head": 4}, ("c_attn", "c_proj", "c_fc")),
+        ("Phi3ForCausalLM", {}, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
+        ("Qwen3ForCausalLM", {"head_dim": 16}, ALL),
+        ("Gemma2ForCausalLM", {"head_dim": 16}, ALL),
+        (
+            "Qwen3MoeForCausalLM",
+            {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+            ALL[:4],
+        ),
+    ],
+)
+def test_other_families(tmp_path: Path, architecture: str, config: dict[str, Any], modules: tuple[str, ...]) -> None:
+    model = make_tiny(tmp_path / "model", architecture, **config)
+    kinds = {"a": {"rank": 8, "modules": modules}, "b": {"rank": 16, "modules": modules[:1]}}
+    stage = Stage(tmp_path, model, kinds)
+    stage.check(random_prompts(7, [9, 21, 14]), ["a", None, "b"], 12)
+    stage.llm.close()
+
+
+def test_adapters_change_a_quantized_model_as_they_change_a_whole_one(stage: Stage) -> None:
+    """The base product is the scheme's own; beside it, adapters add what they add anywhere."""
+    (prompt,) = random_prompts(8, [40])
+    with LLM(
+        str(stage.llm._config.model.model), dtype="float32", device="cpu", enable_lora=True, max_loras=2,
+        max_lora_rank=64, skip_tokenizer_init=True, num_gpu_blocks_override=64, quantization="fp8",
+    ) as llm:  # fmt: skip
+        names = ["all", None]
+        outputs = stage.generate([prompt] * 2, names, llm, max_tokens=1, prompt_logprobs=1)
+    errors = {}
+    for name, output in zip(names, outputs, strict=True):
+        found = torch.tensor([next(iter(each.values())).logprob for each in output.prompt_logprobs[1:]])
+        for other in names:
+            expected = stage.reference.logits(prompt, other).log_softmax(-1)
+            own = torch.tensor([float(expected[at, token]) for at, token in enumerate(prompt[1:])])
+            errors[name, other] = float((found - own).abs().median())
+    assert errors["all", "all"] < 2 * errors[None, None]
+    assert errors["all", None] > 2 * errors["all", "all"]
+
+
+def test_settings_that_contradict_each_other_are_refused(stage: Stage) -> None:
+    model = str(stage.llm._config.model.model)
+    for settings, word in (
+        ({"lora_modules": ("a=x",)}, "--enable-lora"),
+        ({"enable_lora": True, "max_loras": 0}, "--max-loras"),
+        ({"enable_lora": True, "max_lora_rank": 257}, "--max-lora-rank"),
+        ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 2}, "--max-cpu-loras"),
+        ({"enable_lora": True, "lora_modules": ("a=x",), "lora_pinned": ("a", "b")}, "--lora-pinned"),
+        ({"enable_lora": True, "tensor_parallel_size": 2, "device": "cpu"}, "--tensor-parallel-size"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            LLM(model, **settings)
+    with pytest.raises(RequestError, match="2 prompts need one lora_request"):
+        stage.llm.generate(["a", "b"], lora_request=[None])
+    with pytest.raises(RequestError, match="lora_int_id"):
+        LoRARequest("a", 0, "x")

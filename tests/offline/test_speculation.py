@@ -1,0 +1,229 @@
+"""Speculation end to end: whatever guesses, the output is the one without, token for token."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, LoRARequest, SamplingParams
+from quire.cli.flags import parse_config
+from quire.errors import ConfigError
+from quire.messages import MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.metrics.reader import Counter, Vector
+from quire.planning.auto_config import resolve
+from quire.speculation.ngram_index import NgramIndex
+from quire.worker.speculation.draft_lengths import Choice, DraftLengths
+from quire.worker.speculation.draft_model import DraftModel
+from quire.worker.speculation.step_drafts import StepDrafts
+from quire.worker.worker import Worker
+from tests.adapters import make_adapter
+from tests.checkpoints import VOCAB_SIZE, make_llama
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "speculation.md"
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+LIMITS: dict[str, Any] = {
+    "dtype": "float32", "max_model_len": 160, "max_num_seqs": 6, "max_num_batched_tokens": 48, "block_size": 8,
+    "num_gpu_blocks_override": 36,
+}  # fmt: skip
+"""So few blocks that sequences are preempted."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def always() -> Iterator[None]:
+    """However little it pays: these models are as fast as their drafts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama") / "model")
+
+
+@pytest.fixture(scope="module")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It is wrong about almost everything."""
+    return make_llama(tmp_path_factory.mktemp("draft") / "model", layers=1, seed=9)
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Iterator[LLM]:
+    with LLM(str(checkpoint), **LIMITS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+def guessing(request: pytest.FixtureRequest, checkpoint: Path, draft: Path) -> Iterator[LLM]:
+    asked = NGRAM if request.param == "ngram" else {"model": str(draft), "num_speculative_tokens": 3}
+    with LLM(str(checkpoint), speculative_config=asked, disable_log_stats=False, **LIMITS) as llm:
+        yield llm
+
+
+def prompts(count: int) -> list[list[int]]:
+    """With a common beginning, and runs that come again."""
+    rng = random.Random(2)
+    stem = [rng.randrange(3, VOCAB_SIZE) for _ in range(20)]
+    return [[*stem, *(rng.randrange(3, 9) for _ in range(rng.randint(1, 40)))] for _ in range(count)]
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.9, "top_p": 0.9, "top_k": 30, "seed": 3},
+    "min_p, n": {"temperature": 0.7, "min_p": 0.05, "seed": 4, "n": 3},
+    "penalties": {"temperature": 0, "presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.1},
+    "bias, min_tokens": {"temperature": 0, "logit_bias": {7: 3.0}, "min_tokens": 30, "ignore_eos": False},
+    "logprobs, stop": {"temperature": 0, "logprobs": 2, "stop_token_ids": [5, 6, 7, 8, 11]},
+    "prompt logprobs": {"temperature": 0, "prompt_logprobs": 1, "max_tokens": 20},
+    "choice": {"temperature": 0, "allowed_token_ids": [4, 5, 6, 7]},
+}
+
+
+def answers(llm: LLM, asked: dict[str, Any]) -> list[Any]:
+    params = SamplingParams(**{"max_tokens": 50, "ignore_eos": True, "detokenize": False} | asked)
+    outputs = llm.generate([{"prompt_token_ids": each} for each in prompts(14)], params, use_tqdm=False)
+    return [(choice.token_ids, choice.finish_reason) for output in outputs for choice in output.outputs]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_guessing_changes_no_output(asked: str, plain: LLM, guessing: LLM) -> None:
+    """With chunked prompts, a common prefix that is cached, and too few blocks for all."""
+    assert answers(guessing, ASKED[asked]) == answers(plain, ASKED[asked])
+    metrics = guessing.get_metrics()
+    counters = {metric.name: metric.value for metric in metrics if isinstance(metric, Counter)}
+    (by_place,) = [metric.values for metric in metrics if isinstance(metric, Vector)]
+    assert counters["vllm:num_preemptions"] > 0
+    assert counters["vllm:prefix_cache_hits"] > 0
+    drafts, tokens = counters["vllm:spec_decode_num_drafts"], counters["vllm:spec_decode_num_draft_tokens"]
+    assert 0 < drafts <= tokens <= 4 * drafts
+    assert sum(by_place) == counters["vllm:spec_decode_num_accepted_tokens"] < tokens
+    assert by_place == sorted(by_place, reverse=True)
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_neither_do_wrong_guesses_or_right_ones(
+    right: bool, checkpoint: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(1)
+    asked = ASKED["greedy"]
+    expected = answers(plain, asked)
+    whole = [[*prompt, *tokens] for prompt, (tokens, _) in zip(prompts(14), expected, strict=True)]
+
+    def propose(self: NgramIndex, most: int) -> list[int]:
+        length = len(self.tokens)
+        if right:
+            return next(text[length : length + most] for text in whole if text[:length] == self.tokens)
+        return [rng.randrange(VOCAB_SIZE) for _ in range(most)]
+
+    monkeypatch.setattr(NgramIndex, "propose", propose)
+    with LLM(str(checkpoint), speculative_config=NGRAM, **LIMITS) as llm:
+        assert answers(llm, asked) == expected
+
+
+@pytest.mark.parametrize("asked", ["greedy", "seeded", "min_p, n"])
+def test_a_draft_model_that_is_the_model_itself_is_always_right(
+    asked: str, checkpoint: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys stand where they must, whoever had the blocks before; and both draw by the same random numbers."""
+    results: list[Result] = []
+    execute = Worker.execute
+
+    def noted(
+        self: Worker,
+        plan: Plan,
+        masks: Callable[[], TokenBitmasks] | None = None,
+        drafted: Callable[[MaskedDrafts], None] | None = None,
+    ) -> Result:
+        result = execute(self, plan, masks, drafted)
+        if any(result.drafted):
+            results.append(result)
+        return result
+
+    monkeypatch.setattr(Worker, "execute", noted)
+    with LLM(str(checkpoint), speculative_model=str(checkpoint), num_speculative_tokens=3, **LIMITS) as llm:
+        assert answers(llm, ASKED[asked]) == answers(plain, ASKED[asked])
+        for result in results:
+            assert result.counts == [1 + drafted for drafted in result.drafted]
+        assert sum(map(len, (result.counts for result in results))) > 50
+        results.clear()
+        assert answers(llm, ASKED[asked]) == answers(plain, ASKED[asked])  # now prompts are cached
+        assert all(result.counts == [1 + drafted for drafted in result.drafted] for result in results)
+
+
+def test_a_draft_model_forgets_what_was_rejected(checkpoint: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own drafts, which know nothing of the request's penalties: each is what it says alone."""
+    noted: dict[tuple[int, ...], list[int]] = {}
+    propose = DraftModel.propose
+
+    def noting(self: DraftModel, plan: Plan, most_read: int) -> StepDrafts:
+        found = propose(self, plan, most_read)
+        for place, first in enumerate((found.counts.cumsum() - found.counts).tolist()):
+            if found.counts[place]:
+                tokens = self._sequences[plan.slots[plan.sampled_rows[place]]].tokens
+                noted[tuple(tokens)] = found.tokens[first : first + found.counts[place]].tolist()
+        return found
+
+    monkeypatch.setattr(DraftModel, "propose", noting)
+    with LLM(str(checkpoint), speculative_model=str(checkpoint), num_speculative_tokens=3, **LIMITS) as llm:
+        assert answers(llm, ASKED["penalties"]) == answers(plain, ASKED["penalties"])
+    assert len(noted) > 20
+    some = random.Random(0).sample(sorted(noted), min(len(noted), 80))
+    greedy = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
+    alone = plain.generate([{"prompt_token_ids": list(each)} for each in some], greedy, use_tqdm=False)
+    for context, output in zip(some, alone, strict=True):
+        assert noted[context] == output.outputs[0].token_ids[: len(noted[context])]
+
+
+def test_adapters_are_drafted_for_too(checkpoint: Path, draft: Path, tmp_path: Path) -> None:
+    """By the base model's guesses: rows of two adapters and of none in one step."""
+    paths = [make_adapter(tmp_path / str(number), checkpoint, seed=number, rank=4) for number in (1, 2)]
+    requests = [None, *(LoRARequest(f"a{number}", number + 1, str(path)) for number, path in enumerate(paths))]
+    own: dict[str, Any] = {**LIMITS, "enable_lora": True, "max_loras": 2, "disable_log_stats": False}
+    outputs, params = [], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
+    for asked in ({}, {"speculative_config": NGRAM}, {"speculative_model": str(draft), "num_speculative_tokens": 2}):
+        with LLM(str(checkpoint), **own, **asked) as llm:
+            given: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts(6)]
+            found = llm.generate(given, params, use_tqdm=False, lora_request=requests * 2)
+            outputs.append([each.outputs[0].token_ids for each in found])
+            drafts = [metric for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_drafts"]
+            assert bool(asked) == any(metric.value for metric in drafts if isinstance(metric, Counter))
+    assert outputs[1] == outputs[2] == outputs[0]
+
+
+@pytest.mark.parametrize("line", re.findall(r"^quire serve (.*)$", DOCUMENT.read_text(), re.M))
+def test_the_commands_of_the_documentation_are_understood(line: str) -> None:
+    config = parse_config(shlex.split(line), "quire serve", "").with_values(device="cpu", max_model_len=256)
+    speculation = resolve(config).config.speculation.speculation
+    assert speculation is not None
+    assert speculation.tokens in (4, 5)
+
+
+def test_a_draft_model_of_other_tokens_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    other = make_llama(tmp_path / "other", vocab_size=VOCAB_SIZE + 8, layers=1)
+    with pytest.raises(ConfigError, match="has other tokens than the model"):
+        LLM(str(checkpoint), speculative_model=str(other), num_speculative_tokens=3)
+
+
+def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
+    for asked, said in (
+        ({"method": "eagle3", "model": "x", "num_speculative_tokens": 3}, "'eagle3' comes in a later version"),
+        ({"method": "magic"}, "'magic' is no method"),
+        ({"num_speculative_tokens": 3}, 'give a "method"'),
+        ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 16, got 0"),
+        ({**NGRAM, "prompt_lookup_min": 9}, "prompt_lookup_min 9 is more than prompt_lookup_max 3"),
+        ({**NGRAM, "disable_by_batch_size": 4}, "'disable_by_batch_size' is not supported"),
+        ({**NGRAM, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            LLM(str(checkpoint), speculative_config=asked)
+        assert said in refused.value.message
+        assert refused.value.param == "speculative_config"
+    with pytest.raises(ConfigError, match="3 for num_speculative_tokens, and its own flag says 2"):
+        LLM(str(checkpoint), speculative_config={**NGRAM, "num_speculative_tokens": 3}, num_speculative_tokens=2)

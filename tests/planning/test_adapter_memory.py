@@ -1,0 +1,30 @@
+"""What is reckoned for adapters is what they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire.config import Config
+from quire.layers.factory import LayerFactory
+from quire.lora.updates import AdapterMemory, LowRankUpdates
+from quire.models.model import build_model
+from quire.models.spec import read_spec
+from quire.planning.adapter_memory import adapter_bytes
+from quire.weights.tensor_options import TensorOptions
+from tests.checkpoints import make_llama
+
+
+@pytest.mark.parametrize(("slots", "rank"), [(1, 16), (3, 20)])
+def test_slots_take_what_was_reckoned(tmp_path: Path, slots: int, rank: int) -> None:
+    spec = read_spec(make_llama(tmp_path, tokenizer=False))
+    updates = LowRankUpdates(slots, rank, "cpu")
+    build_model(spec, LayerFactory(TensorOptions(torch.device("cpu"), torch.float32), updates=updates))
+    memory = AdapterMemory(updates, torch.float32, torch.device("cpu"))
+    values = {"dtype": "float32", "enable_lora": True, "max_loras": slots, "max_lora_rank": rank}
+    assert adapter_bytes(Config().with_values(device="cuda", **values), spec) == memory._weights.nbytes
+    kept = Config().with_values(device="cpu", max_cpu_loras=slots + 2, **values)
+    assert adapter_bytes(kept, spec) == memory._weights.nbytes // slots * (2 * slots + 2)
+    assert adapter_bytes(Config().with_values(device="cpu", dtype="float32"), spec) == 0

@@ -1,0 +1,137 @@
+"""`quire plan`: memory as the engine divides it, targets that are kept, costs by arithmetic, errors by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cli.main import main
+from quire.config import Config
+from quire.errors import ConfigError, ModelNotFoundError
+from quire.models.spec import read_spec
+from quire.planning.auto_config import resolve
+from quire.planning.machine import Gpu, Machine
+from quire.sizing.measured_rows import DIRECTORY
+from quire.sizing.model_files import find_model
+from quire.sizing.prices import read_prices
+
+LLAMA = DIRECTORY / "llama-3.1-8b"
+
+
+def plan(tmp_path: Path, *flags: str, model: str = str(LLAMA), code: int = 0) -> dict[str, Any]:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", model, "--json", str(tmp_path / "plan.json"), *flags])
+    assert end.value.code == code
+    found: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
+    return found
+
+
+def test_memory_is_divided_as_the_server_would(tmp_path: Path) -> None:
+    found = plan(tmp_path, "--gpu=h200", "--formats=checkpoint", "--tensor-parallel-sizes=1")
+    mib = 2**20
+    gpu = Gpu("NVIDIA H200", (9, 0), 143_771 * mib, 143_771 * mib)
+    config = Config().with_values(model=str(LLAMA), skip_tokenizer_init=True, max_model_len=640)
+    served = resolve(config, Machine(2**37, fast_bfloat16=True, gpu=gpu)).memory
+    (best,) = found["candidates"]
+    assert best["bytes"]["weights"] == served.footprint.weights == 8_030_261_248 * 2
+    assert best["bytes"]["kv_cache"] == served.footprint.kv_cache
+    assert best["kv_tokens"] == served.num_blocks * 16
+    assert found["kv_bytes_per_token"] == 131_072  # 2 × 32 layers × 8 heads × 128 × 2 bytes
+
+
+def test_what_is_recommended_keeps_the_targets_and_more_at_a_time_would_not(tmp_path: Path) -> None:
+    best = plan(tmp_path, "--gpu=h200", "--target-tpot=12", "--target-ttft=400")["candidates"][0]
+    assert best["best"]["tpot_ms"] <= 12
+    slower = best["by_batch"][-1]
+    assert slower["batch"] > best["best"]["batch"]
+    assert slower["tpot_ms"] > 12
+    assert "TPOT" in best["reason"]
+
+
+def test_targets_out_of_reach_are_said_to_be(tmp_path: Path) -> None:
+    found = plan(tmp_path, "--gpu=l4", "--formats=checkpoint", "--target-tpot=1", code=1)
+    assert {candidate["best"] for candidate in found["candidates"]} == {None}
+    assert all("more than 1" in candidate["reason"] for candidate in found["candidates"])
+
+
+def test_the_cheapest_comes_first_and_its_cost_is_its_price_by_its_tokens(tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text("h200: 3.6\nl4: 7200\n")
+    flags = ["--gpu=l4,h200", "--tensor-parallel-sizes=1,2", "--rate=100", f"--prices={tmp_path / 'prices.yaml'}"]
+    found = plan(tmp_path, *flags)["candidates"]
+    costs = [each["cost_per_million_output_tokens"] for each in found if each["best"]]
+    assert costs == sorted(costs)
+    best = found[0]
+    assert best["device"] == "h200"
+    assert costs[0] == pytest.approx(
+        3.6 * best["tensor_parallel_size"] / 3600 / best["best"]["output_tokens_per_s"] * 1e6
+    )
+    replicas = best["devices_for_rate"] / best["tensor_parallel_size"]
+    assert (replicas - 1) * best["best"]["requests_per_s"] < 100 <= replicas * best["best"]["requests_per_s"]
+
+
+def test_a_model_that_does_not_fit_says_by_how_much(tmp_path: Path) -> None:
+    found = plan(tmp_path, "--gpu=4090", model=str(DIRECTORY / "qwen3-30b-a3b"))
+    reasons = {(each["format"], each["tensor_parallel_size"]): each["reason"] for each in found["candidates"]}
+    assert "weights take 56.87 GiB" in reasons["checkpoint", 1]
+    fits = {(row["format"]): row["fits"] for row in found["memory"]}
+    assert fits["checkpoint"]["2048"] == 0 < fits["w4a16"]["2048"]
+
+
+def test_longer_sequences_fit_less_often(tmp_path: Path) -> None:
+    for row in plan(tmp_path, "--gpu=h200", "--formats=checkpoint,fp8")["memory"]:
+        counts = list(row["fits"].values())
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] > counts[-1] > 0
+
+
+def test_a_trace_gives_lengths_and_rate_and_is_simulated(tmp_path: Path) -> None:
+    lines = [{"timestamp": 100 * i, "input_length": 100 + 20 * (i % 11), "output_length": 20} for i in range(31)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = plan(tmp_path, "--gpu=h200", f"--trace={tmp_path / 'trace.jsonl'}", "--picture", str(tmp_path / "p.svg"))
+    assert found["output_len"] == 20
+    assert found["request_rate"] == pytest.approx(10)
+    assert found["simulated"]["completed"] == 31
+    assert 0 < found["simulated"]["p50_ttft_ms"] < 100
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--gpu=h900"], "--gpu h900 is not known"),
+        (["--formats=int3"], "'int3'"),
+        (["--tensor-parallel-sizes=0"], "numbers from 1 on"),
+        (["--input-len=0"], "--input-len must be above 0"),
+        (["--input-len=200000"], "longer than the 131,072"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["plan", str(LLAMA), *flags])
+    assert end.value.code not in (0, 1)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["h200: -1", "h900: 2", "[1, 2]", "h200: cheap", "{"])
+def test_prices_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "prices.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="--prices"):
+        read_prices(str(tmp_path / "prices.yaml"))
+
+
+def test_a_model_is_found_here_or_not_at_all() -> None:
+    assert find_model(str(LLAMA)) == find_model(str(LLAMA / "config.json")) == LLAMA
+    assert read_spec(find_model("quill")).layers == 8
+    for name in ("nobody/has-this-model", "not a name"):
+        with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+            find_model(name)
+
+
+def test_a_plan_loads_no_tensor_library() -> None:
+    code = "import sys, quire.sizing.command; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240).stdout == "False\n"

@@ -1,0 +1,108 @@
+"""How many drafts a step has: on machines with known times, never slower than none, and nearly as fast as the best."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from quire.worker.speculation.draft_lengths import DraftLengths
+from quire.worker.speculation.step_times import StepTimes
+
+Milliseconds = Callable[[int], float]
+MOST = 4
+MACHINES: dict[str, tuple[Milliseconds, Milliseconds]] = {
+    # a step of so many tokens, and drafting a token for so many rows
+    "bound by memory": (lambda tokens: 4 + 0.2 * tokens, lambda rows: 0.5 + 0.02 * rows),
+    "bound by products": (lambda tokens: 0.3 + 0.3 * tokens, lambda rows: 0.1 + 0.03 * rows),
+    "slower from the second token on": (lambda tokens: 3.8 if tokens == 1 else 4.4 + 0.25 * tokens, lambda rows: 0.45),
+    "drafts for nothing": (lambda tokens: 4 + 0.2 * tokens, lambda rows: 0.01),
+}
+
+
+def tokens_a_ms(machine: str, rows: int, rate: float, steps: int, drafts: int | None = None) -> float:
+    """With drafts accepted at this rate, and times that vary; `drafts`: always so many."""
+    step_ms, pass_ms = MACHINES[machine]
+    rng, lengths, spent, brought = random.Random(rows), DraftLengths(), 0.0, 0
+    slots, most = list(range(rows)), np.full(rows, MOST)
+    for step in range(steps):
+        for slot in slots if step % 50 == 0 else ():
+            if rng.random() < 0.3:
+                lengths.acceptance.admit(slot)
+        given = lengths.choose(rows, slots, most).drafts if drafts is None else np.full(rows, drafts)
+        passes, tokens = int(given.max()), rows + int(given.sum())
+        ms = step_ms(tokens) * rng.lognormvariate(0, 0.1)
+        drafting_ms = sum(pass_ms(int((given > number).sum())) for number in range(passes)) * rng.lognormvariate(0, 0.1)
+        spent += ms + drafting_ms
+        for slot, proposed in enumerate(given.tolist()):
+            accepted = next((number for number in range(proposed) if rng.random() >= rate), proposed)
+            brought += 1 + accepted
+            if proposed:
+                lengths.acceptance.learn(slot, accepted, proposed)
+            else:
+                lengths.acceptance.rest(slot)
+        if passes:
+            lengths.passes.learn(rows, drafting_ms / passes)
+        lengths.steps.learn(tokens, ms)
+    return brought / spent
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_it_is_never_slower_and_nearly_as_fast_as_the_best(machine: str, rows: int, rate: float) -> None:
+    steps = 1_500 if rows < 32 else 500
+    chosen = tokens_a_ms(machine, rows, rate, steps)
+    fixed = [tokens_a_ms(machine, rows, rate, 150, drafts) for drafts in range(MOST + 1)]
+    assert chosen >= 0.98 * fixed[0]
+    assert chosen >= 0.9 * max(fixed)
+
+
+def test_drafts_come_back_when_they_pay_again() -> None:
+    lengths = DraftLengths()
+
+    def run(steps: int, rate: float, seed: int) -> int:
+        rng, drafted = random.Random(seed), 0
+        for _ in range(steps):
+            given = int(lengths.choose(1, [0], np.array([MOST])).drafts[0])
+            lengths.steps.learn(1 + given, 4 + 0.2 * given)
+            if given:
+                drafted += 1
+                lengths.passes.learn(1, 0.5)
+                accepted = next((number for number in range(given) if rng.random() >= rate), given)
+                lengths.acceptance.learn(0, accepted, given)
+        return drafted
+
+    assert run(200, 0.9, 1) > 190
+    assert run(1_000, 0.0, 2) < 100
+    assert run(3_000, 0.9, 3) > 1_500
+
+
+def test_one_row_is_given_what_pays_for_it() -> None:
+    """Beside seven that are always right, one that is always wrong."""
+    lengths = DraftLengths()
+    for _ in range(200):
+        for slot in range(8):
+            lengths.acceptance.learn(slot, MOST if slot else 0, MOST)
+        for tokens in (8, 16, 40):
+            lengths.steps.learn(tokens, 4 + 0.1 * tokens)
+        lengths.passes.learn(8, 0.2)
+    for _ in range(20):
+        given = lengths.choose(8, list(range(8)), np.full(8, MOST)).drafts.tolist()
+    assert given[1:] == [MOST] * 7
+    assert given[0] <= 1
+
+
+def test_times_between_measured_sizes_lie_on_a_line() -> None:
+    times = StepTimes()
+    assert not times
+    assert times.of(3) == 0
+    for _ in range(50):
+        times.learn(2, 4.0)
+        times.learn(6, 8.0)
+    assert [times.of(tokens) for tokens in (2, 4, 6)] == pytest.approx([4, 6, 8])
+    assert times.of(1) < 4 < 8 < times.of(12)
+    times.learn(6, 800.0)  # the machine stood still
+    assert times.of(6) == pytest.approx(8.4)
