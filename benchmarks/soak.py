@@ -27,6 +27,8 @@ WARM_UP_S = 15.0
 """Before it is noted what an idle server holds: processes and threads start with the first request that needs them."""
 SLACK = 8
 """File descriptors and threads that a process may have more than after the warm-up: pools grow up to their bounds."""
+SERVING = ("supervisor", "api", "engine")
+"""Processes that live as long as the server does. Others are helpers, which end when they have nothing to do."""
 LONG_MINUTES, GROWTH, SHORT_GROWTH = 30.0, 0.01, 0.05
 FLAGS = (
     "--port", "0", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--max-queue-time", "600",
@@ -64,6 +66,11 @@ class Samples:
         fifth = max(1, len(rss) // 5)
         first, last = (sorted(some)[len(some) // 4] for some in (rss[:fifth], rss[-fifth:]))
         return (last / first - 1) / 0.8
+
+    def lived(self, name: str, since: float) -> bool:
+        """Whether the same processes had this name all the time since so many minutes."""
+        samples = zip(self.times, self.usages, strict=True)
+        return len({sample.get(name, Usage()).pids for at, sample in samples if at >= since}) == 1
 
     def row(self) -> str:
         """The last sample, in a line."""
@@ -136,6 +143,9 @@ class Soak:
         limit = GROWTH if self._minutes >= LONG_MINUTES else SHORT_GROWTH
         since = self._minutes / (4 if self._minutes >= LONG_MINUTES else 3)
         for name in sorted(held):
+            if name not in SERVING and not self._samples.lived(name, since):
+                print(f"{name}: ended or was replaced meanwhile, so nothing that it may have kept is left")
+                continue
             growth = self._samples.growth(name, since)
             print(f"{name}: memory grew by {growth:+.2%} over the last {self._minutes - since:.0f} minutes")
             if growth >= limit:

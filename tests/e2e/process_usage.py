@@ -23,16 +23,22 @@ class Usage:
     Attributes:
         rss: Resident memory in bytes.
         fds: Open file descriptors.
+        pids: Which processes these are.
     """
 
     processes: int = 0
     rss: int = 0
     fds: int = 0
     threads: int = 0
+    pids: frozenset[int] = frozenset()
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
-            self.processes + other.processes, self.rss + other.rss, self.fds + other.fds, self.threads + other.threads
+            self.processes + other.processes,
+            self.rss + other.rss,
+            self.fds + other.fds,
+            self.threads + other.threads,
+            self.pids | other.pids,
         )
 
 
@@ -43,7 +49,7 @@ def usage(root: int) -> dict[str, Usage]:
         entry = Path(f"/proc/{pid}")
         try:
             fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            one = Usage(1, int(fields[21]) * _PAGE, len(os.listdir(entry / "fd")), int(fields[17]))
+            one = Usage(1, int(fields[21]) * _PAGE, len(os.listdir(entry / "fd")), int(fields[17]), frozenset([pid]))
             found[_name(entry)] += one
         except (OSError, IndexError):
             continue

@@ -31,3 +31,13 @@ def test_growth_is_told_from_noise_and_from_what_is_taken_for_a_moment() -> None
     assert 0.022 < samples(50_000).growth("api", since=15) < 0.0226, "45 minutes of 50 kB, to 100.75 MB before them"
     assert abs(samples(0, lambda at: at / 100).growth("api", since=15)) < 2e-3
     assert samples(50_000, lambda at: at / 100).growth("api", since=15) > 0.02
+
+
+def test_a_helper_is_judged_while_it_lives() -> None:
+    usages = [{"api": Usage(1, pids=frozenset([1]))} for _ in range(4)]
+    for number, sample in enumerate(usages[:3]):
+        sample["helper"] = Usage(1, pids=frozenset([7 + number // 2]))
+    some = Samples([0.0, 1.0, 2.0, 3.0], usages)
+    assert some.lived("api", since=0)
+    assert not some.lived("helper", since=0), "replaced"
+    assert not some.lived("helper", since=2), "ended"
