@@ -24,7 +24,9 @@ def make_adapter(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
+            if "magnitude" in name:
+                parameter.mul_(1 + std * torch.randn(parameter.shape, generator=generator))
+            elif "lora_" in name:
                 parameter.normal_(0.0, std, generator=generator)
     adapted.save_pretrained(str(directory))
     return Path(directory)

@@ -44,6 +44,7 @@ KERNELS: dict[tuple[str, str], str] = {
     ("route", "cpu"): "quire.kernels.cpu.experts:route",
     ("pack_experts", "cpu"): "quire.kernels.cpu.experts:pack_experts",
     ("experts", "cpu"): "quire.kernels.cpu.experts:experts",
+    ("expert_linear", "cpu"): "quire.kernels.cpu.experts:expert_linear",
     ("pack_linear", "cuda"): "quire.kernels.triton.linear.linear:pack_linear",
     ("linear", "cuda"): "quire.kernels.triton.linear.linear:linear",
     ("linear_silu_and_mul", "cuda"): "quire.kernels.triton.linear.linear:linear_silu_and_mul",

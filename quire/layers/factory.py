@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.attention.backend import AttentionLayer
 from quire.collectives.collectives import Collectives, OneRank
+from quire.layers.adapted_experts import AdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
 from quire.layers.divided import GatheredLogits, OwnExperts, SummedOverRanks, VocabularyEmbedding
@@ -177,13 +178,22 @@ class LayerFactory:
 
     def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
         """Experts and their router; experts are silu-gated MLPs `width` wide. A rank has some, or a part of each."""
-        router = self._linear(LinearShape((f"{name}.gate",), (routing.count,), hidden), bias=False)
+        routed = LinearShape((f"{name}.gate",), (routing.count,), hidden)
+        router = self._adapted(routed, bias=False) if self._mesh.tp == 1 else self._linear(routed, bias=False)
         whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
         scheme = self._scheme(*whole.modules)
         if self._mesh.tp == 1:
-            return MixtureOfExperts(router, self._remember(Experts(whole, scheme, self.options)), routing, self.options)
+            return MixtureOfExperts(router, self._adapted_experts(whole, scheme), routing, self.options)
         summand = self._own_experts(whole, scheme) if self._mesh.ep > 1 else self._part_of_experts(whole, scheme)
         return MixtureOfExperts(router, self._summed(summand), routing, self.options)
+
+    def _adapted_experts(self, shape: ExpertsShape, scheme: WeightScheme) -> Callable[..., Tensor]:
+        """Experts that adapters may change, where a processor has each one's weights apart."""
+        base = Experts(shape, scheme, self.options)
+        used, separate = self._remember(base), base.separate
+        if self._updates is None or separate is None or self.options.device.type != "cpu":
+            return used
+        return AdaptedExperts(used, separate, self._updates.updates_of_experts(shape), self._updates.step)
 
     def _own_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> OwnExperts:
         own = self._mesh.own_experts(whole.count)

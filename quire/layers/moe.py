@@ -9,8 +9,8 @@ from torch import Tensor
 
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
-from quire.layers.linear import Linear
-from quire.quantization.scheme import ExpertsShape, RowForm, WeightScheme
+from quire.layers.linear import Projection
+from quire.quantization.scheme import ExpertsShape, RowForm, SeparateExperts, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut, Shards
 from quire.weights.tensor_options import TensorOptions
@@ -48,6 +48,11 @@ class Experts:
         specs = (self._weights if whole is None else scheme.experts(whole, options)).weight_specs()
         self._shards = Shards(specs, self._weights.weight_specs(), lambda module: cut) if cut else Shards(specs)
 
+    @property
+    def separate(self) -> SeparateExperts | None:
+        """Each expert's products, where its weights lie apart."""
+        return self._weights if isinstance(self._weights, SeparateExperts) else None
+
     def weight_specs(self) -> Iterator[WeightSpec]:
         yield from self._shards.specs
 
@@ -75,7 +80,7 @@ class MixtureOfExperts:
     row_form: RowForm | None = None
 
     def __init__(
-        self, router: Linear, experts: Callable[..., Tensor], routing: Routing, options: TensorOptions
+        self, router: Projection, experts: Callable[..., Tensor], routing: Routing, options: TensorOptions
     ) -> None:
         self._router = router
         self._experts = experts

@@ -7,52 +7,66 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.lora.fused_experts import DOWN, by_expert, experts_of, parameter_of
+from quire.lora.magnitudes import BaseNorms, OpenCheckpoint
 from quire.lora.settings import AdapterSettings, read_settings
-from quire.lora.updates import HostAdapter, LowRankUpdates, Target
+from quire.lora.updates import HostAdapter, LowRankUpdates, ProductViews, Target
 
 WEIGHTS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
-_NAME = re.compile(r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<half>[AB])\.weight$")
+_NAME = re.compile(
+    r"^(?:base_model\.model\.)?(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<vector>magnitude_vector)(?:\.weight)?)$"
+)
+_A, _B, _MAGNITUDES = "A", "B", "magnitude_vector"
 _REASONS = (
-    (".lora_magnitude_vector", "DoRA is not served: merge the adapter into the model"),
     (".lora_embedding_", "adapters of embeddings are not served: merge the adapter into the model"),
     (".bias", "biases of adapters are not served: merge the adapter into the model"),
-    (".experts.", "adapters of experts are not served: merge the adapter into the model"),
+    (".experts.", "adapters of experts are not served here: they are on CPUs, over weights that each expert has apart"),
     ("lm_head.", "adapters of the head are not served: merge the adapter into the model"),
+    ("embed_tokens.", "changed embeddings are not served: merge the adapter into the model"),
 )
 _READABLE = ("F32", "F16", "BF16", "F64")
 
 
-class _Half(NamedTuple):
-    """A tensor A or B.
+@dataclass
+class _Module:
+    """What an adapter has of a module.
 
     Attributes:
-        name: In the file.
-        module: Whose.
-        shape: Its.
+        named: What the adapter calls it, which is what patterns of its settings mean.
+        names: Of its tensors in the file, by A, B and magnitudes.
+        shapes: Theirs.
+        rank: Its.
+        scale: By what B A is multiplied.
     """
 
-    name: str
-    module: str
-    shape: tuple[int, ...]
+    named: str
+    names: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    rank: int = 0
+    scale: float = 0.0
 
 
-def read_adapter(directory: Path, updates: LowRankUpdates, dtype: torch.dtype) -> HostAdapter:
+def read_adapter(
+    directory: Path, updates: LowRankUpdates, dtype: torch.dtype, open_base: OpenCheckpoint
+) -> HostAdapter:
     """An adapter as a device's slot holds it.
 
     Args:
         directory: Of its files.
         updates: What of the model adapters may change.
         dtype: The model's.
+        open_base: Opens the base model's files, where norms of its weights are needed.
 
     Raises:
         CheckpointError: The files are broken, or do not fit this model or server; the message names the tensor.
@@ -63,29 +77,81 @@ def read_adapter(directory: Path, updates: LowRankUpdates, dtype: torch.dtype) -
         hint = f"{_PICKLED} may run code as it is read: save the adapter as safetensors" if pickled else "is it saved?"
         raise CheckpointError(f"{directory} has no {WEIGHTS}: {hint}.")
     try:
-        with safe_open(str(path), framework="pt") as file:
-            halves = _halves(file, path)
-            ranks = _check(halves, settings, updates, path)
-            weights = torch.zeros((1, updates.size), dtype=dtype)
-            by_product = torch.zeros(updates.number, dtype=torch.int64)
-            digest = sha256(json.dumps([str(dtype), settings.rank_stabilised]).encode())
-            views = list(updates.views(weights))
-            for (module, half), each in sorted(halves.items()):
-                target, rank = updates.targets[module], ranks[module]
-                scale = settings.scale_of(module, rank)
-                stored = file.get_tensor(each.name)
-                digest.update(json.dumps([module, half, rank, scale, str(stored.dtype)]).encode())
-                digest.update(stored.contiguous().view(torch.uint8).numpy().data)
-                by_product[target.update] = max(int(by_product[target.update]), rank)
-                _place(stored, half, target, views[target.update], scale, updates)
+        with safe_open(str(path), framework="pt") as file, BaseNorms(open_base) as norms:
+            modules = _modules(file, path, updates)
+            _check(modules, settings, updates, path)
+            return _Reader(updates, dtype, norms, path).read(file, modules, settings)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is broken or cut short ({error}): write the adapter again.") from None
-    return HostAdapter(weights[0], by_product, digest.hexdigest())
 
 
-def _halves(file: safe_open, path: Path) -> dict[tuple[str, str], _Half]:
-    """Every tensor of the file, by its module and A or B."""
-    halves: dict[tuple[str, str], _Half] = {}
+class _Reader:
+    """Puts the tensors of a file where a slot has them.
+
+    Args:
+        updates, dtype: See read_adapter.
+        norms: Of the base model's weights.
+        path: Of the file, for messages.
+    """
+
+    def __init__(self, updates: LowRankUpdates, dtype: torch.dtype, norms: BaseNorms, path: Path) -> None:
+        self._updates = updates
+        self._norms = norms
+        self._path = path
+        self._weights = torch.zeros((1, updates.size), dtype=dtype)
+        self._ranks = torch.zeros((2, updates.number), dtype=torch.int64)
+        self._views = list(updates.views(self._weights))
+
+    def read(self, file: safe_open, modules: dict[str, _Module], settings: AdapterSettings) -> HostAdapter:
+        """All of them."""
+        digest = sha256(json.dumps([str(self._weights.dtype), settings.rank_stabilised]).encode())
+        for module, each in sorted(modules.items()):
+            tensors = {}
+            for half, name in sorted(each.names.items()):
+                stored = tensors[half] = file.get_tensor(name)
+                digest.update(json.dumps([module, half, each.rank, each.scale, str(stored.dtype)]).encode())
+                digest.update(stored.contiguous().view(torch.uint8).numpy().data)
+            a, b = tensors[_A], tensors[_B].float() * each.scale
+            if (shape := self._updates.experts.get(experts_of(module))) is not None:
+                parameter = parameter_of(shape, a.shape, b.shape)
+                assert parameter is not None, "shapes are checked"
+                for expert, own_a, own_b in by_expert(shape, parameter, a, b):
+                    self._place(expert, own_a, own_b, each.rank)
+                continue
+            if _MAGNITUDES in tensors:
+                b = self._scale(module, tensors[_MAGNITUDES], a.float(), b)
+            self._place(module, a, b, each.rank)
+        return HostAdapter(self._weights[0], self._ranks, digest.hexdigest())
+
+    def _scale(self, module: str, magnitudes: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Place what scales the base model's outputs; returns B scaled as they are."""
+        target, views = self._target(module)
+        try:
+            factors, summands = self._norms.factors(module, target, magnitudes, a, b)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._path}: {error.message}.") from None
+        own = slice(target.begin, target.begin + target.rows)
+        views.factors[0, own].copy_(factors - 1)
+        views.summands[0, own].copy_(summands)
+        self._ranks[1, target.update] = 1
+        return factors.unsqueeze(1) * b
+
+    def _place(self, module: str, a: Tensor, b: Tensor, rank: int) -> None:
+        """A [rank, columns] and B [rows, rank], scaled, of one module."""
+        target, views = self._target(module)
+        first = target.module * self._updates.rank
+        views.a[0, first : first + rank].copy_(a)
+        views.b[0, target.begin : target.begin + target.rows, :rank].copy_(b)
+        self._ranks[0, target.update] = max(int(self._ranks[0, target.update]), rank)
+
+    def _target(self, module: str) -> tuple[Target, ProductViews]:
+        target = self._updates.targets[module]
+        return target, self._views[target.update]
+
+
+def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, _Module]:
+    """Every tensor of the file, by the module that it changes."""
+    modules: dict[str, _Module] = {}
     for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (a handle is no dict)
         found = _NAME.match(name)
         if found is None:
@@ -93,51 +159,59 @@ def _halves(file: safe_open, path: Path) -> dict[tuple[str, str], _Half]:
         stored = file.get_slice(name)  # type: ignore[no-untyped-call]
         if str(stored.get_dtype()) not in _READABLE:
             raise CheckpointError(f"{path}: {name} is of type {stored.get_dtype()}, and not {', '.join(_READABLE)}.")
-        key = found["module"], found["half"]
-        if key in halves:
-            raise CheckpointError(f"{path}: {name} and {halves[key].name} are the same tensor twice.")
-        halves[key] = _Half(name, found["module"], tuple(stored.get_shape()))
-    if not halves:
+        module, half = updates.own_name(found["module"]), found["half"] or found["vector"]
+        own = modules.setdefault(module, _Module(found["module"], {}, {}))
+        if half in own.names:
+            raise CheckpointError(f"{path}: {name} and {own.names[half]} are the same tensor twice.")
+        own.names[half], own.shapes[half] = name, tuple(stored.get_shape())
+    if not modules:
         raise CheckpointError(f"{path} has no tensors: write the adapter again.")
-    return halves
+    return modules
 
 
-def _check(
-    halves: dict[tuple[str, str], _Half], settings: AdapterSettings, updates: LowRankUpdates, path: Path
-) -> dict[str, int]:
-    """The rank of each module; all shapes fit."""
-    ranks: dict[str, int] = {}
-    for (module, half), each in halves.items():
-        target = updates.targets.get(module)
-        if target is None:
+def _check(modules: dict[str, _Module], settings: AdapterSettings, updates: LowRankUpdates, path: Path) -> None:
+    """All shapes fit; each module gets its rank and scale."""
+    for module, each in modules.items():
+        first = each.names[min(each.names)]
+        is_experts = experts_of(module) in updates.experts
+        if module not in updates.targets and not is_experts:
             known = sorted({name.rpartition(".")[2] for name in updates.targets})
             unknown = f"adapters may change {', '.join(known)} of this model's layers"
-            raise CheckpointError(f"{path}: {each.name}: {_reason(each.name, unknown)}.")
-        if (module, "B" if half == "A" else "A") not in halves:
-            raise CheckpointError(f"{path}: {each.name} has no other half.")
-        rank = ranks[module] = settings.rank_of(module)
-        expected = (rank, target.columns) if half == "A" else (target.rows, rank)
-        if each.shape != expected:
-            raise CheckpointError(
-                f"{path}: {each.name} is {list(each.shape)}, but this model and the adapter's rank ask for "
-                f"{list(expected)}: is it an adapter of this model?"
-            )
-        if rank > updates.limit:
+            raise CheckpointError(f"{path}: {first}: {_reason(first, unknown)}.")
+        if not {_A, _B} <= each.names.keys():
+            raise CheckpointError(f"{path}: {first} has no other half.")
+        if settings.has_magnitudes != (_MAGNITUDES in each.names):
+            differs = "use_dora is set, and it has no magnitudes" if settings.has_magnitudes else "use_dora is not set"
+            raise CheckpointError(f"{path}: {each.names.get(_MAGNITUDES, first)}: {differs}: write the adapter again.")
+        for half, expected in _expected(module, each, settings, updates):
+            if each.shapes[half] != expected:
+                raise CheckpointError(
+                    f"{path}: {each.names[half]} is {list(each.shapes[half])}, but this model and the adapter's rank "
+                    f"ask for {list(expected)}: is it an adapter of this model?"
+                )
+        if each.rank > updates.limit:
             most = f"more than --max-lora-rank {updates.limit}"
-            raise CheckpointError(f"{path}: {each.name} has rank {rank}, {most}: start the server with a larger one.")
-    return ranks
+            raise CheckpointError(f"{path}: {first} has rank {each.rank}, {most}: start the server with a larger one.")
 
 
-def _place(
-    stored: Tensor, half: str, target: Target, views: tuple[Tensor, Tensor], scale: float, updates: LowRankUpdates
-) -> None:
-    """Write a tensor where the slot has it."""
-    a, b = views
-    if half == "A":
-        first = target.module * updates.rank
-        a[0, first : first + len(stored)].copy_(stored)
-        return
-    b[0, target.begin : target.begin + target.rows, : stored.shape[1]].copy_(stored.float() * scale)
+def _expected(
+    module: str, each: _Module, settings: AdapterSettings, updates: LowRankUpdates
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shapes that the module's tensors should have; sets its rank and scale."""
+    name, experts = each.named, 1
+    if (shape := updates.experts.get(experts_of(module))) is not None:
+        parameter = parameter_of(shape, each.shapes[_A], each.shapes[_B]) or DOWN
+        name, experts = f"{experts_of(name)}.{parameter}", shape.count
+        rows, columns = (shape.hidden, shape.width) if parameter == DOWN else (2 * shape.width, shape.hidden)
+    else:
+        target = updates.targets[module]
+        rows, columns = target.rows, target.columns
+    each.rank = settings.rank_of(name)
+    each.scale = settings.scale_of(name, each.rank)
+    yield _A, (experts * each.rank, columns)
+    yield _B, (rows, experts * each.rank)
+    if _MAGNITUDES in each.names:
+        yield _MAGNITUDES, (rows,)
 
 
 def _reason(name: str, otherwise: str) -> str:

@@ -21,7 +21,7 @@ _NEUTRAL = frozenset(
         "alora_invocation_string", "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
         "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
         "loftq_config", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision",
-        "runtime_config", "target_modules", "task_type",
+        "runtime_config", "target_modules", "target_parameters", "task_type",
     }
 )  # fmt: skip
 """Settings of training, or such as show in the tensors' names."""
@@ -29,9 +29,7 @@ _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 """What `init_lora_weights` may be: other ways to begin training change the base model's weights as well."""
 _WHY = {
     "modules_to_save": "whole modules that an adapter brings are not served: merge it into the model",
-    "use_dora": "DoRA is not served: merge the adapter into the model",
     "lora_bias": "biases of adapters are not served: merge the adapter into the model",
-    "target_parameters": "adapters of experts are not served: merge the adapter into the model",
     "trainable_token_indices": "changed embeddings are not served: merge the adapter into the model",
 }
 
@@ -44,6 +42,7 @@ class AdapterSettings:
         rank, alpha: Of modules that no pattern names.
         ranks, alphas: By pattern of module names.
         rank_stabilised: The scale is alpha / √rank (Kalajdzievski 2023) instead of alpha / rank.
+        has_magnitudes: It is of DoRA (Liu et al. 2024).
     """
 
     rank: int
@@ -51,6 +50,7 @@ class AdapterSettings:
     ranks: dict[str, int] = field(default_factory=dict)
     alphas: dict[str, float] = field(default_factory=dict)
     rank_stabilised: bool = False
+    has_magnitudes: bool = False
 
     def rank_of(self, module: str) -> int:
         """What the module's rank should be."""
@@ -100,12 +100,15 @@ def _parse(fields: dict[str, Any], path: Path) -> AdapterSettings:
             ranks={_pattern(key): _positive(each) for key, each in (fields.pop("rank_pattern", None) or {}).items()},
             alphas={_pattern(key): _finite(each) for key, each in (fields.pop("alpha_pattern", None) or {}).items()},
             rank_stabilised=bool(fields.pop("use_rslora", False)),
+            has_magnitudes=bool(fields.pop("use_dora", False)),
         )
     except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
         raise CheckpointError(f"{path}: r, lora_alpha or a pattern of them is wrong ({error}).") from None
     for name, value in fields.items():
         if value and name not in _NEUTRAL:
-            raise CheckpointError(f"{path}: {name}: {_WHY.get(name, 'it is not served, and would change the result')}.")
+            which = f" {value}" if isinstance(value, list) else ""
+            why = _WHY.get(name, "it is not served, and would change the result")
+            raise CheckpointError(f"{path}: {name}{which}: {why}.")
     return settings
 
 

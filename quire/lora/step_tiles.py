@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from quire.attention.metadata import IntArray
 from quire.kernels.reference.lora import Tiles
@@ -16,10 +17,12 @@ class StepTiles:
 
     Attributes:
         tiles: None: no token of it has an adapter.
+        expert_slots: [tokens] int64, where each one's adapter is, if that changes experts, and else 0; None: none does.
     """
 
     def __init__(self) -> None:
         self.tiles: Tiles | None = None
+        self.expert_slots: Tensor | None = None
 
 
 def order_tokens(slots: IntArray) -> tuple[IntArray, IntArray]:

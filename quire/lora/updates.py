@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.kernels.reference.lora import LowRankWeights
+from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.lora.step_tiles import StepTiles
-from quire.quantization.scheme import LinearShape
+from quire.quantization.scheme import ExpertsShape, LinearShape
 
 _RANKS = 16
-"""Of a group: as many as a tensor core multiplies at least."""
+"""Of a group: as many as a tensor core multiplies at least. Adapters begin at multiples of so many elements."""
+
+
+_RENAMED = ".mlp.", ".block_sparse_moe."
+"""Mixtral's layers of experts: in transformers since version 5, and in checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Target:
         module: Its number among that product's modules.
         begin: Where its outputs begin among the product's.
         rows, columns: Its outputs and inputs.
+        transposed: The base model's weight is stored as [columns, rows].
     """
 
     update: int
@@ -37,6 +44,21 @@ class Target:
     begin: int
     rows: int
     columns: int
+    transposed: bool = False
+
+
+class ProductViews(NamedTuple):
+    """Where the weights of one product lie in the memory of adapters.
+
+    Attributes:
+        a, b: See LowRankWeights.
+        factors, summands: See Scaling.
+    """
+
+    a: Tensor
+    b: Tensor
+    factors: Tensor
+    summands: Tensor
 
 
 class LowRankUpdate:
@@ -63,6 +85,10 @@ class LowRankUpdate:
         """Whether the step has a token with an adapter."""
         return self._step.tiles is not None
 
+    def add(self, x: Tensor, y: Tensor, tiles: Tiles) -> None:
+        """Add B A x to y [n, outputs], for rows x [n, columns] that are not the step's but those of `tiles`."""
+        self._expand(self._shrink(x, self.weights, tiles), self.weights, tiles, y)
+
     def shrink(self, x: Tensor) -> Tensor:
         """A x of tokens with adapters, x [tokens, columns]: comes before the product."""
         assert self._step.tiles is not None
@@ -73,6 +99,13 @@ class LowRankUpdate:
         """Add B A x to the product's rows, y [tokens, outputs]."""
         assert self._step.tiles is not None
         self._expand(low, self.weights, self._step.tiles, y)
+
+
+class ExpertUpdate(NamedTuple):
+    """Of one expert's products."""
+
+    gate_up: LowRankUpdate
+    down: LowRankUpdate
 
 
 class LowRankUpdates:
@@ -86,6 +119,8 @@ class LowRankUpdates:
     Attributes:
         step: What of the present step is changed.
         targets: By module.
+        experts: The shapes of all experts of a layer, by the module that has them.
+        changes_experts: [slots + 1] bool, whether the adapter of a slot changes experts; the first is of none.
         slots, limit: As given.
         rank: Of a place: kernels work on whole groups of ranks.
     """
@@ -96,6 +131,9 @@ class LowRankUpdates:
         self.rank = -(-limit // _RANKS) * _RANKS
         self.step = StepTiles()
         self.targets: dict[str, Target] = {}
+        self.experts: dict[str, ExpertsShape] = {}
+        self.changes_experts = np.zeros(slots + 1, dtype=np.bool_)
+        self._of_experts: list[int] = []  # products
         self._device = device
         self._updates: list[LowRankUpdate] = []
 
@@ -103,27 +141,49 @@ class LowRankUpdates:
         """The update of another product."""
         begin = 0
         for module, (name, rows) in enumerate(zip(shape.names, shape.rows, strict=True)):
-            self.targets[name] = Target(len(self._updates), module, begin, rows, shape.columns)
+            self.targets[name] = Target(len(self._updates), module, begin, rows, shape.columns, shape.transposed)
             begin += rows
         update = LowRankUpdate(shape, self.step, self._device)
         self._updates.append(update)
         return update
 
+    def updates_of_experts(self, shape: ExpertsShape) -> list[ExpertUpdate]:
+        """Those of one layer's experts."""
+        self.experts[shape.name] = shape
+        updates, first = [], len(self._updates)
+        for number in shape.numbers:
+            gate, up, down = (f"{shape.name}.{number}.{each}" for each in shape.names)
+            gate_up = self.update_of(LinearShape((gate, up), (shape.width, shape.width), shape.hidden))
+            updates.append(ExpertUpdate(gate_up, self.update_of(LinearShape((down,), (shape.hidden,), shape.width))))
+        self._of_experts += range(first, len(self._updates))
+        return updates
+
+    def own_name(self, module: str) -> str:
+        """What the model calls a module that adapters may call by transformers' present name."""
+        theirs, ours = _RENAMED
+        renamed = module.replace(theirs, ours)
+        known = renamed in self.targets or renamed.removesuffix(".base_layer") in self.experts
+        return renamed if known else module
+
+    def note_experts(self, slot: int, adapter: HostAdapter) -> None:
+        """An adapter lies in a slot from now on."""
+        self.changes_experts[slot] = bool(adapter.ranks[0, self._of_experts].any())
+
     @property
     def size(self) -> int:
         """Elements of an adapter."""
-        return sum(
-            self.rank * (len(each.shape.names) * each.shape.columns + each.shape.outputs) for each in self._updates
-        )
+        return self._scaling_at + -(-2 * self._outputs // _RANKS) * _RANKS
 
     @property
     def number(self) -> int:
         """How many products there are."""
         return len(self._updates)
 
-    def views(self, memory: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """A and B of each product in the memory of adapters [adapters, size]; see LowRankWeights."""
-        at = 0
+    def views(self, memory: Tensor) -> Iterator[ProductViews]:
+        """Of each product, in the memory of adapters [adapters, size]. Scaling is behind all A and B, so that these are
+        aligned.
+        """
+        at, scaling_at, outputs = 0, self._scaling_at, self._outputs
         for each in self._updates:
             shape, rank = each.shape, self.rank
             a_rows = len(shape.names) * rank
@@ -135,12 +195,28 @@ class LowRankUpdates:
             else:
                 b = b.view(-1, shape.outputs, rank)
             at += shape.outputs * rank
-            yield a, b
+            factors = memory[:, scaling_at : scaling_at + shape.outputs]
+            summands = memory[:, scaling_at + outputs : scaling_at + outputs + shape.outputs]
+            scaling_at += shape.outputs
+            yield ProductViews(a, b, factors, summands)
 
     def bind(self, memory: Tensor, ranks: Tensor) -> None:
-        """Adapters lie in `memory` [slots, size] from now on; `ranks` [slots, products] int64."""
-        for number, (each, (a, b)) in enumerate(zip(self._updates, self.views(memory), strict=True)):
-            each.weights = LowRankWeights(a, b, ranks[:, number], each.shape.rows)
+        """Adapters lie in `memory` [slots, size] from now on; `ranks` [slots, 2, products] int64: see HostAdapter."""
+        for number, (each, views) in enumerate(zip(self._updates, self.views(memory), strict=True)):
+            scaling = Scaling(views.factors, views.summands, ranks[:, 1, number])
+            each.weights = LowRankWeights(views.a, views.b, ranks[:, 0, number], each.shape.rows, scaling)
+
+    @property
+    def _outputs(self) -> int:
+        """Of all products."""
+        return sum(each.shape.outputs for each in self._updates)
+
+    @property
+    def _scaling_at(self) -> int:
+        """Elements of all A and B."""
+        return sum(
+            self.rank * (len(each.shape.names) * each.shape.columns + each.shape.outputs) for each in self._updates
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +225,7 @@ class HostAdapter:
 
     Attributes:
         weights: [size], laid out as in a slot of the device.
-        ranks: [products] int64.
+        ranks: [2, products] int64: how many ranks each product has in use, and 1 where its outputs are scaled.
         digest: Of all that decides what it computes.
     """
 
@@ -167,14 +243,16 @@ class AdapterMemory:
     """
 
     def __init__(self, updates: LowRankUpdates, dtype: torch.dtype, device: torch.device) -> None:
+        self._updates = updates
         self._weights = torch.zeros((updates.slots, updates.size), dtype=dtype, device=device)
-        self._ranks = torch.zeros((updates.slots, updates.number), dtype=torch.int64, device=device)
+        self._ranks = torch.zeros((updates.slots, 2, updates.number), dtype=torch.int64, device=device)
         self._staged: tuple[Tensor, Tensor] | None = None
         self._stream: torch.cuda.Stream | None = None
         updates.bind(self._weights, self._ranks)
 
     def write(self, slot: int, adapter: HostAdapter) -> None:
         """Bring an adapter to a slot that no step in flight reads; returns when it is there. Called in one thread."""
+        self._updates.note_experts(slot, adapter)
         if self._weights.device.type == "cpu":
             self._weights[slot - 1].copy_(adapter.weights)
             self._ranks[slot - 1].copy_(adapter.ranks)

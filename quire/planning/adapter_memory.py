@@ -14,13 +14,24 @@ def adapter_bytes(config: Config, spec: ModelSpec) -> int:
     lora = config.lora
     if not lora.enable_lora:
         return 0
-    number = lora.max_loras + (lora.host_adapters if config.device.device == "cpu" else 0)
-    return number * _elements(spec, -(-lora.max_lora_rank // _RANKS) * _RANKS) * DTYPE_BYTES[config.model.dtype]
+    on_cpu = config.device.device == "cpu"
+    number = lora.max_loras + (lora.host_adapters if on_cpu else 0)
+    rank = -(-lora.max_lora_rank // _RANKS) * _RANKS
+    return number * _elements(spec, rank, with_experts=on_cpu) * DTYPE_BYTES[config.model.dtype]
 
 
-def _elements(spec: ModelSpec, rank: int) -> int:
-    """Of one adapter, or a little more: as if every layer had a gated MLP, and no projections were stored as one."""
-    q, kv, hidden, width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden, spec.intermediate
-    attention = (3 * hidden + q + 2 * kv) + (q + hidden)
-    mlp = (2 * hidden + 2 * width) + (width + hidden)
-    return spec.layers * rank * (attention + mlp)
+def _elements(spec: ModelSpec, rank: int, *, with_experts: bool) -> int:
+    """Of one adapter, or a little more: as if every MLP had a gate, and no projections were stored as one."""
+    q, kv, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden
+    low_rank, outputs = spec.layers * (3 * hidden + q + 2 * kv + q + hidden), spec.layers * (q + 2 * kv + hidden)
+    experts = spec.experts
+    layers_of_experts = 0 if experts is None else len(experts.layers)
+    mlps = [(spec.layers - layers_of_experts, spec.intermediate)]
+    if experts is not None:
+        low_rank, outputs = (each + layers_of_experts * experts.count for each in (low_rank, outputs))  # of routers
+        low_rank += layers_of_experts * hidden
+        mlps += [(layers_of_experts * experts.count, experts.width)] if with_experts else []
+    for number, width in mlps:
+        low_rank += number * (2 * hidden + 2 * width + width + hidden)
+        outputs += number * (2 * width + hidden)
+    return rank * low_rank + -(-2 * outputs // _RANKS) * _RANKS

@@ -150,6 +150,16 @@ class DenseExperts:
         self._experts(x, self._gate_up, self._down, numbers, weights, out)
         return out
 
+    def gate_up(self, number: int, x: Tensor) -> Tensor:
+        return self._multiply_one(x, self._gate_up, number)
+
+    def down(self, number: int, x: Tensor) -> Tensor:
+        return self._multiply_one(x, self._down, number)
+
+    def _multiply_one(self, x: Tensor, weights: Sequence[Tensor] | Tensor, number: int) -> Tensor:
+        y: Tensor = kernel("expert_linear", self._options.device.type)(x, weights, number)
+        return y
+
     def _load(
         self, checkpoint: Checkpoint, projections: tuple[str, ...], rows: int, columns: int
     ) -> Sequence[Tensor] | Tensor:

@@ -52,6 +52,12 @@ class ExpertLoop:
         experts(x, self._gate_up, self._down, numbers, weights, out, _multiply)
         return out
 
+    def gate_up(self, number: int, x: Tensor) -> Tensor:
+        return self._gate_up[number].multiply(x, None)
+
+    def down(self, number: int, x: Tensor) -> Tensor:
+        return self._down[number].multiply(x, None)
+
 
 def _multiply(x: Tensor, weight: LinearWeight, bias: None) -> Tensor:
     return weight.multiply(x, bias)

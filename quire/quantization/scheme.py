@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -64,6 +64,10 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+
+    def __iter__(self) -> Iterator[str]:
+        """In the order of their use."""
+        return iter((self.gate, self.up, self.down))
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,19 @@ class ExpertWeights(Protocol):
 
         x [tokens, hidden], each token's experts and their weights [tokens, chosen] → [tokens, hidden].
         """
+        ...
+
+
+@runtime_checkable
+class SeparateExperts(Protocol):
+    """Weights of experts whose products can be had one by one, as adapters of experts need them."""
+
+    def gate_up(self, number: int, x: Tensor) -> Tensor:
+        """The gate and, beside it, what it gates, of one expert: [tokens, hidden] → [tokens, 2 · width]."""
+        ...
+
+    def down(self, number: int, x: Tensor) -> Tensor:
+        """[tokens, width] → [tokens, hidden]."""
         ...
 
 

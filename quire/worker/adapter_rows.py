@@ -6,6 +6,7 @@ Knows nothing about what adapters hold.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from quire.attention.metadata import IntArray
 from quire.kernels.reference.lora import Tiles
@@ -26,12 +27,24 @@ class AdapterRows:
 
     def __init__(self, updates: LowRankUpdates, *, on_gpu: bool) -> None:
         self._step: StepTiles = updates.step
+        self._updates = updates
         self._slots = updates.slots
         self._on_gpu = on_gpu
 
     def begin(self, tiles: Tiles | None) -> None:
         """The step that is launched next."""
         self._step.tiles = tiles
+        self._step.expert_slots = None
+        if tiles is not None and self._updates.changes_experts.any():
+            slots = torch.zeros(len(tiles.slots), dtype=torch.int64)
+            for slot, token in zip(tiles.slots.tolist(), tiles.rows[:, 0].tolist(), strict=True):
+                if self._updates.changes_experts[slot]:
+                    slots[token] = slot
+            self._step.expert_slots = slots if slots.any() else None
+
+    def can_replay(self, adapters: IntArray) -> bool:
+        """Whether a recorded step serves rows of these slots: products of experts are recorded without adapters."""
+        return not self._updates.changes_experts[adapters].any()
 
     def stage(
         self, host: HostBatch, adapters: IntArray, staging: StagingBuffer, shape: GraphShape | None = None

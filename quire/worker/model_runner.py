@@ -228,6 +228,8 @@ class ModelRunner:
         """The captured shape that the batch can be padded to, if there is one."""
         sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows
         if self._recorded is not None:
+            if self._adapters is not None and not self._adapters.can_replay(self._slots.host.adapters[host.slots]):
+                return None
             return self._recorded.for_step(*sizes, adapted=self._has_adapters(host))
         return self._shapes.for_step(*sizes)
 

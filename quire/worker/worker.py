@@ -26,6 +26,7 @@ from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.kernels.cpu.library import library
 from quire.layers.factory import LayerFactory
+from quire.layers.layer import weight_specs_of
 from quire.logits_processors import load_processors
 from quire.lora.files import read_adapter
 from quire.lora.loader import AdapterLoader
@@ -54,7 +55,7 @@ from quire.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.worker.startup.packed_weights import packed_weights_for
 from quire.worker.startup.threads import compute_threads
 from quire.worker.step_handle import StepHandle
-from quire.worker.weight_loading import load_weights
+from quire.worker.weight_loading import load_weights, open_checkpoint
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
@@ -188,7 +189,8 @@ class Worker:
         if updates is not None:
             with _room_for("the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"):
                 memory = AdapterMemory(updates, options.dtype, self._device)
-            read = partial(read_adapter, updates=updates, dtype=options.dtype)
+            open_base = partial(open_checkpoint, self._config, spec, weight_specs_of(factory.layers))
+            read = partial(read_adapter, updates=updates, dtype=options.dtype, open_base=open_base)
             self.adapters = AdapterLoader(read, memory, self._config.lora.host_adapters)
         if self._kv_scales is not None:
             with self._stage("kv_scales"):

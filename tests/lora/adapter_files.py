@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from quire.lora.updates import LowRankUpdates
 from quire.quantization.scheme import LinearShape
+from quire.weights.checkpoint import StoredTensor
 
 HIDDEN, WIDTH = 12, 20
 PREFIX = "base_model.model.model.layers.0"
@@ -24,6 +26,22 @@ def small_updates(slots: int = 2, limit: int = 8) -> LowRankUpdates:
     updates.update_of(LinearShape(names, (HIDDEN, 4, 4), HIDDEN))
     updates.update_of(LinearShape(("model.layers.0.mlp.down_proj",), (HIDDEN,), WIDTH))
     return updates
+
+
+class Base:
+    """The base model's files: one module's weights are 0, the other's quantized."""
+
+    def contents(self) -> dict[str, StoredTensor]:
+        return {
+            "model.layers.0.self_attn.k_proj.weight": StoredTensor((4, HIDDEN), "F32"),
+            "model.layers.0.mlp.down_proj.weight": StoredTensor((HIDDEN, WIDTH), "F8_E4M3"),
+        }
+
+    def read(self, name: str, out: Tensor, start: Sequence[int] | None = None) -> None:
+        out.zero_()
+
+    def close(self) -> None:
+        pass
 
 
 def pair(module: str, rank: int, rows: int, columns: int) -> dict[str, Tensor]:

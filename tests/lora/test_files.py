@@ -12,20 +12,20 @@ from torch import Tensor
 
 from quire.errors import CheckpointError
 from quire.lora.files import read_adapter
-from tests.lora.adapter_files import HIDDEN, PREFIX, WIDTH, pair, small_updates, whole, write
+from tests.lora.adapter_files import HIDDEN, PREFIX, WIDTH, Base, pair, small_updates, whole, write
 
 
 def products(directory: Path) -> dict[str, Tensor]:
     """By module, scale · B A as a slot has it."""
     updates = small_updates()
-    adapter = read_adapter(directory, updates, torch.float64)
+    adapter = read_adapter(directory, updates, torch.float64, Base)
     views = list(updates.views(adapter.weights[None]))
     found = {}
     for name, target in updates.targets.items():
-        a, b = views[target.update]
+        a, b, *_ = views[target.update]
         own = a[0, target.module * updates.rank : (target.module + 1) * updates.rank]
         found[name.rpartition(".")[2]] = b[0, target.begin : target.begin + target.rows] @ own
-        assert int(adapter.ranks[target.update]) in (0, 4, 6)
+        assert int(adapter.ranks[0, target.update]) in (0, 4, 6)
     return found
 
 
@@ -66,6 +66,15 @@ def with_one(name: str, tensor: Tensor | None = None) -> dict[str, Tensor]:
     return whole() | {f"{PREFIX}.{name}": torch.zeros(4) if tensor is None else tensor}
 
 
+def with_magnitudes(count: int, module: str = "") -> dict[str, Tensor]:
+    """Of two modules, or of one."""
+    own = {name: tensor for name, tensor in whole().items() if module in name}
+    sizes = {"self_attn.k_proj": count, "mlp.down_proj": HIDDEN}
+    return own | {
+        f"{PREFIX}.{name}.lora_magnitude_vector": torch.rand(size) + 1 for name, size in sizes.items() if module in name
+    }
+
+
 def without(name: str) -> dict[str, Tensor]:
     return {each: tensor for each, tensor in whole().items() if name not in each}
 
@@ -73,11 +82,16 @@ def without(name: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("tensors", "settings", "words"),
     [
-        (with_one("self_attn.k_proj.lora_magnitude_vector"), {}, ["k_proj.lora_magnitude_vector", "DoRA"]),
+        (with_one("self_attn.k_proj.lora_magnitude_vector"), {}, ["k_proj.lora_magnitude_vector", "use_dora is not"]),
+        (None, {"use_dora": True}, ["lora_A.weight", "no magnitudes"]),
+        (with_magnitudes(3), {"use_dora": True}, ["k_proj.lora_magnitude_vector is [3]", "[4]"]),
+        (with_magnitudes(4, "down_proj"), {"use_dora": True}, ["mlp.down_proj", "quantized", "merge"]),
+        (with_magnitudes(4, "k_proj"), {"use_dora": True, "lora_alpha": 0}, ["self_attn.k_proj", "all 0"]),
         (with_one("self_attn.k_proj.bias"), {}, ["k_proj.bias", "biases"]),
         (with_one("self_attn.k_proj.lora_B.bias"), {}, ["lora_B.bias", "biases"]),
         (with_one("embed_tokens.lora_embedding_A"), {}, ["lora_embedding_A", "embeddings"]),
-        (with_one("embed_tokens.weight"), {}, ["embed_tokens.weight", "no tensor of a LoRA adapter"]),
+        (with_one("embed_tokens.weight"), {}, ["embed_tokens.weight", "embeddings are not served"]),
+        (with_one("norm.weight"), {}, ["norm.weight", "no tensor of a LoRA adapter"]),
         (with_one("mlp.experts.0.lora_A.weight"), {}, ["experts.0.lora_A", "experts"]),
         (with_one("lm_head.lora_A.weight"), {}, ["lm_head.lora_A", "head"]),
         (renamed("layers.0", "layers.7"), {}, ["layers.7", "down_proj, k_proj, q_proj, v_proj"]),
@@ -92,11 +106,9 @@ def without(name: str) -> dict[str, Tensor]:
         ({}, {}, ["has no tensors"]),
         (b"", {}, ["broken"]),
         (b"\xff" * 100, {}, ["broken"]),
-        (None, {"use_dora": True}, ["use_dora", "DoRA"]),
         (None, {"bias": "all"}, ["bias"]),
         (None, {"lora_bias": True}, ["lora_bias"]),
-        (None, {"modules_to_save": ["lm_head"]}, ["modules_to_save"]),
-        (None, {"target_parameters": ["experts"]}, ["target_parameters", "experts"]),
+        (None, {"modules_to_save": ["lm_head"]}, ["modules_to_save ['lm_head']", "merge"]),
         (None, {"init_lora_weights": "pissa"}, ["init_lora_weights 'pissa'", "base model"]),
         (None, {"layer_replication": [[0, 1]]}, ["layer_replication", "not served"]),
         (None, {"alora_invocation_tokens": [1]}, ["alora_invocation_tokens"]),
@@ -114,7 +126,7 @@ def test_what_does_not_serve_is_refused_by_name(
 ) -> None:
     directory = write(tmp_path / "a", tensors, **settings)
     with pytest.raises(CheckpointError) as refused:
-        read_adapter(directory, small_updates(), torch.float32)
+        read_adapter(directory, small_updates(), torch.float32, Base)
     for word in words:
         assert word in refused.value.message
     assert str(directory) in refused.value.message
@@ -122,21 +134,21 @@ def test_what_does_not_serve_is_refused_by_name(
 
 def test_files_that_are_not_there_or_not_safe_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no adapter of PEFT"):
-        read_adapter(tmp_path, small_updates(), torch.float32)
+        read_adapter(tmp_path, small_updates(), torch.float32, Base)
     directory = write(tmp_path / "a")
     (directory / "adapter_model.safetensors").rename(directory / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="may run code"):
-        read_adapter(directory, small_updates(), torch.float32)
+        read_adapter(directory, small_updates(), torch.float32, Base)
     (directory / "adapter_config.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="not JSON"):
-        read_adapter(directory, small_updates(), torch.float32)
+        read_adapter(directory, small_updates(), torch.float32, Base)
 
 
 def test_the_digest_says_what_an_adapter_computes(tmp_path: Path) -> None:
     """Nothing else: where it lies and what it is called is not in it."""
 
     def digest(name: str, tensors: dict[str, Tensor], **settings: Any) -> str:
-        return read_adapter(write(tmp_path / name, tensors, **settings), small_updates(), torch.float32).digest
+        return read_adapter(write(tmp_path / name, tensors, **settings), small_updates(), torch.float32, Base).digest
 
     tensors = whole()
     first = digest("a", tensors)

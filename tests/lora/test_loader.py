@@ -13,7 +13,7 @@ from quire.lora.files import read_adapter
 from quire.lora.loader import AdapterLoader
 from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from quire.messages import Adapter, AdapterLoaded
-from tests.lora.adapter_files import small_updates, write
+from tests.lora.adapter_files import Base, small_updates, write
 
 
 class Loader:
@@ -27,7 +27,7 @@ class Loader:
 
     def _read(self, path: Path) -> HostAdapter:
         self.read.append(path.name)
-        return partial(read_adapter, updates=self.updates, dtype=torch.float32)(path)
+        return partial(read_adapter, updates=self.updates, dtype=torch.float32, open_base=Base)(path)
 
     def load(self, adapter: Adapter, slot: int = 0) -> AdapterLoaded:
         self.loader.load(adapter, slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,21 @@ import torch
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.errors import ConfigError, RequestError
+from quire.messages import Adapter, Add, Control, Deltas, Done, FromEngine
 from tests.adapters import ALL, Reference, make_adapter
 from tests.checkpoints import make_llama, make_tiny
 
 ATTENTION, MLP = ALL[:4], ALL[4:]
 KINDS: dict[str, dict[str, Any]] = {
     "all": {"rank": 8},
-    "attention": {"rank": 4, "modules": ATTENTION},
+    "attention": {"rank": 4, "modules": ATTENTION, "use_dora": True},
     "mlp": {"rank": 64, "modules": MLP},
     "q and v": {"rank": 16, "modules": ("q_proj", "v_proj"), "use_rslora": True},
-    "down": {"rank": 5, "modules": ("down_proj",), "lora_alpha": 40},
+    "down": {"rank": 5, "modules": ("down_proj",), "lora_alpha": 40, "use_dora": True},
     "some layers": {"rank": 32, "layers_to_transform": [1]},
     "patterns": {"rank": 8, "rank_pattern": {"q_proj": 24}, "alpha_pattern": {"up_proj": 3}},
     "gate": {"rank": 48, "modules": ("gate_proj", "k_proj")},
 }
-EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -122,6 +123,48 @@ def test_chunks_preemption_and_too_few_slots_change_nothing(stage: Stage, swap_s
         assert counts["free_blocks"] == counts["blocks"]
 
 
+def test_adapters_are_replaced_amid_load(stage: Stage, tmp_path: Path) -> None:
+    """Requests go on with what they began with, and those that come after it have what was loaded then."""
+    client, contents = stage.llm._local.client, list(KINDS)
+    prompts = random_prompts(9, [11, 30, 21, 8])
+    adapters: list[Adapter] = []
+    tokens: dict[int, list[int]] = {}
+    ended: set[int] = set()
+
+    def take() -> FromEngine | None:
+        message = client.receive(0.0)
+        if isinstance(message, Deltas):
+            at = 0
+            for number, count in zip(message.ids, message.counts, strict=True):
+                tokens.setdefault(number, []).extend(message.tokens[at : at + count])
+                at += count
+            ended.update(end.id for end in message.ends)
+        return message
+
+    for number, name in enumerate(contents):
+        shutil.rmtree(tmp_path / "hot", ignore_errors=True)
+        shutil.copytree(stage.paths[name], tmp_path / "hot")
+        client.send(Control(number, "load_adapter", {"name": "hot", "path": str(tmp_path / "hot")}))
+        while not isinstance(done := take(), Done):
+            pass
+        adapters.append(Adapter(**done.value))
+        for each in range(4):
+            prompt, params = prompts[each], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+            own = 1_000 + 4 * number + each
+            client.send(Add(own, prompt, len(prompt), params, [], own, 0.0, adapter=adapters[-1]))
+        for _ in range(3):
+            take()
+    assert ended != set(range(1_000, 1_000 + 4 * len(contents)))
+    for _ in range(20_000):
+        if len(ended) == 4 * len(contents):
+            break
+        take()
+    assert len({adapter.digest for adapter in adapters}) == len(contents)
+    for own, found in tokens.items():
+        name, prompt = contents[(own - 1_000) // 4], prompts[own % 4]
+        assert found == stage.reference.greedy(prompt, name, 12), name
+
+
 def test_several_sequences_and_sampling_have_the_adapter_too(stage: Stage) -> None:
     (prompt,) = random_prompts(5, [20])
     how = {"n": 3, "temperature": 1.0, "seed": 7, "max_tokens": 8}
@@ -136,7 +179,6 @@ def test_what_does_not_serve_is_refused_before_anything_runs(stage: Stage, tmp_p
     for path, word in (
         (make_adapter(tmp_path / "a", model, rank=65), "--max-lora-rank 64"),
         (make_adapter(tmp_path / "b", wide), "is it an adapter of this model"),
-        (make_adapter(tmp_path / "c", model, use_dora=True), "DoRA"),
         (make_adapter(tmp_path / "d", model, modules_to_save=["lm_head"]), "modules_to_save"),
         (make_adapter(tmp_path / "e", model, bias="all"), "bias"),
         (make_adapter(tmp_path / "f", model, modules=("q_proj", "lm_head")), "lm_head"),
@@ -156,18 +198,17 @@ def test_what_does_not_serve_is_refused_before_anything_runs(stage: Stage, tmp_p
         ("Phi3ForCausalLM", {}, ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
         ("Qwen3ForCausalLM", {"head_dim": 16}, ALL),
         ("Gemma2ForCausalLM", {"head_dim": 16}, ALL),
-        (
-            "Qwen3MoeForCausalLM",
-            {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
-            ALL[:4],
-        ),
     ],
 )
 def test_other_families(tmp_path: Path, architecture: str, config: dict[str, Any], modules: tuple[str, ...]) -> None:
     model = make_tiny(tmp_path / "model", architecture, **config)
-    kinds = {"a": {"rank": 8, "modules": modules}, "b": {"rank": 16, "modules": modules[:1]}}
+    kinds = {
+        "a": {"rank": 8, "modules": modules},
+        "b": {"rank": 16, "modules": modules[:1]},
+        "c": {"rank": 4, "modules": modules, "use_dora": True, "use_rslora": True},
+    }
     stage = Stage(tmp_path, model, kinds)
-    stage.check(random_prompts(7, [9, 21, 14]), ["a", None, "b"], 12)
+    stage.check(random_prompts(7, [9, 21, 14, 17]), ["a", None, "b", "c"], 12)
     stage.llm.close()
 
 

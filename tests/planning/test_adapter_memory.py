@@ -14,7 +14,7 @@ from quire.models.model import build_model
 from quire.models.spec import read_spec
 from quire.planning.adapter_memory import adapter_bytes
 from quire.weights.tensor_options import TensorOptions
-from tests.checkpoints import make_llama
+from tests.checkpoints import make_llama, make_tiny
 
 
 @pytest.mark.parametrize(("slots", "rank"), [(1, 16), (3, 20)])
@@ -28,3 +28,21 @@ def test_slots_take_what_was_reckoned(tmp_path: Path, slots: int, rank: int) -> 
     kept = Config().with_values(device="cpu", max_cpu_loras=slots + 2, **values)
     assert adapter_bytes(kept, spec) == memory._weights.nbytes // slots * (2 * slots + 2)
     assert adapter_bytes(Config().with_values(device="cpu", dtype="float32"), spec) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_experts_take_what_was_reckoned_where_they_are_served(tmp_path: Path, device: str) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
+    spec = read_spec(make_tiny(tmp_path, "Qwen3MoeForCausalLM", **sizes))
+    updates = LowRankUpdates(1, 16, device)
+    options = TensorOptions(torch.device("cpu" if device == "cpu" else "meta"), torch.float32)
+    if device == "cpu":
+        build_model(spec, LayerFactory(options, updates=updates))
+        assert updates.experts
+        values = {"dtype": "float32", "enable_lora": True, "device": device}
+        assert adapter_bytes(Config().with_values(**values), spec) == 2 * 4 * updates.size
+    with_experts, without = (
+        adapter_bytes(Config().with_values(dtype="float32", enable_lora=True, device=each), spec) / number
+        for each, number in (("cpu", 2), ("cuda", 1))
+    )
+    assert with_experts > 2 * without

@@ -7,7 +7,7 @@ import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
 from quire.kernels.dispatch import kernel
-from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.lora.step_tiles import GPU_TILE, tile_tokens
 
 _ITEM = 2
@@ -17,13 +17,16 @@ _QKV, _GATE_UP, _DOWN = (4_096, (4_096, 1_024, 1_024)), (4_096, (14_336, 14_336)
 def _arguments(
     tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...], device: torch.device
 ) -> tuple[torch.Tensor, LowRankWeights, Tiles]:
-    a = torch.randn(adapters, len(rows) * rank, columns, dtype=torch.bfloat16, device=device)
-    b = torch.randn(adapters, sum(rows), rank, dtype=torch.bfloat16, device=device)
+    outputs, a_size = sum(rows), len(rows) * rank * columns
+    memory = torch.randn(adapters, a_size + outputs * (rank + 2), dtype=torch.bfloat16, device=device)
+    a = memory[:, :a_size].view(adapters, len(rows) * rank, columns)
+    b = memory[:, a_size : a_size + outputs * rank].view(adapters, outputs, rank)
+    factors, summands = memory[:, -2 * outputs :].split(outputs, dim=1)
     ranks = torch.full((adapters,), rank, dtype=torch.int64, device=device)
     slots, tiled = tile_tokens(1 + np.arange(tokens) % adapters, GPU_TILE)
     tiles = Tiles(torch.tensor(slots, device=device), torch.tensor(tiled, device=device))
     x = torch.randn(tokens, columns, dtype=torch.bfloat16, device=device)
-    return x, LowRankWeights(a, b, ranks, rows), tiles
+    return x, LowRankWeights(a, b, ranks, rows, Scaling(factors, summands, torch.zeros_like(ranks))), tiles
 
 
 def _shrink(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...]) -> KernelCase:

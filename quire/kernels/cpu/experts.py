@@ -51,6 +51,13 @@ def pack_experts(weights: Tensor) -> Packed:
     return PackedWeight(data, rows, columns, kernels)
 
 
+def expert_linear(x: Tensor, weights: Packed, number: int) -> Tensor:
+    """Arguments as in reference/experts.py."""
+    if isinstance(weights, PackedWeight):
+        return linear(x, weights._replace(data=weights.data[number]), None)
+    return linear(x, weights[number], None)
+
+
 def experts(
     x: Tensor,
     gate_up: Packed,

@@ -48,7 +48,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "gather_columns": (_P, _P, _I, _I, _P, _I),
     "route": (_P, _I, _I, _I, _N, _P, _P),
     "lora_shrink": (_P, _I, _I, _P, _I, _P, _I, _I, _I, _P, _P, _I, _P),
-    "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _I),
+    "lora_expand": (_P, _I, _P, _I, _I, _I, _P, _I, _I, _P, _P, _I, _P, _P, _P, _P, _I),
     "experts": (_P, _I, _P, _I, _P, _I, _I, _I, _I, _N, _P, _P, _I, _P, _P),
 }
 """Of each kernel, its arguments; there is one for each of SUFFIXES."""

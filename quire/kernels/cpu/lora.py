@@ -6,7 +6,7 @@ from torch import Tensor
 
 from quire.kernels.cpu.library import Library, library
 from quire.kernels.reference import lora as reference
-from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
@@ -38,11 +38,12 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
     """Arguments as in reference/lora.py."""
-    b, ranks = weights.b, weights.ranks
+    b, ranks, scaling = weights.b, weights.ranks, weights.scaling
     if (kernels := _serving(y, weights, tiles)) is None or y.stride(1) != 1:
         reference.lora_expand(low, weights, tiles, y)
         return
     begin, element = 0, y.element_size()
+    assert scaling is None or lies_beside(scaling, weights)
     for module, outputs in enumerate(weights.rows):
         kernels(
             "lora_expand",
@@ -59,6 +60,9 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
             tiles.slots.data_ptr(),
             tiles.rows.data_ptr(),
             len(tiles.slots),
+            scaling.factors.data_ptr() + begin * element if scaling else 0,
+            scaling.summands.data_ptr() + begin * element if scaling else 0,
+            scaling.used.data_ptr() if scaling else 0,
             y.data_ptr() + begin * element,
             y.stride(0),
         )

@@ -32,6 +32,11 @@ def pack_experts(weights: Tensor) -> Sequence[Tensor]:
     return weights.unbind()
 
 
+def expert_linear(x: Tensor, weights: Sequence[Any], number: int) -> Tensor:
+    """x Wᵀ with one expert's weight: [tokens, columns] → [tokens, rows]; `weights` as from `pack_experts`."""
+    return F.linear(x, weights[number])
+
+
 def experts(
     x: Tensor,
     gate_up: Sequence[Any],

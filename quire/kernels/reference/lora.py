@@ -1,4 +1,4 @@
-"""Low-rank updates of some rows of a product, each by the adapter of its token: y += B A x.
+"""Low-rank updates of some rows of a product, each by the adapter of its token: y += B A x; DoRA scales y before.
 
 Rows are grouped: a tile has rows of one adapter, which share a read of its weights ("segmented gather matrix-vector
 product" of Punica, Chen et al. 2023). Rows without an adapter are in no tile, and cost nothing. A x may be computed
@@ -12,6 +12,20 @@ from typing import NamedTuple
 from torch import Tensor
 
 
+class Scaling(NamedTuple):
+    """What adapters with magnitudes (DoRA) do to a product's outputs before B A x is added: y += factor · y + summand.
+
+    Attributes:
+        factors: [slots, outputs], of the model's dtype: the scale less 1, which keeps small changes exact.
+        summands: [slots, outputs], the same: what keeps the product's bias unscaled.
+        used: [slots] int64, 1 where the adapter does so.
+    """
+
+    factors: Tensor
+    summands: Tensor
+    used: Tensor
+
+
 class LowRankWeights(NamedTuple):
     """Of one product that stacks several modules, for all adapters on the device.
 
@@ -22,12 +36,14 @@ class LowRankWeights(NamedTuple):
             multiplies them.
         ranks: [slots] int64, how many of a module's ranks are in use; 0: the adapter leaves this product alone.
         rows: Outputs of each module.
+        scaling: What becomes of the product's own outputs; None: nothing.
     """
 
     a: Tensor
     b: Tensor
     ranks: Tensor
     rows: tuple[int, ...]
+    scaling: Scaling | None = None
 
 
 class Tiles(NamedTuple):
@@ -61,14 +77,27 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
-    """Add B A x to rows of y [n, outputs], in place. A x is rounded to the dtype of y before, as PEFT does."""
+    """Scale rows of y [n, outputs] where their adapter does so, and add B A x, in place. A x is rounded to the dtype of
+    y before, as PEFT does.
+    """
     own = low.sum(0).to(y.dtype).view(tiles.rows.numel(), len(weights.rows), weights.b.shape[2])
     for slot, rank, places, rows in _in_use(weights, tiles):
+        if weights.scaling is not None and weights.scaling.used[slot - 1]:
+            factor, summand = weights.scaling.factors[slot - 1], weights.scaling.summands[slot - 1]
+            y[rows] += y[rows] * factor + summand
         begin = 0
         for module, outputs in enumerate(weights.rows):
             b = weights.b[slot - 1, begin : begin + outputs, :rank]
             y[:, begin : begin + outputs].index_add_(0, rows, own[places, module, :rank] @ b.T)
             begin += outputs
+
+
+def lies_beside(scaling: Scaling, weights: LowRankWeights) -> bool:
+    """Whether adapters' scaling is as far apart as their other weights: all of an adapter lies in one piece."""
+    factors, summands, used = scaling
+    one = len(used) == 1  # then distances say nothing
+    apart = factors.stride(0) == summands.stride(0) == weights.b.stride(0) and used.stride() == weights.ranks.stride()
+    return factors.stride(1) == summands.stride(1) == 1 and (one or apart)
 
 
 def _in_use(weights: LowRankWeights, tiles: Tiles) -> list[tuple[int, int, Tensor, Tensor]]:

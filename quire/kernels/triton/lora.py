@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 
@@ -56,12 +56,14 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
         return
     rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(y.device)
     rows, splits = (*weights.rows, 0, 0), len(low)
+    factors, summands, scaled = weights.scaling or (weights.b, weights.b, weights.ranks)
+    assert weights.scaling is None or lies_beside(weights.scaling, weights)
     _expand[(number * sum(cdiv(each, _BLOCK_N) for each in weights.rows),)](
-        low, weights.b, weights.ranks, tiles.slots, tiles.rows, y,
+        low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y,
         weights.b.stride(0), weights.ranks.stride(0), number,
         ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, SPLITS=splits,
         BLOCK_S=next_power_of_2(splits), BLOCK_M=size, BLOCK_R=16, BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32,
-        OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+        SCALED=weights.scaling is not None, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
 
 
@@ -131,11 +133,17 @@ def _shrink(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=["ranks", "slots", "rows"])
+@triton.jit(
+    do_not_specialize=["number"],
+    do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"],
+)
 def _expand(
     partial,
     b,
     ranks,
+    factors,
+    summands,
+    scaled,
     slots,
     rows,
     y,
@@ -153,6 +161,7 @@ def _expand(
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     IEEE: tl.constexpr,
+    SCALED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """BLOCK_N outputs of one module, of a tile's rows. Tiles and weights are read before the product has ended."""
@@ -186,7 +195,13 @@ def _expand(
     wait_for_inputs(OVERLAP)
     if used == 0:
         return
-    whole = tl.load(to, mask, 0.0)
+    whole = tl.load(to, mask, 0.0).to(tl.float32)
+    if SCALED:
+        if tl.load(scaled + (slot - 1) * ranks_stride) != 0:
+            at_output = (slot - 1) * b_stride + before + output
+            factor = tl.load(factors + at_output, inside, 0.0).to(tl.float32)
+            summand = tl.load(summands + at_output, inside, 0.0).to(tl.float32)
+            whole += whole * factor[None, :] + summand[None, :]
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, used, BLOCK_R):
         if first > 0:
@@ -199,4 +214,4 @@ def _expand(
             sums = tl.dot(low, tl.trans(weight), sums, input_precision="ieee")
         else:
             sums = tl.dot(low.to(weight.dtype), tl.trans(weight), sums)
-    tl.store(to, (whole.to(tl.float32) + sums).to(y.dtype.element_ty), mask)
+    tl.store(to, (whole + sums).to(y.dtype.element_ty), mask)

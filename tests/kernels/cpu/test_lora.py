@@ -8,7 +8,7 @@ import torch
 
 from quire.kernels.cpu import lora as ours
 from quire.kernels.reference import lora as reference
-from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.lora.step_tiles import order_tokens
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -20,19 +20,27 @@ pytestmark = pytest.mark.usefixtures("instructions")
 
 
 def random_weights(rank: int, columns: int, rows: tuple[int, ...], dtype: torch.dtype) -> LowRankWeights:
-    """Adapters side by side in one memory; beside what they have of the product lies what would break it."""
+    """Adapters side by side in one memory; beside what they have of the product lies what would break it. Every third
+    one scales the product's outputs.
+    """
     generator = torch.Generator().manual_seed(rank + columns)
     a_size, b_size = len(rows) * rank * columns, sum(rows) * rank
-    memory = torch.randn((SLOTS, 3 + a_size + b_size + 1), generator=generator).to(dtype) / 4
+    outputs = sum(rows)
+    memory = torch.randn((SLOTS, 3 + a_size + b_size + 2 * outputs + 1), generator=generator).to(dtype) / 4
     memory[:, :3], memory[:, -1] = torch.nan, torch.nan
     a = memory[:, 3 : 3 + a_size].view(SLOTS, len(rows) * rank, columns)
-    b = memory[:, 3 + a_size : -1].view(SLOTS, rank, sum(rows)).transpose(1, 2)
+    b = memory[:, 3 + a_size : 3 + a_size + b_size].view(SLOTS, rank, outputs).transpose(1, 2)
+    factors, summands = memory[:, -1 - 2 * outputs : -1].split(outputs, dim=1)
     ranks = torch.full((SLOTS, 3), 99, dtype=torch.int64)
+    ranks[:, 2] = torch.tensor([slot % 3 == 0 for slot in range(1, SLOTS + 1)])
     for slot in range(1, SLOTS + 1):
         used = ranks[slot - 1, 1] = 0 if slot == ALONE else 1 + slot * 7 % rank
         a[slot - 1].view(len(rows), rank, columns)[:, used:] = torch.nan
         b[slot - 1, :, used:] = torch.nan
-    return LowRankWeights(a, b, ranks[:, 1], rows)
+    for slot in range(SLOTS):
+        if not ranks[slot, 2]:
+            factors[slot], summands[slot] = torch.nan, torch.nan
+    return LowRankWeights(a, b, ranks[:, 1], rows, Scaling(factors, summands, ranks[:, 2]))
 
 
 def tiles_of(slots: list[int]) -> Tiles:
@@ -68,7 +76,9 @@ def test_rows_are_changed_by_their_own_adapter(
     ours.lora_expand(low, weights, tiles, found[:, : sum(rows)])
     assert found[:, sum(rows) :].isnan().all()
     expected = y.float().clone()
-    exact = LowRankWeights(weights.a.float(), weights.b.float(), weights.ranks, rows)
+    assert weights.scaling is not None
+    scaling = Scaling(weights.scaling.factors.float(), weights.scaling.summands.float(), weights.scaling.used)
+    exact = LowRankWeights(weights.a.float(), weights.b.float(), weights.ranks, rows, scaling)
     reference.lora_expand(reference.lora_shrink(x.float(), exact, tiles), exact, tiles, expected)
     torch.testing.assert_close(
         found[:, : sum(rows)].float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * rank**0.5

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.kernels.reference import lora as reference
-from quire.kernels.reference.lora import LowRankWeights, Tiles
+from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.kernels.triton import lora as ours
 from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
 
@@ -17,18 +17,21 @@ NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 def random_weights(
     slots: int, rank: int, columns: int, rows: tuple[int, ...], dtype: torch.dtype, device: str
 ) -> LowRankWeights:
-    """Adapters side by side in one memory, as on a device; slot 2 leaves the product alone."""
+    """Adapters side by side in one memory, as on a device; slot 2 leaves the product alone, 3 scales its outputs."""
     a_size, b_size = len(rows) * rank * columns, sum(rows) * rank
-    memory = torch.randn(slots, 32 + a_size + b_size, device=device).to(dtype) / 4
+    outputs = sum(rows)
+    memory = torch.randn(slots, 32 + a_size + b_size + 2 * outputs, device=device).to(dtype) / 4
     a = memory[:, 32 : 32 + a_size].view(slots, len(rows) * rank, columns)
-    b = memory[:, 32 + a_size :].view(slots, sum(rows), rank)
+    b = memory[:, 32 + a_size : 32 + a_size + b_size].view(slots, outputs, rank)
+    factors, summands = memory[:, -2 * outputs :].split(outputs, dim=1)
     ranks = torch.zeros(slots, 3, dtype=torch.int64, device=device)
+    ranks[2, 2] = 1
     for slot in range(slots):
         used = 0 if slot == 1 else min(rank, 4 + 9 * slot)
         ranks[slot, 1] = used
         a[slot].view(len(rows), rank, columns)[:, used:] = 0
         b[slot, :, used:] = 0
-    return LowRankWeights(a, b, ranks[:, 1], rows)
+    return LowRankWeights(a, b, ranks[:, 1], rows, Scaling(factors, summands, ranks[:, 2]))
 
 
 def tiles_of(slots: list[int], device: str, padding: int = 0) -> Tiles:
@@ -67,11 +70,12 @@ def test_rows_are_changed_by_their_own_adapter(
 
 
 def test_the_reference_is_b_times_a_times_x() -> None:
-    """Of each module its own, for one adapter at a time."""
+    """Of each module its own, for one adapter at a time; a scaled product is scaled before."""
     rows, rank = (6, 4), 16
     weights = random_weights(3, rank, 12, rows, torch.float64, "cpu")
     x, slots = torch.randn(5, 12, dtype=torch.float64), [3, 0, 1, 3, 2]
-    y = torch.zeros(5, 10, dtype=torch.float64)
+    y = torch.randn(5, 10, dtype=torch.float64)
+    before = y.clone()
     tiles = tiles_of(slots, "cpu")
     reference.lora_expand(reference.lora_shrink(x, weights, tiles), weights, tiles, y)
     for token, slot in enumerate(slots):
@@ -79,7 +83,12 @@ def test_the_reference_is_b_times_a_times_x() -> None:
         if slot:
             a, b = weights.a[slot - 1].view(2, rank, 12), weights.b[slot - 1]
             expected = torch.cat((b[:6] @ (a[0] @ x[token]), b[6:] @ (a[1] @ x[token])))
-        torch.testing.assert_close(y[token], expected * bool(slot not in (0, 2)))
+        if slot == 3:
+            assert weights.scaling is not None
+            expected += before[token] * (1 + weights.scaling.factors[2]) + weights.scaling.summands[2]
+        else:
+            expected = expected * bool(slot not in (0, 2)) + before[token]
+        torch.testing.assert_close(y[token], expected)
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])

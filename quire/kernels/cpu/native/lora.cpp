@@ -86,9 +86,19 @@ void shrink(const T* x, int64_t xs, int64_t columns, const T* a, int64_t as, int
     });
 }
 
-// y[i] += Σ low[i, r] b[r] for N vectors of outputs, of R rows; of the last vector, `last` outputs.
+// What an adapter does to its rows of y before anything is added: y += factor · y + summand. No pointers: nothing.
+template <class T>
+struct Scaling {
+    const T* factors;
+    const T* summands;
+
+    Scaling from(int64_t output) const { return factors ? Scaling{factors + output, summands + output} : *this; }
+};
+
+// y[i] += Σ low[i, r] b[r] for N vectors of outputs, of R rows, scaled before; of the last vector, `last` outputs.
 template <int R, int N, class T>
-inline void add_tile(const T* const* low, const T* b, int64_t bs, int64_t rank, T* const* y, int last) {
+inline void add_tile(const T* const* low, const T* b, int64_t bs, int64_t rank, const Scaling<T>& scaling, T* const* y,
+                     int last) {
     vf sums[R][N];
     for (int i = 0; i < R; ++i)
         for (int v = 0; v < N; ++v) sums[i][v] = zero();
@@ -103,37 +113,44 @@ inline void add_tile(const T* const* low, const T* b, int64_t bs, int64_t rank, 
     for (int i = 0; i < R; ++i)
         for (int v = 0; v < N; ++v) {
             int n = v == N - 1 ? last : W;
-            store(y[i] + v * W, add(load(y[i] + v * W, n), sums[i][v]), n);
+            vf own = load(y[i] + v * W, n), sum = add(own, sums[i][v]);
+            if (scaling.factors)
+                sum = add(sum, fma(own, load(scaling.factors + v * W, n), load(scaling.summands + v * W, n)));
+            store(y[i] + v * W, sum, n);
         }
 }
 
 // The same, for all outputs.
 template <int R, class T>
-inline void add_rows(const T* const* low, const T* b, int64_t bs, int64_t rank, T* const* y, int64_t outputs) {
+inline void add_rows(const T* const* low, const T* b, int64_t bs, int64_t rank, const Scaling<T>& scaling, T* const* y,
+                     int64_t outputs) {
     constexpr int N = R == 1 ? 4 : 2;
     T* own[R];
     for (int64_t o = 0; o < outputs; o += N * W) {
         for (int i = 0; i < R; ++i) own[i] = y[i] + o;
         int64_t left = outputs - o;
         if (left >= N * W) {
-            add_tile<R, N>(low, b + o, bs, rank, own, W);
+            add_tile<R, N>(low, b + o, bs, rank, scaling.from(o), own, W);
             continue;
         }
         for (; left > 0; left -= W, o += W) {
             for (int i = 0; i < R; ++i) own[i] = y[i] + o;
-            add_tile<R, 1>(low, b + o, bs, rank, own, int(std::min<int64_t>(W, left)));
+            add_tile<R, 1>(low, b + o, bs, rank, scaling.from(o), own, int(std::min<int64_t>(W, left)));
         }
     }
 }
 
-// y[token] += B low[entry], for one module: b [rank, outputs], its rows `bs` apart.
+// y[token] += B low[entry], for one module: b [rank, outputs], its rows `bs` apart. Adapters that are marked in `scaled`
+// scale y before; their factors and summands are as far apart as their other weights, and marks as ranks are.
 template <class T>
 void expand(const T* low, int64_t ls, const T* b, int64_t as, int64_t bs, int64_t outputs, int64_t most,
-            const Entries& entries, T* y, int64_t ys) {
+            const Entries& entries, const Scaling<T>& scaling, const int64_t* scaled, T* y, int64_t ys) {
     constexpr int64_t kRows = 4;
     by_adapter(entries, most * outputs, [&](int64_t first, int64_t end) {
-        int64_t rank = entries.rank(first);
-        const T* own = b + (entries.slots[first] - 1) * as;
+        int64_t rank = entries.rank(first), slot = entries.slots[first] - 1;
+        const T* own = b + slot * as;
+        bool scales = scaled && scaled[slot * entries.stride];
+        Scaling<T> own_scaling = scales ? scaling.from(slot * as) : Scaling<T>{nullptr, nullptr};
         for (int64_t entry = first; entry < end;) {
             const T* from[kRows];
             T* to[kRows];
@@ -143,9 +160,9 @@ void expand(const T* low, int64_t ls, const T* b, int64_t as, int64_t bs, int64_
                 to[i] = y + entries.tokens[entry + i] * ys;
             }
             if (n == kRows) {
-                add_rows<kRows>(from, own, bs, rank, to, outputs);
+                add_rows<kRows>(from, own, bs, rank, own_scaling, to, outputs);
             } else {
-                add_rows<1>(from, own, bs, rank, to, outputs);
+                add_rows<1>(from, own, bs, rank, own_scaling, to, outputs);
             }
             entry += n;
         }
@@ -166,9 +183,11 @@ using namespace quire;
     QUIRE_ENTRY(lora_shrink_##name)                                                                                    \
     extern "C" void quire_lora_expand_##name(const T* low, int64_t ls, const T* b, int64_t as, int64_t bs,             \
                                              int64_t outputs, const int64_t* ranks, int64_t rs, int64_t most,          \
-                                             const int64_t* slots, const int64_t* tokens, int64_t entries, T* y,       \
+                                             const int64_t* slots, const int64_t* tokens, int64_t entries,             \
+                                             const T* factors, const T* summands, const int64_t* scaled, T* y,         \
                                              int64_t ys) {                                                             \
-        expand<T>(low, ls, b, as, bs, outputs, most, Entries{slots, tokens, ranks, rs, entries}, y, ys);               \
+        expand<T>(low, ls, b, as, bs, outputs, most, Entries{slots, tokens, ranks, rs, entries},                       \
+                  Scaling<T>{factors, summands}, scaled, y, ys);                                                       \
     }                                                                                                                  \
     QUIRE_ENTRY(lora_expand_##name)
 
