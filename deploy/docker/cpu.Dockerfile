@@ -9,7 +9,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE Makefile ./
 RUN version=$(sed -n 's/^TORCH_VERSION := //p' Makefile) \
     && index="${TORCH_INDEX:-$(sed -n 's/^TORCH_CPU_INDEX := //p' Makefile)}" \
     && /opt/quire/bin/pip install --no-cache-dir --no-deps --index-url "$index" "torch==$version+cpu"
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['otel'], sep='\n')" > requirements.txt \
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['otel'], *p['optional-dependencies']['s3'], sep='\n')" > requirements.txt \
     && /opt/quire/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY quire quire
 RUN /opt/quire/bin/pip install --no-cache-dir --no-deps .

@@ -8,7 +8,7 @@ RUN python -m venv /opt/quire
 COPY constraints.txt pyproject.toml README.md LICENSE Makefile ./
 RUN version=$(sed -n 's/^TORCH_VERSION := //p' Makefile) \
     && /opt/quire/bin/pip install --no-cache-dir --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==$version"
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['otel'], sep='\n')" > requirements.txt \
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['otel'], *p['optional-dependencies']['s3'], sep='\n')" > requirements.txt \
     && /opt/quire/bin/pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt
 COPY quire quire
 RUN /opt/quire/bin/pip install --no-cache-dir --no-deps .

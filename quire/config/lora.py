@@ -16,7 +16,8 @@ class LoraConfig:
     enable_lora: bool = False
     """Serve LoRA adapters: a request names one as its model."""
     lora_modules: tuple[str, ...] = ()
-    """Adapters that are loaded at the start, each as name=path or as JSON with name and path."""
+    """Adapters that are loaded at the start, each as name=path or as JSON with name and path; a path is a directory,
+    s3://bucket/key (needs the extra: pip install 'quire[s3]') or a hub id."""
     lora_dir: str | None = None
     """Directory of adapters that are loaded when a request first names one, each in a directory of its name."""
     max_loras: int = 1

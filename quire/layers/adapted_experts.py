@@ -43,7 +43,7 @@ class AdaptedExperts:
         if len(alone):
             out[alone] = self._base(x[alone], numbers[alone], weights[alone])
         experts = numbers[changed]
-        for number in experts.unique().tolist():
+        for number in sorted(set(experts.flatten().tolist())):
             row, choice = (experts == number).nonzero(as_tuple=True)
             tokens = changed[row]
             y = self._expert(number, x[tokens], slots[tokens])

@@ -108,7 +108,7 @@ class _Reader:
         for module, each in sorted(modules.items()):
             tensors = {}
             for half, name in sorted(each.names.items()):
-                stored = tensors[half] = file.get_tensor(name)
+                stored = tensors[half] = file.get_tensor(name)  # type: ignore[no-untyped-call]
                 digest.update(json.dumps([module, half, each.rank, each.scale, str(stored.dtype)]).encode())
                 digest.update(stored.contiguous().view(torch.uint8).numpy().data)
             a, b = tensors[_A], tensors[_B].float() * each.scale

@@ -9,7 +9,6 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -17,8 +16,8 @@ from quire.errors import CheckpointError, QuireError
 from quire.lora.updates import AdapterMemory, HostAdapter
 from quire.messages import Adapter, AdapterLoaded
 
-Read = Callable[[Path], HostAdapter]
-"""Reads the files of a directory."""
+Read = Callable[[str], HostAdapter]
+"""Reads the files of an adapter's path."""
 
 
 class AdapterLoader:
@@ -70,7 +69,7 @@ class AdapterLoader:
         """The digest of what was loaded."""
         host = self._host.get(adapter.digest)
         if host is None:
-            host = self._read(Path(adapter.path))
+            host = self._read(adapter.path)
             if adapter.digest and host.digest != adapter.digest:
                 raise CheckpointError(
                     f"The files of adapter '{adapter.name}' in {adapter.path} have changed since it was loaded: load "

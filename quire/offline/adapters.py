@@ -17,7 +17,8 @@ class LoRARequest:
     Attributes:
         lora_name: By which it is called in messages and metrics.
         lora_int_id: Not needed here: its contents tell adapters apart. At least 1.
-        lora_path: Directory with adapter_config.json and adapter_model.safetensors.
+        lora_path: Directory with adapter_config.json and adapter_model.safetensors, or s3://bucket/key or a hub id of
+            such.
     """
 
     lora_name: str

@@ -6,6 +6,7 @@ Imports no torch. Only files that serving needs are fetched: never code, never p
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from quire.config import BUILTIN_MODEL
@@ -14,6 +15,21 @@ from quire.weights.gguf_models import GgufChoice, find_gguf_model
 
 PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model")
 WITHOUT_WEIGHTS = tuple(p for p in PATTERNS if p != "*.safetensors")
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    """How files are fetched.
+
+    Attributes:
+        token: For what is gated or private.
+        download_dir: Where downloads are kept; None: huggingface_hub's own cache.
+        revision: Branch, tag or commit.
+    """
+
+    token: str | None = None
+    download_dir: str | None = None
+    revision: str | None = None
 
 
 def resolve(
@@ -42,13 +58,15 @@ def resolve(
     """
     path = Path(model).expanduser()
 
-    def download(name: str, patterns: tuple[str, ...]) -> Path:
-        return _download(name, revision, token, download_dir, patterns)
+    access = HubAccess(token, download_dir, revision)
+
+    def fetch(name: str, patterns: tuple[str, ...]) -> Path:
+        return download(name, access, patterns)
 
     if not weights and any((path / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         return path
     gguf = gguf or GgufChoice()
-    if (model != BUILTIN_MODEL or gguf.file) and (found := find_gguf_model(model, gguf, download)):
+    if (model != BUILTIN_MODEL or gguf.file) and (found := find_gguf_model(model, gguf, fetch)):
         return found
     if path.is_dir():
         return path
@@ -58,12 +76,21 @@ def resolve(
         return builtin.path(model)
     if path.exists():
         raise ModelNotFoundError(f"{model} is a file: give --model the directory of the checkpoint, or a GGUF file.")
-    return download(model, PATTERNS if weights else WITHOUT_WEIGHTS)
+    return fetch(model, PATTERNS if weights else WITHOUT_WEIGHTS)
 
 
-def _download(
-    model: str, revision: str | None, token: str | None, download_dir: str | None, patterns: tuple[str, ...]
-) -> Path:
+def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: str = "--model") -> Path:
+    """The directory with a hub id's files of these patterns.
+
+    Args:
+        model: The id.
+        access: See HubAccess.
+        patterns: Of file names.
+        asked: What gave the id, for messages.
+
+    Raises:
+        ModelNotFoundError: See resolve.
+    """
     # huggingface_hub takes 0.3 s to import: only those who download pay it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -78,19 +105,23 @@ def _download(
     try:
         return Path(
             snapshot_download(
-                model, revision=revision, token=token, cache_dir=download_dir, allow_patterns=list(patterns)
+                model,
+                revision=access.revision,
+                token=access.token,
+                cache_dir=access.download_dir,
+                allow_patterns=list(patterns),
             )
         )
     except HFValidationError:
-        cause = "is neither a directory nor a hub id (org/name): check the path given to --model"
+        cause = f"is neither a directory nor a hub id (org/name): check {asked}"
     except GatedRepoError:
         cause = "is gated on the hub: accept its conditions on its page, then give --hf-token or set HF_TOKEN"
     except RepositoryNotFoundError:
         cause = "is neither a directory here nor a model on the hub (if it is private, give --hf-token): check its name"
     except RevisionNotFoundError:
-        cause = f"has no revision '{revision}' on the hub: check --revision"
+        cause = f"has no revision '{access.revision}' on the hub: check --revision"
     except LocalEntryNotFoundError:
-        cause = "is not in the local cache and the hub cannot be reached: connect, or give a directory to --model"
+        cause = f"is not in the local cache and the hub cannot be reached: connect, or make {asked} a directory"
     except HfHubHTTPError as error:
         cause = f"could not be fetched from the hub ({_first_line(error)}): try again"
     except OSError as error:

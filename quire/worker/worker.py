@@ -30,7 +30,9 @@ from quire.layers.layer import weight_specs_of
 from quire.logits_processors import load_processors
 from quire.lora.files import read_adapter
 from quire.lora.loader import AdapterLoader
-from quire.lora.updates import AdapterMemory, LowRankUpdates
+from quire.lora.magnitudes import OpenCheckpoint
+from quire.lora.sources import AdapterSources
+from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from quire.mesh import Mesh
 from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.models.model import Model, build_model
@@ -38,6 +40,7 @@ from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.planning.step_limits import StepLimits
+from quire.weights.hub import HubAccess
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShapes
 from quire.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, block_transfer, kv_view
@@ -190,8 +193,7 @@ class Worker:
             with _room_for("the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"):
                 memory = AdapterMemory(updates, options.dtype, self._device)
             open_base = partial(open_checkpoint, self._config, spec, weight_specs_of(factory.layers))
-            read = partial(read_adapter, updates=updates, dtype=options.dtype, open_base=open_base)
-            self.adapters = AdapterLoader(read, memory, self._config.lora.host_adapters)
+            self.adapters = self._adapter_loader(updates, memory, open_base)
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
@@ -378,6 +380,19 @@ class Worker:
         """What adapters may change of a model that is about to be built."""
         lora = self._config.lora
         return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
+
+    def _adapter_loader(
+        self, updates: LowRankUpdates, memory: AdapterMemory, open_base: OpenCheckpoint
+    ) -> AdapterLoader:
+        """Reads adapters of this model from wherever they are."""
+        config = self._config
+        sources = AdapterSources(HubAccess(config.model.hf_token, config.load.download_dir))
+
+        def read(path: str) -> HostAdapter:
+            with sources.directory(path) as directory:
+                return read_adapter(directory, updates, self._options.dtype, open_base)
+
+        return AdapterLoader(read, memory, config.lora.host_adapters)
 
     def _build_runner(
         self, loaded: LoadedModel, kv_cache: Tensor, transfer: BlockTransfer | None = None

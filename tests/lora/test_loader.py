@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,9 @@ class Loader:
         self.read: list[str] = []
         self.loader = AdapterLoader(self._read, self.memory, kept)
 
-    def _read(self, path: Path) -> HostAdapter:
-        self.read.append(path.name)
-        return partial(read_adapter, updates=self.updates, dtype=torch.float32, open_base=Base)(path)
+    def _read(self, path: str) -> HostAdapter:
+        self.read.append(Path(path).name)
+        return read_adapter(Path(path), self.updates, torch.float32, Base)
 
     def load(self, adapter: Adapter, slot: int = 0) -> AdapterLoaded:
         self.loader.load(adapter, slot)
@@ -79,7 +78,7 @@ def test_files_that_have_changed_are_not_taken_for_what_they_were(tmp_path: Path
 def test_whatever_goes_wrong_refuses_one_adapter(tmp_path: Path, error: Exception) -> None:
     own = Loader()
 
-    def fail(path: Path) -> HostAdapter:
+    def fail(path: str) -> HostAdapter:
         raise error
 
     read, own.loader._read = own.loader._read, fail

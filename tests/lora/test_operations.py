@@ -1,4 +1,4 @@
-"""A thousand random operations on a model on a CPU: each answer is what PEFT computes with the adapter that is meant."""
+"""A thousand random operations on a model on a CPU: each answer is what PEFT computes with the adapter meant."""
 
 from __future__ import annotations
 

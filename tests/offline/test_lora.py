@@ -184,6 +184,7 @@ def test_what_does_not_serve_is_refused_before_anything_runs(stage: Stage, tmp_p
         (make_adapter(tmp_path / "f", model, modules=("q_proj", "lm_head")), "lm_head"),
         (make_adapter(tmp_path / "g", model, modules=("embed_tokens",)), "embed_tokens"),
         (tmp_path / "nowhere", "adapter_config.json"),
+        ("s3://bucket", "write s3://bucket/key"),
     ):
         with pytest.raises(RequestError) as refused:
             stage.llm.generate("x", lora_request=LoRARequest("wrong", 1, str(path)), use_tqdm=False)

@@ -22,7 +22,7 @@ class LoadAdapterRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     lora_name: str = Field(description="What requests call it as their model.")
-    lora_path: str = Field(description="Directory on the server with adapter_config.json and its weights.")
+    lora_path: str = Field(description="Directory of the server, s3://bucket/key or hub id.")
     load_inplace: bool = Field(default=False, description="Replace what has this name.")
 
 

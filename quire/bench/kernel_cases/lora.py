@@ -21,7 +21,7 @@ def _arguments(
     memory = torch.randn(adapters, a_size + outputs * (rank + 2), dtype=torch.bfloat16, device=device)
     a = memory[:, :a_size].view(adapters, len(rows) * rank, columns)
     b = memory[:, a_size : a_size + outputs * rank].view(adapters, outputs, rank)
-    factors, summands = memory[:, -2 * outputs :].split(outputs, dim=1)
+    factors, summands = memory[:, -2 * outputs : -outputs], memory[:, -outputs:]
     ranks = torch.full((adapters,), rank, dtype=torch.int64, device=device)
     slots, tiled = tile_tokens(1 + np.arange(tokens) % adapters, GPU_TILE)
     tiles = Tiles(torch.tensor(slots, device=device), torch.tensor(tiled, device=device))

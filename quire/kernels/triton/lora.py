@@ -196,7 +196,7 @@ def _expand(
     if used == 0:
         return
     whole = tl.load(to, mask, 0.0).to(tl.float32)
-    if SCALED:
+    if SCALED:  # noqa: SIM102 (decided when it is compiled)
         if tl.load(scaled + (slot - 1) * ranks_stride) != 0:
             at_output = (slot - 1) * b_stride + before + output
             factor = tl.load(factors + at_output, inside, 0.0).to(tl.float32)
