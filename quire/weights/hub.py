@@ -121,7 +121,7 @@ def download(model: str, access: HubAccess, patterns: tuple[str, ...], asked: st
     except RevisionNotFoundError:
         cause = f"has no revision '{access.revision}' on the hub: check --revision"
     except LocalEntryNotFoundError:
-        cause = f"is not in the local cache and the hub cannot be reached: connect, or make {asked} a directory"
+        cause = f"is not in the local cache and the hub cannot be reached: connect, or give a directory as {asked}"
     except HfHubHTTPError as error:
         cause = f"could not be fetched from the hub ({_first_line(error)}): try again"
     except OSError as error:
