@@ -20,6 +20,7 @@ COMMANDS = {
     "run-batch": ("quire.cli.run_batch", "answer the requests of a file, without a server"),
     "check-quant": ("quire.cli.check_quant", "measure what quantization costs a model, and name the layers"),
     "plan": ("quire.cli.plan", "plan devices, memory and cost for a model"),
+    "simulate": ("quire.cli.simulate", "serve a load in virtual time: latencies, and the rate that keeps limits"),
     "bench": ("quire.cli.bench", "measure throughput, latency, a server under load, or start-up"),
     "collect-env": ("quire.cli.collect_env", "show versions and machine for a bug report"),
 }

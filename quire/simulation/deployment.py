@@ -12,6 +12,7 @@ from typing import Literal
 from quire.config import Config
 from quire.costmodel.cards import CPU_SHARES, GPU_SHARES, Card
 from quire.costmodel.hardware import Hardware, cpu
+from quire.costmodel.measured_step_times import MeasuredStepTimes
 from quire.costmodel.roofline import Roofline
 from quire.costmodel.step_time import Shares, StepTime
 from quire.errors import ConfigError
@@ -67,6 +68,7 @@ class Deployment:
         tp: How many of it.
         plan: How memory is divided, of one device.
         shares: See StepTime.
+        measured: What steps took on this very machine, in place of `shares`; None: nobody has measured.
     """
 
     config: Config
@@ -75,6 +77,7 @@ class Deployment:
     tp: int
     plan: KVCachePlan
     shares: Shares
+    measured: MeasuredStepTimes | None = None
 
     @property
     def hardware(self) -> Hardware:
@@ -94,24 +97,26 @@ class Deployment:
         dtype = self.config.model.dtype
         return StepTime(share, dtype, self.hardware, self.config.kv_dtype, self.shares, speedup, extra)
 
-    @cached_property
-    def roofline(self) -> Roofline:
-        """What the scheduler goes by, as the engine would make it."""
+    def new_roofline(self) -> Roofline:
+        """What the scheduler goes by, as the engine would make it: it has not learned from any step yet."""
         share = rank_share(self.spec, Mesh(0, self.tp, 1))
         dtype, block_size = self.config.model.dtype, self.config.cache.block_size
         return Roofline(share, dtype, self.hardware, block_size, self.config.kv_dtype)
 
     def simulated(self, *, server: bool) -> SimulatedDevice:
-        """A device for simulations, behind the HTTP API or in its client's process."""
+        """A device for one simulation, behind the HTTP API or in its client's process."""
         sizes: list[tuple[int, int]] = []
         if isinstance(self.device, Card):
             limits = StepLimits.of(self.config)
             most = self.config.device.max_cudagraph_capture_size or 0
             sizes = GraphShapes(most, limits.rows, limits.tokens, limits.length).mixed_sizes(limits.tokens)
         blocks, vocab = self.plan.blocks, self.spec.vocab_size
-        request_ms = self.shares.request_ms + server * self.shares.server_ms
         limits_of_device = DeviceLimits(blocks.device, vocab, blocks.host, {}, sizes)
-        return SimulatedDevice(limits_of_device, self.step, self.roofline, request_ms)
+        if self.measured is not None:
+            step_ms, request_ms = self.measured.step_time(server=server), self.measured.request_ms(server=server)
+            return SimulatedDevice(limits_of_device, step_ms, self.new_roofline(), request_ms)
+        request_ms = self.shares.request_ms + server * self.shares.server_ms
+        return SimulatedDevice(limits_of_device, self.step, self.new_roofline(), request_ms)
 
 
 def deploy(

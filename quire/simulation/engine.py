@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from quire.config import Config
 from quire.costmodel.roofline import Roofline
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
 from quire.engine.port import Undecodable
 from quire.errors import ConfigError
-from quire.executor.simulated import SimulatedExecutor, StepMilliseconds, VirtualClock
+from quire.executor.simulated import IntArray, SimulatedExecutor, StepMilliseconds, VirtualClock
 from quire.messages import Add, Deltas, DeviceLimits, FromEngine, ToEngine
 from quire.models.spec import ModelSpec
 from quire.planning.kv_demand import group_windows
@@ -28,6 +30,7 @@ class Served:
         sent: Seconds after the beginning of the load.
         prompt: Tokens of its prompt.
         times: When each of its tokens came.
+        queued: Seconds that it waited in the engine until it was first planned.
         cached: Tokens of its prompt that the prefix cache had.
         preemptions: How often it was preempted.
     """
@@ -35,6 +38,7 @@ class Served:
     sent: float
     prompt: int
     times: list[float] = field(default_factory=list)
+    queued: float = 0.0
     cached: int = 0
     preemptions: int = 0
 
@@ -77,6 +81,23 @@ class SimulatedDevice:
 
 
 @dataclass(frozen=True)
+class Occupancy:
+    """How full the engine was after a step.
+
+    Attributes:
+        time: Seconds after the beginning of the load.
+        running: Requests that were computed.
+        waiting: Requests in the queue.
+        kv_share: Of the KV cache's blocks, those that requests held.
+    """
+
+    time: float
+    running: int
+    waiting: int
+    kv_share: float
+
+
+@dataclass(frozen=True)
 class SimulatedRun:
     """What a load came to.
 
@@ -85,12 +106,14 @@ class SimulatedRun:
         seconds: From the first arrival to the last token.
         steps: Of the device.
         busy: The share of the time in which it computed.
+        occupancy: After each step that brought tokens.
     """
 
     served: list[Served]
     seconds: float
     steps: int
     busy: float
+    occupancy: list[Occupancy]
 
 
 def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Trace) -> SimulatedRun:
@@ -112,9 +135,10 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
     core = EngineCore(config, executor.start(), info, executor, port, clock)
     while port.is_open:
         core.turn(None)
-    seconds = max(each.times[-1] for each in port.served) - min(each.sent for each in port.served)
+    served = port.served()
+    seconds = max(each.times[-1] for each in served) - min(each.sent for each in served)
     busy = executor.busy_ms / 1e3 / seconds if seconds else 1.0
-    return SimulatedRun(port.served, seconds, executor.steps, busy)
+    return SimulatedRun(served, seconds, executor.steps, busy, port.occupancy)
 
 
 class _TracePort:
@@ -122,6 +146,9 @@ class _TracePort:
 
     Args:
         way_s: What a request takes to its engine and back, all of it on its way there.
+
+    Attributes:
+        occupancy: See SimulatedRun.
     """
 
     def __init__(self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock) -> None:
@@ -129,9 +156,12 @@ class _TracePort:
         self._prompts: Iterator[list[int]] = trace.token_ids(vocab_size)
         self._concurrency = trace.concurrency or len(trace.requests)
         self._on_the_way: deque[tuple[float, Add]] = deque()
+        self._params: dict[int, SamplingParams] = {}  # by max_tokens: checking them takes longer than all else here
         self._open = 0
         self._way_s, self._clock = way_s, clock
-        self.served = [Served(request.arrival, request.prompt) for request in trace.requests]
+        self._served = [Served(request.arrival, request.prompt) for request in trace.requests]
+        self._tokens: list[tuple[float, IntArray, IntArray]] = []  # time, ids of requests, tokens of each
+        self.occupancy: list[Occupancy] = []
 
     @property
     def is_open(self) -> bool:
@@ -155,16 +185,31 @@ class _TracePort:
         """Note what came for whom."""
         if not isinstance(message, Deltas):
             return
-        now = self._clock.now()
-        for number, count in zip(message.ids, message.counts, strict=True):
-            self.served[number - 1].times += [now] * count
+        now, load = self._clock.now(), message.load
+        self._tokens.append((now, np.array(message.ids, np.int64), np.array(message.counts, np.int64)))
+        held = 1 - load.free_blocks / load.num_blocks
+        self.occupancy.append(Occupancy(now, load.running, load.waiting, held))
         for number, cached in message.cached_tokens:
-            self.served[number - 1].cached = cached
+            self._served[number - 1].cached = cached
         for end in message.ends:
             if end.reason == "error":
                 raise ConfigError(f"Request {end.id} of the trace: {end.message}")
-            self.served[end.id - 1].preemptions = end.preemptions
+            ended = self._served[end.id - 1]
+            ended.preemptions, ended.queued = end.preemptions, end.queued_s
             self._open -= 1
+
+    def served(self) -> list[Served]:
+        """What became of each request, once all are over."""
+        steps = np.repeat(np.arange(len(self._tokens)), [len(ids) for _, ids, _ in self._tokens])
+        ids, counts = (np.concatenate([each[column] for each in self._tokens]) for column in (1, 2))
+        order = np.argsort(ids, kind="stable")
+        times = np.array([now for now, _, _ in self._tokens])[steps[order]]
+        ends = np.searchsorted(ids[order], np.arange(1, len(self._served) + 1), side="right")
+        begin = 0
+        for each, end in zip(self._served, ends.tolist(), strict=True):
+            each.times = np.repeat(times[begin:end], counts[order[begin:end]]).tolist()
+            begin = end
+        return self._served
 
     def forget(self, client: int) -> None:
         """There is one client, and it stays."""
@@ -173,10 +218,13 @@ class _TracePort:
         """Send what is due, as far as the client may have open."""
         while self._to_send and self._open < self._concurrency and self._to_send[0][1].arrival <= now:
             number, request = self._to_send.popleft()
-            sent = request.arrival if self._concurrency >= len(self.served) else max(request.arrival, now)
-            self.served[number].sent = sent
+            sent = request.arrival if self._concurrency >= len(self._served) else max(request.arrival, now)
+            self._served[number].sent = sent
             tokens = next(self._prompts)
-            params = SamplingParams(max_tokens=request.output, ignore_eos=True, temperature=0.0)
+            params = self._params.get(request.output)
+            if params is None:
+                params = SamplingParams(max_tokens=request.output, ignore_eos=True, temperature=0.0)
+                self._params[request.output] = params
             self._open += 1
             self._on_the_way.append(
                 (sent + self._way_s, Add(number + 1, tokens, len(tokens), params, [], 0, sent + self._way_s))

@@ -10,6 +10,8 @@ from itertools import islice
 import numpy as np
 
 from quire.bench.arrivals import ArrivalOptions, arrival_times
+from quire.bench.datasets import Sample
+from quire.bench.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,14 @@ class TraceRequest:
         output: Tokens of its output.
         parts: What the prompt begins with, as (name, tokens), in order: requests whose first parts are the same share
             these tokens. The rest of the prompt is its own.
+        ids: The prompt's tokens, where they are known.
     """
 
     arrival: float
     prompt: int
     output: int
     parts: tuple[tuple[str, int], ...] = ()
+    ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,14 @@ class Trace:
         return replace(self, requests=tuple(replace(r, arrival=t) for r, t in zip(self.requests, times, strict=True)))
 
     def token_ids(self, vocab_size: int, seed: int = 0) -> Iterator[list[int]]:
-        """The prompts, in order: ids that nobody else has, but for the parts that are shared."""
+        """The prompts, in order: those that are known, else ids that nobody else has, but for the parts that are
+        shared."""
         draw = np.random.default_rng(seed)
         shared: dict[tuple[str, int], list[int]] = {}
         for request in self.requests:
+            if request.ids is not None:
+                yield list(request.ids)
+                continue
             tokens: list[int] = []
             for part in request.parts:
                 if part not in shared:
@@ -75,38 +83,18 @@ class Trace:
             yield tokens[: request.prompt] + draw.integers(0, vocab_size, max(0, request.prompt - len(tokens))).tolist()
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """A load that is made up, for where no file has one."""
+def from_samples(samples: Sequence[Sample], tokens: Tokens, times: Sequence[float], concurrency: int | None) -> Trace:
+    """A dataset whose samples are sent at these times (seconds).
 
-    num_prompts: int = 200
-    """Requests; of a file, at most so many."""
-    input_len: int = 512
-    """Tokens of a prompt, its prefix included."""
-    output_len: int = 128
-    """Tokens of an output."""
-    range_ratio: float = 0.0
-    """Lengths are drawn from length × (1 ± this)."""
-    prefix_len: int = 0
-    """Tokens that prompts share with others."""
-    num_prefixes: int = 1
-    """How many different prefixes there are."""
-
-
-def made_up(options: LoadOptions, arrivals: ArrivalOptions, rng: random.Random) -> Trace:
-    """A load with these arrivals and lengths."""
-    times = arrival_times(arrivals, options.num_prompts, rng)
-
-    def around(length: int) -> int:
-        low, high = length * (1 - options.range_ratio), length * (1 + options.range_ratio)
-        return max(1, rng.randint(round(low), round(high)))
-
-    requests = []
-    for time in times:
-        prefix = (f"prefix {rng.randrange(options.num_prefixes)}", options.prefix_len)
-        prompt = max(around(options.input_len), options.prefix_len + 1)
-        requests.append(TraceRequest(time, prompt, around(options.output_len), (prefix,) if options.prefix_len else ()))
-    return Trace(tuple(requests), arrivals.max_concurrency)
+    Args:
+        tokens: The model's tokenizer, for samples of text.
+    """
+    prompts = [s.prompt if isinstance(s.prompt, list) else tokens.encode(s.prompt) for s in samples]
+    requests = [
+        TraceRequest(time, len(ids), sample.output_len, ids=tuple(ids))
+        for time, ids, sample in zip(times, prompts, samples, strict=True)
+    ]
+    return Trace(tuple(requests), concurrency)
 
 
 def from_requests(requests: Sequence[TraceRequest], most: int, concurrency: int | None) -> Trace:

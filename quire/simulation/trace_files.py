@@ -26,7 +26,7 @@ from quire.bench.arrivals import ArrivalOptions, arrival_times
 from quire.bench.datasets import DatasetOptions, make_samples
 from quire.bench.tokens import Tokens
 from quire.errors import ConfigError, reason
-from quire.simulation.trace import Trace, TraceRequest, from_requests
+from quire.simulation.trace import Trace, TraceRequest, from_requests, from_samples
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,7 @@ def read_trace(
         if requests is None:
             dataset = DatasetOptions(dataset_path=path, num_prompts=most)
             samples = make_samples(dataset, tokens(), rng)
-            encode = tokens().encode
-            lengths = [(s.prompt if isinstance(s.prompt, list) else encode(s.prompt), s.output_len) for s in samples]
-            times = arrival_times(arrivals, len(samples), rng)
-            requests = [TraceRequest(t, len(ids), out) for t, (ids, out) in zip(times, lengths, strict=True)]
+            requests = list(from_samples(samples, tokens(), arrival_times(arrivals, len(samples), rng), None).requests)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"--trace {path} cannot be read: {reason(error)}.", param="trace") from error
     requests = [request for request in requests if request.prompt > 0 and request.output > 0]

@@ -98,7 +98,7 @@ def _backlog(deployment: Deployment, rows: int, context: float, flow: int, most:
     Args:
         most: Tokens that can wait at all.
     """
-    cost = deployment.roofline
+    cost = deployment.new_roofline()
     decode_ms = cost.step_ms(rows, round(rows * context))
     padded = not isinstance(deployment.device, Processor)
 

@@ -1,4 +1,4 @@
-"""The model that a plan is for: found here, never downloaded."""
+"""The model that a plan or a simulation is for: found here, never downloaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_model(name: str) -> Path:
         found = None
     if not isinstance(found, str):
         raise ModelNotFoundError(
-            f"'{name}' is neither here nor in the hub's local cache. A plan needs its config.json only: give its path, "
+            f"'{name}' is neither here nor in the hub's local cache. Only its config.json is needed: give its path, "
             f"or fetch it with `hf download {name} config.json`."
         )
     return Path(found).parent
