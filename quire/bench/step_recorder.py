@@ -14,7 +14,6 @@ from quire.executor.executor import AdapterLoader, Executor
 from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 
 
-
 class StepRecorder:
     """An executor around another.
 

@@ -9,10 +9,12 @@ how steps are timed.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -28,8 +30,10 @@ _ROUNDS = 8
 """Of reweighting; weights move by less than a percent after five."""
 _HUBER = 1.5
 """Residuals beyond so many times the median one count less."""
-_SMOOTHNESS = 0.02
-"""How much a kink of the curve costs, beside a relative error of 1: it only decides where nothing was timed."""
+_BINS = 4
+"""Steps are alike whose attention differs by less than a fourth of a power of two."""
+_FEWEST = 8
+"""Terms cannot be told from fewer different steps."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         own = (self.parameters, self.dtype, self.kv_dtype)
         if own != (spec.num_parameters, dtype, kv_dtype):
             raise ConfigError(
-                f"These step times are those of {self.model} ({self.parameters:,} parameters, {self.dtype}, KV cache of "
+                f"These step times are of {self.model} ({self.parameters:,} parameters, {self.dtype}, KV cache of "
                 f"{self.kv_dtype}), not of a model of {spec.num_parameters:,} parameters, {dtype}, KV cache of "
                 f"{kv_dtype}: measure again with --calibrate.",
                 param="step_times",
@@ -157,29 +161,47 @@ class MeasuredStepTime:
         ms += terms.row_ms * sampled + terms.chunk_ms * chunks + terms.read_ms * reads + terms.score_ms * scores
         return max(ms, float(self._ms[0])) + self._added[0] + self._added[1] * sampled
 
+    def decode(self, rows: int, context: int) -> float:
+        """Milliseconds of a step in which so many rows decode, with `context` tokens each."""
+        return self(np.ones(rows, np.int64), np.full(rows, context, np.int64), rows)
+
+    def prompt(self, tokens: int) -> float:
+        """Milliseconds of a step that computes a prompt and samples its first token."""
+        return self(np.array([tokens], np.int64), np.array([0], np.int64), 1)
+
 
 def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
     """The terms that explain these steps best.
 
     Raises:
-        ValueError: There are too few steps of different sizes.
+        ValueError: The steps are too few, or all of one size.
     """
-    sizes = Counter(sum(step.counts) for step in steps)
-    knots = _spread([tokens for tokens, times in sorted(sizes.items()) if times > 1])
-    if len(knots) < 2:
-        raise ValueError(f"{len(steps)} steps of {len(sizes)} sizes are too few to fit a step's time to")
     windows = windows_of(spec)
-    features = np.array([_features(step, knots, windows) for step in steps])
-    ms = np.array([step.ms for step in steps])
-    weights = np.ones(len(steps))
+    alike = _medians(steps, windows)
+    knots = _knots([sum(step.counts) for step in alike])
+    if len(alike) < _FEWEST or len(knots) < 2:
+        raise ValueError(f"{len(alike)} different steps are too few to fit a step's time to")
+    features = np.array([_features(step, knots, windows) for step in alike])
+    ms = np.array([step.ms for step in alike])
+    weights = np.ones(len(alike))
     for _ in range(_ROUNDS):
-        terms = _non_negative(features / ms[:, None] * weights[:, None], weights, knots)
+        terms = _non_negative(features / ms[:, None] * weights[:, None], weights)
         errors = np.abs(features @ terms / ms - 1)
         limit = _HUBER * max(1e-9, float(np.median(errors)))
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
-    points = tuple(zip(map(int, knots), terms[: len(knots)].tolist(), strict=True))
+    curve = np.cumsum(terms[: len(knots)]).tolist()
     row, chunk, read, score = terms[len(knots) :].tolist()
-    return StepTerms(points, row, chunk, read, score, float(np.median(errors)))
+    error = float(
+        np.median(
+            np.abs(
+                np.array([_features(each, knots, windows) for each in steps])
+                @ terms
+                / np.array([each.ms for each in steps])
+                - 1
+            )
+        )
+    )
+    return StepTerms(tuple(zip(knots, curve, strict=True)), row, chunk, read, score, error)
 
 
 def windows_of(spec: ModelSpec) -> dict[int | None, int]:
@@ -201,11 +223,23 @@ def read_step_times(path: str) -> MeasuredStepTimes:
         ) from error
 
 
-def _features(step: TimedStep, knots: FloatArray, windows: dict[int | None, int]) -> FloatArray:
+def _medians(steps: Sequence[TimedStep], windows: dict[int | None, int]) -> list[TimedStep]:
+    """One step for all that do about the same, with the median of their times: what stalled does not count."""
+    alike: dict[tuple[int, ...], list[TimedStep]] = {}
+    for step in steps:
+        reads, scores = _attended(np.array(step.counts), np.array(step.before), windows)
+        work = (round(math.log2(amount + 1) * _BINS) for amount in (reads, scores))
+        alike.setdefault((sum(step.counts), len(step.counts), step.sampled, *work), []).append(step)
+    return [replace(each[len(each) // 2], ms=median(step.ms for step in each)) for each in alike.values()]
+
+
+def _features(step: TimedStep, knots: Sequence[int], windows: dict[int | None, int]) -> FloatArray:
+    """What each term is multiplied with; of the curve these are its rises from knot to knot, which are not negative."""
     counts, before = np.array(step.counts, np.int64), np.array(step.before, np.int64)
     reads, scores = _attended(counts, before, windows)
     beside = (step.sampled, int((counts > 1).sum()), reads, scores)
-    return np.concatenate((_curve(knots, float(counts.sum())), beside))
+    rises = np.cumsum(_curve(np.array(knots, np.float64), float(counts.sum()))[::-1])[::-1]
+    return np.concatenate((rises, beside))
 
 
 def _attended(counts: IntArray, before: IntArray, windows: dict[int | None, int]) -> tuple[float, float]:
@@ -228,31 +262,21 @@ def _curve(knots: FloatArray, tokens: float) -> FloatArray:
     return found
 
 
-def _spread(sizes: Sequence[int]) -> FloatArray:
-    """Of sizes in ascending order those that are a quarter larger than the one before: closer ones tell noise."""
-    kept: list[int] = []
-    for size in sizes:
-        if not kept or size >= 1.25 * kept[-1]:
-            kept.append(size)
-    return np.array(kept, np.float64)
+def _knots(sizes: Sequence[int]) -> list[int]:
+    """Powers of two among the sizes, and the largest size: closer ones would tell noise."""
+    largest = max(sizes, default=0)
+    return [2**power for power in range(max(0, largest - 1).bit_length()) if 2**power < 0.75 * largest] + [largest]
 
 
-def _non_negative(features: FloatArray, wanted: FloatArray, knots: FloatArray) -> FloatArray:
+def _non_negative(features: FloatArray, wanted: FloatArray) -> FloatArray:
     """Terms of the least squares; those that would be negative are left out, one after another, and are 0."""
-    columns, kinks = len(features[0]), np.zeros((max(0, len(knots) - 2), len(features[0])))
-    for at in range(len(kinks)):
-        left, right = knots[at + 1] - knots[at], knots[at + 2] - knots[at + 1]
-        kinks[at, at : at + 3] = np.array([right, -left - right, left]) / (left + right)
     scale = np.maximum(1e-12, np.abs(features).max(axis=0))
-    kinks *= _SMOOTHNESS * scale[: len(knots)].mean()
-    whole = np.concatenate((features, kinks)) / scale
-    target = np.concatenate((wanted, np.zeros(len(kinks))))
-    terms, used = np.zeros(columns), list(range(columns))
+    terms, used = np.zeros(len(scale)), list(range(len(scale)))
     while used:
-        found = np.linalg.lstsq(whole[:, used], target, rcond=None)[0]
+        found = np.linalg.lstsq(features[:, used] / scale[used], wanted, rcond=None)[0]
         worst = int(np.argmin(found))
         if found[worst] >= 0:
             terms[used] = found
             break
         del used[worst]
-    return terms / scale
+    return np.asarray(terms / scale)

@@ -20,7 +20,7 @@ from quire.planning.machine import this_machine
 from quire.simulation.deployment import Deployment, Processor, deploy
 from quire.simulation.engine import SimulatedRun, simulate
 from quire.simulation.figures import figures
-from quire.simulation.load import asked_load, at_rate
+from quire.simulation.load import asked_load, timed_load
 from quire.simulation.model_files import find_model
 from quire.simulation.options import SimulateOptions
 from quire.simulation.report import Simulation, as_json, as_text, picture
@@ -56,13 +56,10 @@ def _simulated(options: SimulateOptions, limits: dict[str, float], percentiles: 
     load = asked_load(options, spec, directory)
     searched = None
     if limits:
-
-        def at(rate: float) -> SimulatedRun:
-            return _run(where, at_rate(options, load, rate))
-
-        searched = search(at, limits, options.slo_attainment / 100)
+        timed = timed_load(options, spec, directory)
+        searched = search(lambda rate: _run(where, timed.at_rate(rate)), limits, options.slo_attainment / 100)
         if not load.seconds and (shown := searched.best or searched.over) is not None:
-            load = at_rate(options, load, shown.rate)
+            load = timed.at_rate(shown.rate)
     done = _run(where, load)
     return Simulation(options.model, where, load, done, figures(done, limits, percentiles), searched)
 

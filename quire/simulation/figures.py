@@ -77,7 +77,9 @@ class Figures:
     def as_json(self) -> dict[str, Any]:
         """Under the names of `quire bench serve`, and vLLM's metrics where that has none."""
         times = {
-            f"{percentile_name(p)}_{name}_ms": ms for name, found in self.milliseconds.items() for p, ms in found.items()
+            f"{percentile_name(p)}_{name}_ms": ms
+            for name, found in self.milliseconds.items()
+            for p, ms in found.items()
         }
         return {
             "completed": self.requests,

@@ -42,12 +42,9 @@ def asked_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Tr
     return from_samples(samples, known, times, options.arrivals.max_concurrency)
 
 
-def at_rate(options: SimulateOptions, trace: Trace, rate: float) -> Trace:
-    """The same requests at another rate: their gaps are stretched; where they had none, they get those of
-    --burstiness."""
-    if trace.seconds:
-        return trace.at_rate(rate)
-    arrivals = replace(options.arrivals, request_rate=rate)
-    times = arrival_times(arrivals, len(trace.requests), random.Random(options.seed))
-    requests = tuple(replace(r, arrival=t) for r, t in zip(trace.requests, times, strict=True))
-    return replace(trace, requests=requests)
+def timed_load(options: SimulateOptions, spec: ModelSpec, directory: Path) -> Trace:
+    """The same with gaps, also where --request-rate is infinite: then it comes at one request a second."""
+    load = asked_load(options, spec, directory)
+    if load.seconds:
+        return load
+    return asked_load(replace(options, arrivals=replace(options.arrivals, request_rate=1.0)), spec, directory)

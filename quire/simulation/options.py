@@ -101,7 +101,9 @@ class SimulateOptions:
     def __post_init__(self) -> None:
         check_arrivals(self.arrivals)
         if self.model is None:
-            raise ConfigError("Name a model: quire simulate MODEL. 'quire simulate --help' lists the flags.", param="model")
+            raise ConfigError(
+                "Name a model: quire simulate MODEL. 'quire simulate --help' lists the flags.", param="model"
+            )
         if not 0 < self.slo_attainment <= 100:
             raise ConfigError(f"--slo-attainment is above 0 and at most 100, not {self.slo_attainment:g}.")
         if (self.calibrate or self.step_times is not None) and self.gpu != "cpu":

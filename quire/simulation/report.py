@@ -126,15 +126,15 @@ def reasons(found: Simulation) -> list[str]:
         lines.append(f"requests waited {no_slot:.0%} of the time while all --max-num-seqs {most} were running")
     if no_time > NOTABLE:
         lines.append(
-            f"prompts waited {no_time:.0%} of the time until steps had time for them beside streams; --performance-mode "
-            "says how much that is"
+            f"prompts waited {no_time:.0%} of the time until steps had time for them beside streams, as "
+            "--performance-mode says"
         )
     if not keeps_up(found.run.served):
         lines.append("the queue grew: more requests came than are served")
     if not lines:
         lines.append(
-            f"nothing held requests back: {figures.usage.running:,.1f} of up to {most} ran at a time, and the device was "
-            f"idle {max(0.0, 1 - figures.busy):.0%} of the time"
+            f"nothing held requests back: {figures.usage.running:,.1f} of up to {most} ran at a time, and the device "
+            f"was idle {max(0.0, 1 - figures.busy):.0%} of the time"
         )
     return lines
 
@@ -216,4 +216,6 @@ def _rates_panel(search: Search) -> Panel:
     rates = [each.rate for each in search.tried]
     shares = [100 * each.attainment for each in search.tried]
     wanted = Line("wanted", [0.0, rates[-1]], [100 * search.wanted] * 2)
-    return Panel("Requests within the limits", "requests a second", "% of requests", [Line("kept", rates, shares), wanted])
+    return Panel(
+        "Requests within the limits", "requests a second", "% of requests", [Line("kept", rates, shares), wanted]
+    )

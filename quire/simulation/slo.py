@@ -1,8 +1,10 @@
 """The highest rate of requests at which enough of them keep limits of latency, by bisection.
 
 Every rate is simulated with the same requests, whose gaps are stretched, so the answer is the same each time. A rate is
-sustained if besides the queue does not grow: of the last quarter of the requests at least half wait no longer than they
-are served. Without that, limits on tokens after the first would be kept at any rate, behind an endless queue.
+sustained if besides the queue does not grow: half of the last quarter of the requests wait no longer than they are
+served, or no more than twice as long as half of the second quarter. (Where more comes than is served, waits grow in
+proportion, and the last quarter's is 7/3 of the second's.) Without that, limits on tokens after the first would be kept
+at any rate, behind an endless queue.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from statistics import median
 
 from quire.errors import ConfigError
 from quire.simulation.engine import Served, SimulatedRun
-from quire.simulation.figures import METRICS, is_good
+from quire.simulation.figures import is_good
 
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 PRECISION = 1.01
 """The rate that keeps the limits and the next one that does not are as close as this."""
 LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
 FIRST_RATE = 1.0
+_STEADY = 2.0
+"""Waits that are no more than so many times those of before come of chance."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ class Search:
             return f"{at} the queue grows"
         worst = max(over.broken, key=lambda name: over.broken[name])
         return (
-            f"{at} {over.attainment:.2%} keep the limits: {over.broken[worst]:.2%} of the requests have {worst.upper()} "
-            f"above {self.limits[worst]:g} ms"
+            f"{at} {over.attainment:.2%} keep the limits: {over.broken[worst]:.2%} of the requests have "
+            f"{worst.upper()} above {self.limits[worst]:g} ms"
         )
 
 
@@ -133,9 +137,11 @@ def tried_rate(rate: float, run: SimulatedRun, limits: dict[str, float]) -> Trie
 
 
 def keeps_up(served: Sequence[Served]) -> bool:
-    """Whether the queue did not grow, as far as the last quarter of the requests tells."""
-    last = served[-max(1, len(served) // 4) :]
-    return median(each.queued for each in last) <= median(each.e2e - each.queued for each in last)
+    """Whether the queue did not grow, as far as this load tells."""
+    quarter = max(1, len(served) // 4)
+    second, last = served[quarter : 2 * quarter] or served[:1], served[-quarter:]
+    waits, earlier = (median(each.queued for each in part) for part in (last, second))
+    return waits <= median(each.e2e - each.queued for each in last) or waits <= _STEADY * earlier
 
 
 def _bracket(keeps: Callable[[float], bool]) -> tuple[float | None, float | None]:
@@ -152,5 +158,3 @@ def _bracket(keeps: Callable[[float], bool]) -> tuple[float | None, float | None
             return rate / 4, rate
         rate /= 4
     return None, rate
-
-

@@ -14,11 +14,11 @@ from quire.models.spec import ModelSpec, read_spec
 from quire.simulation.deployment import FormatName
 from quire.simulation.engine import simulate
 from quire.simulation.figures import Figures, figures
+from quire.simulation.model_files import find_model
 from quire.simulation.trace import Trace
 from quire.simulation.trace_files import TraceFileOptions, read_trace
 from quire.sizing.measured_rows import checked, measured_rows
 from quire.sizing.memory_table import MemoryRow, memory_row
-from quire.simulation.model_files import find_model
 from quire.sizing.options import PlanOptions
 from quire.sizing.prices import read_prices
 from quire.sizing.report import SizingPlan, as_json, as_text, check_text, picture

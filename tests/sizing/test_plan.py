@@ -16,8 +16,8 @@ from quire.errors import ConfigError, ModelNotFoundError
 from quire.models.spec import read_spec
 from quire.planning.auto_config import resolve
 from quire.planning.machine import Gpu, Machine
-from quire.sizing.measured_rows import DIRECTORY
 from quire.simulation.model_files import find_model
+from quire.sizing.measured_rows import DIRECTORY
 from quire.sizing.prices import read_prices
 
 LLAMA = DIRECTORY / "llama-3.1-8b"
