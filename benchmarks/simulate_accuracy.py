@@ -3,10 +3,10 @@
     python benchmarks/simulate_accuracy.py [--model quill] [--requests 200] [--share 0.6] [--runs 3] [--trace FILE]
         [--step-times FILE] [--json FILE]
 
-First steps are timed, as `quire simulate --gpu cpu --calibrate` does (or read from --step-times, which that has written).
-Then one trace is simulated, and sent to `quire serve` by the client of `quire bench serve`, --runs times with prompts
-that the server has not seen. Without --trace the requests have 128 + 48 tokens, each length drawn within a half of it,
-and come as a Poisson process at --share of the rate that the simulation takes when all come at once.
+First steps are timed, as `quire simulate --gpu cpu --calibrate` does (or read from a file that it has written). Then
+one trace is simulated, and sent to `quire serve` by the client of `quire bench serve`, --runs times with prompts that
+the server has not seen. Without --trace the requests have 128 + 48 tokens, each length drawn within a half of it, and
+come as a Poisson process at --share of the rate that the simulation takes when all come at once.
 
 Printed are TTFT and TPOT, p50 and p99, of the median run and of the simulation. The exit code is 0 where p50 is within
 15% and p99 within 30%. On a machine that does other things too, both the timed steps and the runs are other ones than

@@ -5,11 +5,8 @@ The engine's thread goes on planning while torch computes without the interprete
 
 from __future__ import annotations
 
-import gc
 import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -19,6 +16,7 @@ from quire.config import Config, environment
 from quire.errors import EngineDeadError
 from quire.executor.executor import AdapterLoader, FaultHook, no_faults
 from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
+from quire.processes.garbage import no_collection
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ class CpuExecutor:
     def _load(self) -> tuple[Worker, DeviceLimits]:
         began = self._clock.now()
         environment.limit_openmp_spinning()
-        with _garbage_collection_paused():
+        with no_collection():  # which took a tenth of importing torch
             from quire.worker.worker import Worker  # torch: only a process that computes pays for it
 
             imported = self._clock.now() - began
@@ -123,18 +121,6 @@ class CpuExecutor:
         if masks is None:
             raise EngineDeadError("The executor was closed before a step's bitmasks came.")
         return masks
-
-
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """What a start imports and makes stays: looking through it again and again takes a tenth of importing torch."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _or_raise(value: T | BaseException) -> T:

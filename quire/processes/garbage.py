@@ -7,7 +7,8 @@ that lives for a moment makes it long. Only very much garbage is not left until 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from quire.processes.launch import Report, SendReport
 
@@ -40,3 +41,16 @@ def collecting(report: SendReport, open_sequences: Callable[[], int]) -> SendRep
         collect_in_calm(open_sequences())
 
     return send
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Within it nothing is searched: where what is made stays, or goes with its last reference, searches take time
+    alone."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -57,7 +57,9 @@ def _simulated(options: SimulateOptions, limits: dict[str, float], percentiles: 
     searched = None
     if limits:
         timed = timed_load(options, spec, directory)
-        searched = search(lambda rate: _run(where, timed.at_rate(rate)), limits, options.slo_attainment / 100)
+        at_once = _run(where, timed.at_once())
+        most = len(timed.requests) / at_once.seconds  # what the device takes, more or less
+        searched = search(lambda rate: _run(where, timed.at_rate(rate)), most, limits, options.slo_attainment / 100)
         if not load.seconds and (shown := searched.best or searched.over) is not None:
             load = timed.at_rate(shown.rate)
     done = _run(where, load)

@@ -18,6 +18,7 @@ from quire.executor.simulated import IntArray, SimulatedExecutor, StepMillisecon
 from quire.messages import Add, Deltas, DeviceLimits, FromEngine, ToEngine
 from quire.models.spec import ModelSpec
 from quire.planning.kv_demand import group_windows
+from quire.processes.garbage import no_collection
 from quire.sampling import SamplingParams
 from quire.simulation.trace import Trace
 
@@ -133,8 +134,9 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
     port = _TracePort(trace, spec.vocab_size, device.request_ms / 1e3, clock)
     info = ModelRuntimeInfo(group_windows(spec), device.cost, spec.rope_length_mode)
     core = EngineCore(config, executor.start(), info, executor, port, clock)
-    while port.is_open:
-        core.turn(None)
+    with no_collection():
+        while port.is_open:
+            core.turn(None)
     served = port.served()
     seconds = max(each.times[-1] for each in served) - min(each.sent for each in served)
     busy = executor.busy_ms / 1e3 / seconds if seconds else 1.0

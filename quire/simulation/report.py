@@ -129,8 +129,8 @@ def reasons(found: Simulation) -> list[str]:
             f"prompts waited {no_time:.0%} of the time until steps had time for them beside streams, as "
             "--performance-mode says"
         )
-    if not keeps_up(found.run.served):
-        lines.append("the queue grew: more requests came than are served")
+    if found.load.seconds and found.load.concurrency is None and not keeps_up(found.run.served):
+        lines.append("open requests grew: more came than are served, or --num-prompts are too few to tell")
     if not lines:
         lines.append(
             f"nothing held requests back: {figures.usage.running:,.1f} of up to {most} ran at a time, and the device "
@@ -170,7 +170,7 @@ def _search_lines(search: Search) -> list[str]:
 
 
 def _tried_text(each: TriedRate) -> str:
-    return f"{each.attainment:.2%} within" + ("" if each.sustained else ", queue grows")
+    return f"{each.attainment:.2%} within" + ("" if each.sustained else ", grows")
 
 
 def _search_json(search: Search) -> dict[str, Any]:

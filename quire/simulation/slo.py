@@ -1,14 +1,14 @@
 """The highest rate of requests at which enough of them keep limits of latency, by bisection.
 
 Every rate is simulated with the same requests, whose gaps are stretched, so the answer is the same each time. A rate is
-sustained if besides the queue does not grow: half of the last quarter of the requests wait no longer than they are
-served, or no more than twice as long as half of the second quarter. (Where more comes than is served, waits grow in
-proportion, and the last quarter's is 7/3 of the second's.) Without that, limits on tokens after the first would be kept
-at any rate, behind an endless queue.
+sustained if besides the number of open requests does not grow from the load's second quarter to its last. Without that,
+limits on tokens after the first would be kept at any rate, behind an endless queue, and a load that is over before the
+engine is full would be taken for one that goes on.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,10 +20,10 @@ from quire.simulation.figures import is_good
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 PRECISION = 1.01
 """The rate that keeps the limits and the next one that does not are as close as this."""
-LOWEST_RATE, HIGHEST_RATE = 1e-4, 1e5
-FIRST_RATE = 1.0
-_STEADY = 2.0
-"""Waits that are no more than so many times those of before come of chance."""
+SPAN = 2**12
+"""Rates are looked for down to this part of the first one, and up to this many times it."""
+STEADY, FEW = 1.5, 3
+"""Open requests do not grow if they are no more than so many times those of before, and a few: that is chance."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TriedRate:
         rate: Requests a second.
         attainment: The share of requests that kept all limits.
         broken: By limit, the share of requests that broke it; one may break several.
-        sustained: Whether the queue did not grow.
+        sustained: Whether open requests did not grow.
         run: What came of it.
     """
 
@@ -71,10 +71,10 @@ class Search:
         """Why not more."""
         over = self.over
         if over is None:
-            return f"nothing is broken up to {HIGHEST_RATE:,.0f} requests/s: the load is too short, see --num-prompts"
+            return "no rate breaks anything: the load is too short, see --num-prompts"
         at = f"at {over.rate:,.4g} requests/s"
         if not over.sustained:
-            return f"{at} the queue grows"
+            return f"{at} open requests grow: more come than are served, or --num-prompts are too few to tell"
         worst = max(over.broken, key=lambda name: over.broken[name])
         return (
             f"{at} {over.attainment:.2%} keep the limits: {over.broken[worst]:.2%} of the requests have "
@@ -103,11 +103,14 @@ def read_limits(text: str) -> dict[str, float]:
     return limits
 
 
-def search(simulated: Callable[[float], SimulatedRun], limits: dict[str, float], wanted: float) -> Search:
+def search(
+    simulated: Callable[[float], SimulatedRun], first_rate: float, limits: dict[str, float], wanted: float
+) -> Search:
     """Bisect for the highest rate.
 
     Args:
         simulated: The load at so many requests a second.
+        first_rate: That is tried; the nearer the result, the fewer are.
         limits: Milliseconds by metric.
         wanted: Share of the requests that are to keep them.
     """
@@ -117,7 +120,7 @@ def search(simulated: Callable[[float], SimulatedRun], limits: dict[str, float],
         tried.append(tried_rate(rate, simulated(rate), limits))
         return tried[-1].keeps(wanted)
 
-    low, high = _bracket(keeps)
+    low, high = _bracket(keeps, first_rate)
     while low and high and high / low > PRECISION:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if keeps(middle) else (low, middle)
@@ -137,24 +140,24 @@ def tried_rate(rate: float, run: SimulatedRun, limits: dict[str, float]) -> Trie
 
 
 def keeps_up(served: Sequence[Served]) -> bool:
-    """Whether the queue did not grow, as far as this load tells."""
-    quarter = max(1, len(served) // 4)
-    second, last = served[quarter : 2 * quarter] or served[:1], served[-quarter:]
-    waits, earlier = (median(each.queued for each in part) for part in (last, second))
-    return waits <= median(each.e2e - each.queued for each in last) or waits <= _STEADY * earlier
+    """Whether open requests did not grow, as far as this load tells: those that a request met when it was sent."""
+    ends = sorted(each.times[-1] for each in served)
+    met = [number - bisect_right(ends, each.sent) for number, each in enumerate(served)]
+    quarter = max(1, len(met) // 4)
+    return median(met[-quarter:]) <= STEADY * median(met[quarter : 2 * quarter] or met[:1]) + FEW
 
 
-def _bracket(keeps: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """A rate that keeps the limits and one that does not, a factor of 4 apart; None where there is none."""
-    rate = FIRST_RATE
+def _bracket(keeps: Callable[[float], bool], first: float) -> tuple[float | None, float | None]:
+    """A rate that keeps the limits and its double, which does not; None where there is none."""
+    rate = first
     if keeps(rate):
-        while rate < HIGHEST_RATE:
-            if not keeps(4 * rate):
-                return rate, 4 * rate
-            rate *= 4
+        while rate < SPAN * first:
+            if not keeps(2 * rate):
+                return rate, 2 * rate
+            rate *= 2
         return rate, None
-    while rate > LOWEST_RATE:
-        if keeps(rate / 4):
-            return rate / 4, rate
-        rate /= 4
+    while rate > first / SPAN:
+        if keeps(rate / 2):
+            return rate / 2, rate
+        rate /= 2
     return None, rate

@@ -66,6 +66,10 @@ class Trace:
             times = [(request.arrival - first) * scale for request in self.requests]
         return replace(self, requests=tuple(replace(r, arrival=t) for r, t in zip(self.requests, times, strict=True)))
 
+    def at_once(self) -> Trace:
+        """The same requests without gaps."""
+        return replace(self, requests=tuple(replace(request, arrival=0.0) for request in self.requests))
+
     def token_ids(self, vocab_size: int, seed: int = 0) -> Iterator[list[int]]:
         """The prompts, in order: those that are known, else ids that nobody else has, but for the parts that are
         shared."""

@@ -51,7 +51,7 @@ def test_waves_keep_to_the_settings() -> None:
         config = CONFIG.with_values(max_num_seqs=most, max_model_len=longest)
         found = waves(config)
         assert max(wave.rows for wave in found) <= most
-        assert all(0 < wave.rows and wave.prompt + wave.outputs <= longest for wave in found)
+        assert all(wave.rows > 0 and wave.prompt + wave.outputs <= longest for wave in found)
         assert max(wave.prompt for wave in found) >= min(LONG, longest - 50)
 
 

@@ -85,7 +85,8 @@ def test_another_rate_stretches_gaps_or_makes_them() -> None:
 def test_shared_prefixes_are_found_in_the_cache_and_without_it_are_not(tmp_path: Path) -> None:
     flags = (
         "--dataset-name=prefix_repetition", "--num-prompts=40", "--prefix-repetition-prefix-len=256",
-        "--prefix-repetition-suffix-len=64", "--prefix-repetition-num-prefixes=4", "--output-len=4", "--request-rate=20",
+        "--prefix-repetition-suffix-len=64", "--prefix-repetition-num-prefixes=4", "--output-len=4",
+        "--request-rate=20",
     )  # fmt: skip
     found = simulate(tmp_path, *flags)
     assert found["prefix_cache_hit_rate"] == pytest.approx(36 * 256 / (40 * 320))
