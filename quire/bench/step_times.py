@@ -7,6 +7,7 @@ Loads torch: imported by name.
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from dataclasses import dataclass, replace
@@ -80,21 +81,17 @@ def measure(config: Config) -> MeasuredStepTimes:
         predict = MeasuredStepTime(terms, windows_of(spec))
         with served(config, Path(directory)) as port:
             server = server_terms(resolved, predict, request_ms, port)
-    from torch import get_num_threads
-
+    threads = own.device.cpu_threads or len(os.sched_getaffinity(0))
     return MeasuredStepTimes(
-        own.model.served_model_name[0], spec.num_parameters, own.model.dtype, own.kv_dtype, get_num_threads(),
+        own.model.served_model_name[0], spec.num_parameters, own.model.dtype, own.kv_dtype, threads,
         tuple(windows_of(spec).items()), terms, request_ms, server,
     )  # fmt: skip
 
 
 def waves(config: Config) -> list[Wave]:
     """What is timed, for resolved settings: no more rows and tokens than these take."""
-    most, longest, chunk = (
-        config.scheduler.max_num_seqs,
-        config.model.max_model_len,
-        config.scheduler.max_num_batched_tokens,
-    )
+    most, chunk = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    longest = config.model.max_model_len
     assert most and chunk and isinstance(longest, int), "settings are resolved"
     room = longest - OUTPUTS - 1
     long = min(LONG, room)

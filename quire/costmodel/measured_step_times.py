@@ -94,7 +94,7 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         model: How it was named.
         parameters: How many it has.
         dtype, kv_dtype: Of its weights and KV cache.
-        threads: That computed.
+        threads: Most that computed.
         windows: (window or None, layers with it).
         steps: Of the engine alone.
         engine_request_ms: From a request to its engine and back, in one process.
@@ -174,13 +174,17 @@ def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
     """The terms that explain these steps best.
 
     Raises:
-        ValueError: The steps are too few, or all of one size.
+        ConfigError: The steps are too few, or all of one size.
     """
     windows = windows_of(spec)
     alike = _medians(steps, windows)
     knots = _knots([sum(step.counts) for step in alike])
     if len(alike) < _FEWEST or len(knots) < 2:
-        raise ValueError(f"{len(alike)} different steps are too few to fit a step's time to")
+        raise ConfigError(
+            f"{len(alike)} different steps are too few to fit a step's time to: raise --max-model-len or "
+            "--max-num-batched-tokens.",
+            param="calibrate",
+        )
     features = np.array([_features(step, knots, windows) for step in alike])
     ms = np.array([step.ms for step in alike])
     weights = np.ones(len(alike))
@@ -191,16 +195,8 @@ def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
     curve = np.cumsum(terms[: len(knots)]).tolist()
     row, chunk, read, score = terms[len(knots) :].tolist()
-    error = float(
-        np.median(
-            np.abs(
-                np.array([_features(each, knots, windows) for each in steps])
-                @ terms
-                / np.array([each.ms for each in steps])
-                - 1
-            )
-        )
-    )
+    every = np.array([_features(step, knots, windows) for step in steps]) @ terms
+    error = float(np.median(np.abs(every / np.array([step.ms for step in steps]) - 1)))
     return StepTerms(tuple(zip(knots, curve, strict=True)), row, chunk, read, score, error)
 
 

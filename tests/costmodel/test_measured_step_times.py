@@ -57,7 +57,7 @@ def test_terms_predict_steps_that_were_not_timed(stalls: float) -> None:
 
 
 def test_too_few_steps_are_refused() -> None:
-    with pytest.raises(ValueError, match="too few"):
+    with pytest.raises(ConfigError, match="too few"):
         fitted([a_step(random.Random(0))] * 50, SPEC)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.processes.garbage import CALM_SEQUENCES, begin_serving, collect_in_calm, collecting
+from quire.processes.garbage import CALM_SEQUENCES, begin_serving, collect_in_calm, collecting, no_collection
 from quire.processes.launch import Pulse, Report
 
 
@@ -63,3 +63,17 @@ def test_a_report_collects(searches: list[int]) -> None:
     assert searches.count(2) == 1
     assert len(reported) == 2
     del kept
+
+
+def test_nothing_is_searched_within_and_all_is_as_before_afterwards(searches: list[int]) -> None:
+    with no_collection():
+        kept = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
+    assert searches == []
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_collection():
+            del kept
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

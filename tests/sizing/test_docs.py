@@ -8,17 +8,31 @@ import shlex
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from quire.cli.main import main
+from quire.costmodel.measured_step_times import (
+    MeasuredStepTimes,
+    ServerTerms,
+    StepTerms,
+    read_step_times,
+    windows_of,
+)
+from quire.models.spec import read_spec
+from quire.planning.machine import this_machine
 from quire.sizing.measured_rows import DIRECTORY
 
+BUILTIN = Path(__file__).parents[2] / "quire" / "builtin" / "quill"
 TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"```console\n(.*?)```", TEXT, re.S) for line in re.findall(r"^\$ (.*)$", block, re.M)
 ]
 CHECK = "quire plan --check"
 """Takes 10 s; the table is made in test_measured_rows.py."""
+CALIBRATE = next(line for line in COMMANDS if "--calibrate" in line)
+"""Starts an engine and a server."""
+SIMULATE = next(line for line in COMMANDS if line.startswith("quire simulate"))
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +43,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "prices.yaml").write_text(re.findall(r"```yaml\n(.*?)```", TEXT, re.S)[0])
     lines = [{"timestamp": 50 * i, "input_length": 300, "output_length": 10, "hash_ids": [0]} for i in range(20)]
     (directory / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (directory / "quill.json").write_bytes(msgspec.json.encode(timed_steps()))
     return directory
 
 
+def timed_steps() -> MeasuredStepTimes:
+    """As --calibrate writes them."""
+    spec, dtype = read_spec(BUILTIN), "bfloat16" if this_machine().fast_bfloat16 else "float32"
+    terms = StepTerms(points=((1, 1.0), (512, 20.0)), row_ms=0.1, chunk_ms=0.0, read_ms=0.0, score_ms=0.0, error=0.02)
+    server, windows = ServerTerms(request_ms=2.0, step_ms=0.1, row_ms=0.05), tuple(windows_of(spec).items())
+    return MeasuredStepTimes("quill", spec.num_parameters, dtype, dtype, 2, windows, terms, 0.5, server)
+
+
 def test_there_are_commands() -> None:
-    assert len(COMMANDS) > 7
+    assert len(COMMANDS) > 13
     assert CHECK in COMMANDS
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line != CHECK])
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line not in (CHECK, CALIBRATE)])
 def test_a_command_works(
     command: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,3 +80,32 @@ def test_what_the_page_shows_is_what_is_said(
         main(shlex.split(COMMANDS[1])[1:])
     said = capsys.readouterr().out
     assert said.replace("/config.json:", ":") == shown
+
+
+def test_what_the_page_shows_of_a_search_is_what_is_said(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    shown = re.findall(r"```\n(=+ Rates.*?)```", TEXT, re.S)[0]
+    with pytest.raises(SystemExit):
+        main(shlex.split(SIMULATE)[1:])
+    assert shown in capsys.readouterr().out
+
+
+@pytest.mark.long("operations")
+def test_steps_are_timed_and_written(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How close a simulation with them comes is for an idle machine to tell: benchmarks/simulate_accuracy.py."""
+    monkeypatch.chdir(place)
+    with pytest.raises(SystemExit) as end:
+        main(shlex.split(CALIBRATE)[1:])
+    assert end.value.code == 0, capsys.readouterr().err
+    assert "steps as timed here" in capsys.readouterr().out
+    found = read_step_times("quill.json")
+    assert found != timed_steps()
+    predict, served = (found.step_time(server=server) for server in (False, True))
+    assert 0 < predict.decode(1, 50) < predict.decode(64, 50)
+    assert predict.prompt(16) < predict.prompt(512)
+    assert served.decode(8, 50) >= predict.decode(8, 50)
+    assert found.request_ms(server=True) > 0
