@@ -69,10 +69,9 @@ def server_terms(resolved: ResolvedConfig, predict: MeasuredStepTime, request_ms
     """What clients of the server waited beyond the predicted steps: a straight line over the streams at a time."""
     most = resolved.config.scheduler.max_num_seqs
     assert most
-    rows, extra, firsts = [], [], []
-    for streams in STREAMS:
-        if streams > most:
-            break
+    extra: dict[int, list[float]] = {}
+    firsts = []
+    for streams in (each for each in STREAMS if each <= most):
         for number in range(ROUNDS.get(streams, USUAL_ROUNDS)):
             outcomes = _asked_at_once(resolved, port, streams)
             if number == 0:
@@ -80,15 +79,9 @@ def server_terms(resolved: ResolvedConfig, predict: MeasuredStepTime, request_ms
             if streams == 1:
                 firsts.append(1e3 * (outcomes[0].ttft or 0.0) - predict.prompt(PROMPT) - request_ms)
             tpot = 1e3 * median(outcome.tpot or 0.0 for outcome in outcomes)
-            rows.append(streams)
-            extra.append(tpot - predict.decode(streams, PROMPT + OUTPUTS // 2))
-    by_streams = [
-        (each, median(e for r, e in zip(rows, extra, strict=True) if r == each)) for each in sorted(set(rows))
-    ]
-    if len(by_streams) == 1:
-        row_ms, step_ms = 0.0, by_streams[0][1]
-    else:
-        row_ms, step_ms = np.polyfit(*zip(*by_streams, strict=True), 1).tolist()
+            extra.setdefault(streams, []).append(tpot - predict.decode(streams, PROMPT + OUTPUTS // 2))
+    rows, ms = list(extra), [median(values) for values in extra.values()]
+    row_ms, step_ms = np.polyfit(rows, ms, 1).tolist() if len(rows) > 1 else (0.0, ms[0])
     return ServerTerms(max(0.0, median(firsts)), max(0.0, step_ms), max(0.0, row_ms))
 
 

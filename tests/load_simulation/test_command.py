@@ -153,7 +153,7 @@ def test_timed_steps_are_gone_by(tmp_path: Path) -> None:
         (["--trace=a.csv", "--dataset-path=b.jsonl"], "not both"),
         (["--trace=nothing.csv"], "nothing.csv cannot be read"),
         (["--request-rate=0"], "--request-rate must be above 0"),
-        (["--input-len=100000"], "Request 1 of the trace"),
+        (["--num-prompts=1", "--input-len=100000"], "Request 1 of the trace"),
         (["--tensor-parallel-size=7"], "7"),
         (["--metric-percentiles=101"], "--metric-percentiles are between 0 and 100"),
     ],
