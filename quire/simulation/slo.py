@@ -20,7 +20,7 @@ from quire.simulation.figures import is_good
 LIMITED = ("ttft", "tpot", "itl", "e2el")
 PRECISION = 1.01
 """The rate that keeps the limits and the next one that does not are as close as this."""
-SPAN = 2**12
+SPAN = 2**8
 """Rates are looked for down to this part of the first one, and up to this many times it."""
 STEADY, FEW = 1.5, 3
 """Open requests do not grow if they are no more than so many times those of before, and a few: that is chance."""

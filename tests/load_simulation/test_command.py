@@ -107,7 +107,7 @@ def test_settings_reach_the_scheduler(tmp_path: Path) -> None:
 
 
 def test_the_highest_rate_keeps_the_limits_and_a_slightly_higher_one_does_not(tmp_path: Path) -> None:
-    flags = ("--num-prompts=60", "--input-len=2000", "--output-len=12")
+    flags = ("--num-prompts=30", "--input-len=2000", "--output-len=12")
     found = simulate(tmp_path, *flags, "--slo=ttft=25,tpot=20")
     best = found["slo"]["request_rate"]
     assert found["slo"]["attainment"] >= 0.99
