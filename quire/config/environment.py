@@ -103,11 +103,27 @@ def num_visible_gpus(installed: int) -> int:
     return len(visible_gpus()) if "CUDA_VISIBLE_DEVICES" in os.environ else installed
 
 
-def show_gpu_of_engine(engine: int) -> None:
-    """Let this process see that GPU alone. Call it before torch or the driver is loaded."""
-    gpu = gpu_of_engine(engine)
-    assert gpu is not None, "the supervisor has counted them"
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+def show_gpus_of_engine(engine: int, ranks: int = 1) -> None:
+    """Let this process and its children see the GPUs of that engine alone, one for each of its ranks. Call it before
+    torch or the driver is loaded."""
+    gpus = [gpu_of_engine(engine * ranks + rank) for rank in range(ranks)]
+    assert None not in gpus, "the supervisor has counted them"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+
+
+def show_gpu_of_rank_first(rank: int, ranks: int) -> None:
+    """Let this process see the GPUs of all ranks of its engine, its own as the first. So `cuda:0` is a rank's own GPU
+    everywhere, and the memory of the others can still be mapped. Call it before torch or the driver is loaded."""
+    show_gpus_of_engine(0, ranks)
+    gpus = visible_gpus()
+    own = gpus.pop(rank)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([own, *gpus])
+
+
+def prepare_nccl() -> None:
+    """Let NCCL leave tensors alone that CUDA graphs read, unless the user chose: torch's allocator may have mapped them
+    piece by piece, which NCCL cannot register. Call it before torch is loaded."""
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
 
 def number_gpus_by_pci_bus() -> None:

@@ -17,7 +17,9 @@ from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow, capacity, m
 from quire.kvcache.host_pool import HostPool
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.logits_processors import load_processors, takes
+from quire.mesh import mesh_of
 from quire.messages import Add, DeviceLimits, Ready
+from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import this_machine
@@ -51,10 +53,13 @@ def build_model_runtime_info(config: Config, spec: ModelSpec) -> ModelRuntimeInf
     machine_gpu = this_machine().gpu if config.device.device == "cuda" else None
     hardware = cpu(len(os.sched_getaffinity(0))) if machine_gpu is None else gpu(machine_gpu.name)
     hardware = hardware.at(config.model.dtype)
+    share = (
+        spec if machine_gpu is None else rank_share(spec, mesh_of(config.parallel))
+    )  # ranks on a CPU share its memory
     speculation = config.speculation.speculation
     return ModelRuntimeInfo(
         group_windows(spec),
-        Roofline(spec, config.model.dtype, hardware, config.cache.block_size, config.kv_dtype),
+        Roofline(share, config.model.dtype, hardware, config.cache.block_size, config.kv_dtype),
         spec.rope_length_mode,
         None if speculation is None else lambda sampling: speculation.tokens,
     )

@@ -12,7 +12,7 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     """Run the engine, whose modules are imported while a thread loads torch's library."""
     config = launch.config
     if config.parallel.data_parallel_size > 1 and config.device.device == "cuda":
-        environment.show_gpu_of_engine(launch.engine.engine)
+        environment.show_gpus_of_engine(launch.engine.engine, config.parallel.ranks)
     if config.parallel.ranks == 1:  # else ranks compute, each in a process of its own
         begin_loading()
     from quire.engine import process

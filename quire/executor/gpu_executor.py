@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,9 @@ from quire.executor.cuda_context import open_context
 from quire.executor.executor import AdapterLoader, FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
+from quire.mesh import Mesh
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.planning.kv_cache_plan import NumBlocks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import cpu_quota
 
@@ -40,6 +42,20 @@ POLL_S = 10e-6
 _PR_SET_TIMERSLACK = 29
 
 
+class GpuRanks(NamedTuple):
+    """Where several executors divide one model: the place of one, and its ways to the others.
+
+    Attributes:
+        mesh: Its place.
+        exchange: See collectives/cards.py.
+        agree: See Worker.load.
+    """
+
+    mesh: Mesh
+    exchange: Callable[[bytes], Sequence[bytes]]
+    agree: Callable[[NumBlocks], NumBlocks]
+
+
 class GpuExecutor:
     """One worker on one GPU.
 
@@ -50,12 +66,16 @@ class GpuExecutor:
         config: Resolved settings; see Worker.
         clock: For the seconds of the start-up.
         fault: See FaultHook.
+        ranks: See GpuRanks; None: this one has the whole model.
     """
 
     max_in_flight = MAX_STEPS_IN_FLIGHT
 
-    def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
+    def __init__(
+        self, config: Config, clock: Clock, fault: FaultHook = no_faults, ranks: GpuRanks | None = None
+    ) -> None:
         self._config = config
+        self._ranks = ranks
         self._clock = clock
         self._fault = fault
         self._handles: deque[StepHandle] = deque()
@@ -75,14 +95,15 @@ class GpuExecutor:
         with _gc_paused():
             precompiler = _start_precompiler(self._config) if self._config.device.device == "cuda" else None
             try:
-                from quire.worker.worker import Worker  # torch: only a process that computes pays for it
+                import quire.worker.worker  # noqa: F401 # torch: only a process that computes pays for it
+
+                imported = self._clock.now() - began
+                self._worker = self._build_worker(precompiler)
             except BaseException:
                 if precompiler is not None:
                     precompiler.close()
                 raise
-            imported = self._clock.now() - began
-            self._worker = Worker(self._config, self._clock, precompiler)
-            device_limits = self._worker.load()
+            device_limits = self._worker.load(*([] if self._ranks is None else [self._ranks.agree]))
         _shorten_timer_slack()
         return msgspec.structs.replace(device_limits, startup={"import": imported, **device_limits.startup})
 
@@ -139,6 +160,21 @@ class GpuExecutor:
                 del worker
                 self._release_memory()
 
+    def _build_worker(self, precompiler: Precompiler | None) -> Worker:
+        from quire.worker.worker import Worker
+
+        if self._ranks is None:
+            return Worker(self._config, self._clock, precompiler)
+        import torch
+
+        from quire.collectives.cards import Cards
+        from quire.worker.startup.gpu_memory import use_expandable_segments
+
+        device, mesh = torch.device("cuda:0"), self._ranks.mesh
+        use_expandable_segments(device)
+        cards = Cards(mesh, device, self._ranks.exchange)
+        return Worker(self._config, self._clock, precompiler, mesh, cards, rehearsed=cards.rehearsed())
+
     def _launch_plans(self) -> None:
         """Launch plans until a step waits for bitmasks; none after a failure."""
         while self._plans and self._failure is None and not self._awaits_bitmasks:
@@ -181,7 +217,7 @@ def _shorten_timer_slack() -> None:
 
 def _start_precompiler(config: Config) -> Precompiler | None:
     """Start what takes long and needs no torch in threads and other processes, while torch is imported."""
-    cores = max(1, round(min(len(os.sched_getaffinity(0)), cpu_quota())))
+    cores = max(1, round(min(len(os.sched_getaffinity(0)), cpu_quota()) / config.parallel.ranks))
     marker = marker_path(environment.kernel_cache(), _kernel_settings_key(config))
     processes = None if is_written(marker) else start_compiler_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
@@ -203,7 +239,9 @@ def _kernel_settings_key(config: Config) -> bytes:
     """What decides which kernels a start compiles."""
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
-    return msgspec.json.encode((of_model, config.cache, config.scheduler, config.device, environment.kernel_settings()))
+    tp = config.parallel.tensor_parallel_size
+    settings = (config.cache, config.scheduler, config.device, environment.kernel_settings(), tp)
+    return msgspec.json.encode((of_model, *settings))
 
 
 @contextmanager

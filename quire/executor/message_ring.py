@@ -99,6 +99,11 @@ class RingReader:
         (length,) = _LENGTH.unpack(self._take(_LENGTH.size))
         return self._take(length)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a message, or the beginning of one."""
+        return self._ring.written > self._ring.read_by(self._reader)
+
     def _take(self, length: int) -> bytes:
         ring, taken = self._ring, bytearray()
         size = len(ring.bytes)

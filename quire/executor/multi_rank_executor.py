@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeVar
 
+import msgspec
+
 from quire.clock import Clock
 from quire.config import Config
 from quire.errors import EngineDeadError
 from quire.executor.executor import FaultHook, no_faults
-from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, StepDone, Stop, fingerprint
+from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, Offer, Offers, StepDone, Stop, fingerprint
 from quire.executor.rank_processes import RankProcesses
 from quire.executor.stage_progress import StageProgress
 from quire.mesh import mesh_of
@@ -22,6 +24,8 @@ from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 T = TypeVar("T")
+EXCHANGES = 2
+"""Rounds in which ranks on GPUs say how they reach one another's memory: see collectives/cards.py."""
 _LOOK_S = 0.5
 FIRST_PATIENCE_S = 3600.0
 """How long a start may take until the first rank comes so far."""
@@ -49,6 +53,9 @@ class MultiRankExecutor:
         self._results: deque[Result] = deque()
         self._sampled: dict[int, int] = {}  # by step, the fingerprint of what was sampled
         self._mesh = mesh_of(config.parallel)
+        self._on_gpus = config.device.device == "cuda"
+        self._ready_host_blocks = [0] * self._mesh.size
+        self._reported_host_blocks = 0
         self._stages = StageProgress(self._mesh, config.parallel.distributed_timeout_seconds, clock)
 
     @property
@@ -65,6 +72,8 @@ class MultiRankExecutor:
         """
         try:
             self._ranks = RankProcesses(self._config, self._clock)
+            for _ in range(EXCHANGES if self._on_gpus else 0):
+                self._ranks.broadcast(Offers([offer.data for offer in self._from_all(Offer, "reach its GPU")]))
             blocks = self._from_all(Blocks, "read its weights")
             of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks))
             self._ranks.broadcast(of_all)
@@ -147,9 +156,11 @@ class MultiRankExecutor:
         assert self._ranks is not None
         for rank, message in received:
             if isinstance(message, Result):
-                self._results.append(message)
-                message = StepDone(message.step, fingerprint(message))
+                self._results.append(self._with_blocks_of_all(rank, message))
+                message = StepDone(message.step, fingerprint(message), message.ready_host_blocks)
             assert isinstance(message, StepDone), message
+            if message.ready_host_blocks:
+                self._ready_host_blocks[rank] = message.ready_host_blocks
             self._stages.done(rank, message.step)
             if rank < self._mesh.size - self._mesh.tp:
                 continue  # it samples nothing
@@ -159,6 +170,17 @@ class MultiRankExecutor:
                     "processors must compute the same in every rank."
                 )
             self._sampled.pop(message.step - 2 * self.max_in_flight, None)
+
+    def _with_blocks_of_all(self, rank: int, result: Result) -> Result:
+        """The result of the rank that answers, with the host blocks that are ready in all ranks: on GPUs each makes its
+        own ready as it comes to it."""
+        if not self._on_gpus:
+            return result
+        self._ready_host_blocks[rank] = result.ready_host_blocks or self._ready_host_blocks[rank]
+        ready = min(self._ready_host_blocks)
+        said = ready if ready != self._reported_host_blocks else 0
+        self._reported_host_blocks = ready
+        return msgspec.structs.replace(result, ready_host_blocks=said)
 
     def _raise_if_stuck(self) -> None:
         """

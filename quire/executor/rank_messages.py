@@ -16,6 +16,18 @@ class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     host: int
 
 
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a rank tells all others at the start, where they share memory of their cards."""
+
+    data: bytes
+
+
+class Offers(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What all ranks have offered, by rank."""
+
+    data: list[bytes]
+
+
 class Bitmasks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """TokenBitmasks as they are read back: their bits may be views, which a decoder cannot tell from bytes."""
 
@@ -34,14 +46,16 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         step: Its number.
         tokens: `fingerprint` of its result; 0 where nothing is sampled.
+        ready_host_blocks: See Result, of this rank.
     """
 
     step: int
     tokens: int = 0
+    ready_host_blocks: int = 0
 
 
-ToRanks = Plan | Bitmasks | Blocks | Stop
-FromRank = Blocks | DeviceLimits | Result | StepDone
+ToRanks = Plan | Bitmasks | Blocks | Offers | Stop
+FromRank = Blocks | DeviceLimits | Offer | Result | StepDone
 
 
 def fingerprint(result: Result) -> int:

@@ -17,16 +17,17 @@ from collections import deque
 import msgspec
 
 from quire.clock import SystemClock
-from quire.collectives.layout import memory_bytes
-from quire.config import environment
+from quire.collectives.layout import LINE, memory_bytes
+from quire.config import Config, environment
 from quire.errors import EngineDeadError
 from quire.executor.message_ring import RingReader, ring_bytes
-from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, Stop, ToRanks
+from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, Offer, Offers, Stop, ToRanks
 from quire.executor.rank_steps import RankSteps
 from quire.executor.torch_library import begin_loading
-from quire.mesh import mesh_of
+from quire.mesh import Mesh, mesh_of
 from quire.messages import Plan, TokenBitmasks
 from quire.models.spec import read_spec
+from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, RankLaunch, SendReport
 from quire.processes.shared_memory import SharedMemory
@@ -61,6 +62,24 @@ class EngineChannel:
         """The next message; waits for it."""
         return self._waiting.popleft() if self._waiting else self._read()
 
+    def poll(self) -> ToRanks | None:
+        """The next message, if there is one."""
+        return self.receive() if self._waiting or self._ring.has_more else None
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        """What all ranks offer, by rank, from what this one does."""
+        self.send(Offer(data))
+        offers = self.receive()
+        assert isinstance(offers, Offers)
+        return offers.data
+
+    def agree(self, blocks: NumBlocks) -> NumBlocks:
+        """The KV blocks of all ranks, from those that this one has room for."""
+        self.send(Blocks(*blocks))
+        of_all = self.receive()
+        assert isinstance(of_all, Blocks)
+        return NumBlocks(of_all.device, of_all.host)
+
     def bitmasks(self) -> TokenBitmasks:
         """Those of the step that is running: they come in the order of plans, each once."""
         while not isinstance(message := self._read(), Bitmasks):
@@ -85,33 +104,41 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the engine says when it is time to end
     if own.ends_with_parent and sys.platform == "linux":  # also when it is stopped, and cannot see the end by itself
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    config, mesh = launch.config, mesh_of(launch.config.parallel, own.rank)
+    on_gpu = config.device.device == "cuda"
+    if on_gpu:
+        environment.show_gpu_of_rank_first(own.rank, mesh.size)
+        environment.prepare_nccl()
     begin_loading()
-    config, clock = launch.config, SystemClock()
-    mesh = mesh_of(config.parallel, own.rank)
     logging.basicConfig(format=f"rank {own.rank}: %(message)s")
     channel = EngineChannel(own, mesh.size)
+    (_run_on_gpu if on_gpu else _run_on_cpu)(config, mesh, own, channel)
+
+
+def _run_on_gpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel) -> None:
+    """Serve with a GPU of its own."""
+    from quire.executor.gpu_rank import GpuRank
+
+    GpuRank(config, mesh, channel, SharedMemory(LINE * (mesh.tp + 1), own.memory_fd)).run()
+
+
+def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChannel) -> None:
+    """Serve with a part of the processor."""
+    clock = SystemClock()
     began = clock.now()
     environment.limit_openmp_spinning()
     from quire.collectives.shared_memory import shared_memory_collectives  # torch
     from quire.executor.ring_streams import ring_links
-    from quire.planning.kv_cache_plan import NumBlocks
     from quire.worker.kv_tensors import DENSE
     from quire.worker.worker import Worker
 
     imported = clock.now() - began
-
-    def agree(blocks: NumBlocks) -> NumBlocks:
-        channel.send(Blocks(*blocks))
-        of_all = channel.receive()
-        assert isinstance(of_all, Blocks)
-        return NumBlocks(of_all.device, of_all.host)
-
     spec = read_spec(config.model.model, config.model.quantization)
     memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
     ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)
     links = ring_links(own.stage, spec.hidden, DENSE[config.model.dtype])
     worker = Worker(config, clock, None, mesh, ranks, links)
-    limits = worker.load(agree)
+    limits = worker.load(channel.agree)
     steps = RankSteps(worker, mesh, own.stage)
     channel.send(msgspec.structs.replace(limits, startup={"import": imported, **limits.startup}))
     while not isinstance(message := channel.receive(), Stop):

@@ -79,6 +79,7 @@ class RankProcesses:
         self._progress: tuple[int, ...] = ()
         self._still_s = self._stopped_s = 0.0
         self._is_late = False
+        self._on_gpus = config.device.device == "cuda"
         for rank in range(self.number):
             self._start(config, rank, ring, rings)
         for memory in (ring, *self._memories):
@@ -194,7 +195,7 @@ class RankProcesses:
         """Whether a rank keeps the others waiting.
 
         Raises:
-            EngineDeadError: One is stopped.
+            EngineDeadError: One is stopped, or on GPUs too late: there ranks wait on the device, and cannot tell.
         """
         now = self._clock.now()
         passed = now - self._last_look
@@ -217,6 +218,11 @@ class RankProcesses:
             self._is_late = True
             late = apart[0]
             _log.warning("%s is late: in a step the others have waited %.0f s for it", self.name(late), self._still_s)
+        elif self._on_gpus and self._still_s >= self._patience_s:
+            raise EngineDeadError(
+                f"{self.name(apart[0])} was stuck: in step {calls[apart[0]] + 1} the others waited "
+                f"{self._patience_s:g} s for it."
+            )
 
 
 def _stream_bytes(config: Config, hidden: int) -> int:

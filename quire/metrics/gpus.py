@@ -43,7 +43,7 @@ class GpuReader:
     """Reads the GPUs that this server may use. Calls take milliseconds, so they belong in a thread.
 
     Args:
-        num_gpus: As many as there are engines: engine i has GPU i of those that are visible.
+        num_gpus: As many as all engines have ranks: they take those that are visible, in their order.
         nvml: The NVML binding.
     """
 
@@ -53,7 +53,7 @@ class GpuReader:
         self._handles: list[Any] | None = None
 
     def read(self) -> list[GpuReading]:
-        """All of them, by engine; empty where there is no driver."""
+        """All of them, by engine and rank; empty where there is no driver."""
         if self._handles is None:
             self._handles = self._open()
         return [self._reading(handle) for handle in self._handles]
@@ -61,7 +61,7 @@ class GpuReader:
     def _open(self) -> list[Any]:
         try:
             self._nvml.nvmlInit()
-            gpus = [environment.gpu_of_engine(engine) for engine in range(self._num_gpus)]
+            gpus = [environment.gpu_of_engine(number) for number in range(self._num_gpus)]
             return [handle_of(gpu) for gpu in gpus if gpu is not None]
         except self._nvml.NVMLError as error:
             logger.warning("There are no metrics of GPUs: the NVIDIA driver says: %s", error)

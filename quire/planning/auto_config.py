@@ -81,7 +81,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     check_kv_cache_dtype(config.cache.kv_cache_dtype)
     mesh = check_ranks(config, spec, device.device)
     engines = config.parallel.data_parallel_size
-    _check_engines(engines, gpu, replicas=replicas)
+    _check_engines(engines, mesh.size, gpu, replicas=replicas)
     config.lora.check(mesh.size)
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
     config = with_draft_model(config, spec, directory)
@@ -108,8 +108,8 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         *_quantization_lines(spec),
         f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",
         batch_line,
-        *rank_lines(mesh, spec),
-        *_engine_lines(engines, gpu),
+        *rank_lines(mesh, spec, on_gpu=gpu is not None),
+        *_engine_lines(engines, mesh.size, gpu),
         _cache_line(config, plan, spec),
         _memory_line(config, plan, gpu.free_bytes if gpu else own_memory),
     )
@@ -146,8 +146,8 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
     return directory, hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False)
 
 
-def _check_engines(engines: int, gpu: Gpu | None, *, replicas: bool) -> None:
-    """Refuse more engines than there can be."""
+def _check_engines(engines: int, ranks: int, gpu: Gpu | None, *, replicas: bool) -> None:
+    """Refuse more engines than there can be, or more ranks of each than there are GPUs."""
     asked, name = f"--data-parallel-size {engines}", "data_parallel_size"
     if engines < 1:
         raise ConfigError(f"{asked}: must be at least 1.", param=name)
@@ -159,6 +159,18 @@ def _check_engines(engines: int, gpu: Gpu | None, *, replicas: bool) -> None:
             "divide the prompts among them.",
             param=name,
         )
+    if gpu is not None and ranks > gpu.of:
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks}: each rank takes a GPU, and {gpu.of} may be used here. Lower it, let "
+            "CUDA_VISIBLE_DEVICES name more, or give --device cpu.",
+            param="tensor_parallel_size",
+        )
+    if gpu is not None and ranks > 1 and engines * ranks > gpu.of:
+        raise ConfigError(
+            f"{asked}: each engine takes {ranks} GPUs, and {gpu.of} may be used here. Lower it or "
+            "--tensor-parallel-size, or let CUDA_VISIBLE_DEVICES name more.",
+            param=name,
+        )
     if gpu is not None and engines > gpu.of:
         raise ConfigError(
             f"{asked}: each engine takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
@@ -167,12 +179,16 @@ def _check_engines(engines: int, gpu: Gpu | None, *, replicas: bool) -> None:
         )
 
 
-def _engine_lines(engines: int, gpu: Gpu | None) -> list[str]:
+def _engine_lines(engines: int, ranks: int, gpu: Gpu | None) -> list[str]:
     """That there are several."""
     if engines == 1:
         return []
-    share = "each on a GPU" if gpu is not None else f"each with 1/{engines} of the cores and of the memory"
+    share = f"each on {_gpus(ranks)}" if gpu is not None else f"each with 1/{engines} of the cores and of the memory"
     return [f"engines     {engines} behind one address, {share}; sizes are those of one"]
+
+
+def _gpus(number: int) -> str:
+    return "a GPU" if number == 1 else f"{number} GPUs"
 
 
 def _resolve_device(config: Config, machine: Machine) -> tuple[DeviceConfig, str]:

@@ -22,16 +22,8 @@ def check_ranks(config: Config, spec: ModelSpec, device: str) -> Mesh:
         ConfigError: The model cannot be divided so, or not yet; the message names the flag.
     """
     parallel = config.parallel
-    for name, size in (
-        ("tensor_parallel_size", parallel.tensor_parallel_size),
-        ("pipeline_parallel_size", parallel.pipeline_parallel_size),
-    ):
-        if size > 1 and device == "cuda":
-            raise ConfigError(
-                f"--{name.replace('_', '-')} {size}: more than 1 on a GPU is not served yet. Leave it out, or give "
-                "--device cpu.",
-                param=name,
-            )
+    if device == "cuda":
+        _check_on_gpus(parallel)
     if parallel.enable_expert_parallel:
         _check_expert_parallel(spec, parallel)
     check_tensor_parallel_size(spec, parallel.tensor_parallel_size, whole_experts=parallel.enable_expert_parallel)
@@ -43,6 +35,21 @@ def check_ranks(config: Config, spec: ModelSpec, device: str) -> Mesh:
             param="kv_cache_dtype",
         )
     return mesh_of(parallel)
+
+
+def _check_on_gpus(parallel: ParallelConfig) -> None:
+    if (size := parallel.pipeline_parallel_size) > 1:
+        raise ConfigError(
+            f"--pipeline-parallel-size {size}: more than 1 on GPUs is not served yet. Leave it out and give "
+            "--tensor-parallel-size, or give --device cpu.",
+            param="pipeline_parallel_size",
+        )
+    if parallel.enable_expert_parallel:
+        raise ConfigError(
+            "--enable-expert-parallel is not served on GPUs yet. Leave it out: --tensor-parallel-size divides each "
+            "expert; or give --device cpu.",
+            param="enable_expert_parallel",
+        )
 
 
 def _check_expert_parallel(spec: ModelSpec, parallel: ParallelConfig) -> None:
@@ -71,7 +78,7 @@ def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) 
     return min(plans, key=lambda plan: (plan.max_model_len, plan.num_blocks))
 
 
-def rank_lines(mesh: Mesh, spec: ModelSpec) -> list[str]:
+def rank_lines(mesh: Mesh, spec: ModelSpec, *, on_gpu: bool = False) -> list[str]:
     """That several ranks divide the model."""
     if mesh.size == 1:
         return []
@@ -83,6 +90,5 @@ def rank_lines(mesh: Mesh, spec: ModelSpec) -> list[str]:
     if mesh.ep > 1 and spec.experts is not None:
         counts = [replace(mesh, rank=rank).own_experts(spec.experts.count).count for rank in range(mesh.ep)]
         of_layers += f", but {' + '.join(map(str, counts))} whole experts"
-    return [
-        f"ranks       {mesh.size} processes, each with {of_layers}, and 1/{mesh.size} of the memory; sizes are of one"
-    ]
+    memory = "a GPU" if on_gpu else f"1/{mesh.size} of the memory"
+    return [f"ranks       {mesh.size} processes, each with {of_layers}, and {memory}; sizes are of one"]

@@ -99,6 +99,7 @@ class Worker:
         mesh: Its place among the workers that compute one model together.
         collectives: Of those that divide its layers.
         links: To those that have the layers before and after its own.
+        rehearsed: What takes the place of `collectives` in a compile warm-up.
 
     Attributes:
         adapters: Loads them, once the model is loaded; None: none are served.
@@ -112,6 +113,7 @@ class Worker:
         mesh: Mesh | None = None,
         collectives: Collectives | None = None,
         links: StageLinks = NO_LINKS,
+        rehearsed: Collectives | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -119,6 +121,7 @@ class Worker:
         self._mesh = mesh or Mesh()
         self._collectives = collectives or OneRank()
         self._links = links
+        self._rehearsed = rehearsed or OneRank()
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
@@ -185,7 +188,7 @@ class Worker:
         kernels_known = False
         if self._precompiler is not None:
             with self._stage("rehearsal"):
-                kernels_known = self._warm_up_compilation(spec)
+                kernels_known = self._warm_up_compilation(spec, share)
         with self._stage("weights"):
             load_weights(self._config, share, spec, factory, self._clock)
             trim_heap()
@@ -328,16 +331,21 @@ class Worker:
         """The same for kernels that only some requests need: the start does not wait for their compilation."""
         return nullcontext() if self._precompiler is None else self._precompiler.warmup(deferred=True)
 
-    def _warm_up_compilation(self, spec: ModelSpec) -> bool:
-        """Let all kernels be compiled or loaded from disk while weights are read. Whether there was memory for that."""
+    def _warm_up_compilation(self, spec: ModelSpec, share: ModelSpec) -> bool:
+        """Let all kernels be compiled or loaded from disk while weights are read. Whether there was memory for that.
+
+        Args:
+            spec: Of the model.
+            share: Of this rank's part of it.
+        """
         try:
             with self._compile_only():
-                kv_cache = self._allocate_kv_cache(spec, 0)
+                kv_cache = self._allocate_kv_cache(share, 0)
                 updates = self._updates()
-                model = reduced_model(spec, self._options, updates)
+                model = reduced_model(spec, self._options, updates, self._mesh, self._rehearsed)
                 if updates is not None:
                     AdapterMemory(updates, self._options.dtype, self._device)
-                loaded = LoadedModel(spec, model, self._slot_table(spec), False, None, updates)
+                loaded = LoadedModel(share, model, self._slot_table(share), False, None, updates)
                 runner = self._build_runner(loaded, kv_cache)
                 launch_all_kernels(runner, self._limits, self._deferred)
         except (torch.OutOfMemoryError, MemoryBudgetError):
@@ -352,7 +360,8 @@ class Worker:
 
     def _start_gemm_warmup(self, spec: ModelSpec, factory: LayerFactory) -> Future[bool]:
         """Let a thread run the libraries' products of the layers' shapes once, while weights are read."""
-        gemms = gemms_of(factory.layers, spec.vocab_size, spec.hidden, self._limits, self._shapes().all())
+        head = self._mesh.padded_part(spec.vocab_size).count
+        gemms = gemms_of(factory.layers, head, spec.hidden, self._limits, self._shapes().all())
         return start_warmup(gemms, factory.options)
 
     def _load_draft_model(self, config: Config) -> Worker:

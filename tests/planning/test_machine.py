@@ -62,7 +62,7 @@ def test_engine_i_sees_the_gpu_at_place_i_alone(
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert environment.num_visible_gpus(installed=3) == len(seen)
-        environment.show_gpu_of_engine(engine)
+        environment.show_gpus_of_engine(engine)
         assert environment.visible_gpus() == [gpu]
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

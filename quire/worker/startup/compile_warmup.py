@@ -13,8 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quire.collectives.collectives import Collectives
 from quire.layers.factory import LayerFactory
 from quire.lora.updates import LowRankUpdates
+from quire.mesh import Mesh
 from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.planning.step_limits import StepLimits
@@ -42,12 +44,24 @@ def warmup_steps(limits: StepLimits) -> Iterator[list[int]]:
         yield [1] * rows + [2]
 
 
-def reduced_model(spec: ModelSpec, options: TensorOptions, updates: LowRankUpdates | None = None) -> Model:
-    """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory. Adapters may
-    change what `updates` gets.
+def reduced_model(
+    spec: ModelSpec,
+    options: TensorOptions,
+    updates: LowRankUpdates | None = None,
+    mesh: Mesh | None = None,
+    collectives: Collectives | None = None,
+) -> Model:
+    """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory.
+
+    Args:
+        spec: Of the whole model.
+        options: See LayerFactory.
+        updates: Gets what adapters may change.
+        mesh: The place of the rank whose part of each layer is built.
+        collectives: That wait for no other rank.
     """
     layers = layers_of_every_kind(spec)
-    factory = LayerFactory(options, spec.quantization, updates=updates)
+    factory = LayerFactory(options, spec.quantization, mesh, collectives, updates)
     model = build_model(replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers]), factory)
     with torch.inference_mode():
         for layer in factory.layers:

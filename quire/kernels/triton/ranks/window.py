@@ -1,0 +1,50 @@
+"""The memory of a card that the other ranks of its host have mapped, its window, and where in it is what. Imports no
+Triton.
+
+A window has three parts:
+
+    flags      for each program and rank: how many calls of `pulled.py` that rank's program has come to (uint32)
+    arrivals   [2, ranks, PUSHED_WORDS] packets (int64), which other ranks write: of an even and of an odd call
+    buffers    [2, PULLED_BYTES], which this rank writes and others read, likewise
+
+A tile of a tensor always belongs to the same program and to the same place of each part, whatever the tensor's size.
+So only the calls of one program follow one another there, and each counts its own. A place is written again two calls
+later: by then all ranks have come to the call between, and so, as kernels of a stream follow one another, have ended
+the first. That is why one meeting a call is enough.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MOST_RANKS = 8
+PUSHED_TILE = 256
+"""Words of 4 bytes of a program of `pushed.py`."""
+PUSHED_WORDS = 1 << 17
+"""The largest tensor that is pushed: 512 KiB."""
+PULLED_TILE_BYTES = 1 << 13
+"""Of a tile of `pulled.py`."""
+PULLED_PROGRAMS = 128
+"""Programs of `pulled.py` at most: all run at the same time, on any card that has so many multiprocessors."""
+PULLED_BYTES = 1 << 25
+"""The largest tensor that is pulled."""
+FLAG_BYTES = PULLED_PROGRAMS * MOST_RANKS * 4
+PUSHED_PROGRAMS = PUSHED_WORDS // PUSHED_TILE
+MOST_POLLS = 1 << 28
+"""How often a rank looks for another in vain before it goes on without: some minutes. The engine has ended the ranks by
+then; without an end, the process could not end either."""
+
+
+class Layout(NamedTuple):
+    """Where a window's parts begin, in bytes, and where it ends."""
+
+    arrivals: int
+    buffers: int
+    size: int
+
+
+def layout_of(ranks: int) -> Layout:
+    """Of a window among so many ranks."""
+    arrivals = FLAG_BYTES
+    buffers = arrivals + 2 * ranks * PUSHED_WORDS * 8
+    return Layout(arrivals, buffers, buffers + 2 * PULLED_BYTES)

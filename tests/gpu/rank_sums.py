@@ -1,0 +1,196 @@
+"""One rank's part of `test_rank_sums.py`, or of a measurement.
+
+    python -m tests.gpu.rank_sums RANK RANKS DIRECTORY WHAT
+
+WHAT is `check` or `time`. Ranks exchange what they offer through files of the directory.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from quire.config import environment
+
+if __name__ == "__main__":
+    environment.number_gpus_by_pci_bus()
+    environment.show_gpu_of_rank_first(int(sys.argv[1]), int(sys.argv[2]))
+    environment.prepare_nccl()
+
+import torch
+from torch import Tensor
+
+from quire.collectives import cards as cards_module
+from quire.collectives.cards import Cards, Way, way_of
+from quire.mesh import Mesh
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = (2, 6, 510, 514, 4_096, 8_190, 65_538, 131_072, 131_074, 1_000_002, 2_097_152, 5_000_000)
+"""Elements: below and above what is pushed, pulled and left to NCCL, of whole and of broken tiles."""
+CALLS = 100_000
+PER_GRAPH = 100
+MODULO = 64
+
+
+class FileExchange:
+    """An Exchange by files.
+
+    Args:
+        directory: All ranks'.
+        rank, ranks: This one, and how many there are.
+    """
+
+    def __init__(self, directory: Path, rank: int, ranks: int) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._ranks = ranks
+        self._round = 0
+
+    def __call__(self, data: bytes) -> list[bytes]:
+        self._round += 1
+        own = self._directory / f"{self._round}.{self._rank}"
+        own.with_suffix(f".{self._rank}.part").write_bytes(data)
+        own.with_suffix(f".{self._rank}.part").rename(own)
+        return [self._read(self._directory / f"{self._round}.{rank}") for rank in range(self._ranks)]
+
+    def _read(self, path: Path) -> bytes:
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            assert time.monotonic() < deadline, path
+            time.sleep(0.005)
+        return path.read_bytes()
+
+
+def check(cards: Cards, mesh: Mesh) -> None:
+    """Every size and dtype, then many calls in graphs."""
+    assert cards._memory is not None, "cards of one host share no memory"
+    ways = set()
+    for dtype in DTYPES:
+        for size in SIZES:
+            given = [inputs(rank, size, dtype) for rank in range(mesh.tp)]
+            found = given[mesh.tp_rank].clone()
+            cards.all_reduce(found)
+            way = way_of(size * dtype.itemsize, mesh.tp)
+            ways.add(way)
+            exact = sum((each.double() for each in given), start=torch.zeros_like(given[0], dtype=torch.float64))
+            if way == "nccl":
+                torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2)
+            else:
+                ordered = given[0].float()
+                for each in given[1:]:
+                    ordered += each.float()
+                assert torch.equal(found, ordered.to(dtype)), (dtype, size, way)
+            by_nccl = given[mesh.tp_rank].clone()
+            cards._nccl.all_reduce(by_nccl)
+            torch.testing.assert_close(found, by_nccl, rtol=1e-2, atol=1e-2)
+        for rows, columns in ((1, 128_256), (3, 1_001), (300, 64_000), (7, 5)):
+            check_gathered(cards, mesh, rows, columns, dtype)
+    assert ways == {"push", "pull", "nccl"}
+    for dtype in DTYPES:
+        many_calls(cards, mesh, dtype)
+
+
+def check_gathered(cards: Cards, mesh: Mesh, rows: int, columns: int, dtype: torch.dtype) -> None:
+    whole = inputs(9, rows * columns, dtype).view(rows, columns)
+    part = mesh.padded_part(columns)
+    own = torch.full((rows, part.count + 3), float("nan"), dtype=dtype, device="cuda")  # a head may have more columns
+    own[:, : part.count] = whole[:, part.start : part.start + part.count]
+    for gather in (cards.gather_columns, cards._nccl.gather_columns):
+        out = torch.full_like(whole, float("nan"))
+        gather(own, out)
+        assert torch.equal(out, whole), (rows, columns, dtype, gather)
+
+
+def many_calls(cards: Cards, mesh: Mesh, dtype: torch.dtype) -> None:
+    """Sums in a graph whose inputs change with every call, so that what is left of an earlier one shows."""
+    sizes = [2_048, 131_074, 4_096, 8_190, 262_144, 66]
+    bases = [
+        [inputs(rank, size, torch.float32).mul(8).floor().remainder(32) for rank in range(mesh.tp)] for size in sizes
+    ]
+    steps = torch.zeros(1, dtype=torch.int64, device="cuda")
+    wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def one(number: int) -> None:
+        base = bases[number % len(sizes)]
+        steps.add_(1)
+        own = (base[mesh.tp_rank] + (steps * (mesh.tp_rank + 1)) % MODULO).to(dtype)
+        expected = sum(
+            (base[rank] + (steps * (rank + 1)) % MODULO for rank in range(1, mesh.tp)), start=base[0] + steps % MODULO
+        )
+        cards.all_reduce(own)
+        wrong.add_((own.float() != expected).sum())
+
+    graph = graph_of(lambda: [one(number) for number in range(PER_GRAPH)])
+    for _ in range(CALLS // PER_GRAPH):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert int(wrong) == 0, f"{int(wrong)} sums of {dtype} are wrong"
+
+
+def measure(cards: Cards, mesh: Mesh) -> None:
+    """Microseconds of a sum, by size and way."""
+    assert cards._memory is not None
+    memory, nccl = cards._memory, cards._nccl
+    ways: dict[Way, Callable[[Tensor], None]] = {
+        "push": lambda x: memory.all_reduce(x, "push"),
+        "pull": lambda x: memory.all_reduce(x, "pull"),
+        "nccl": nccl.all_reduce,
+    }
+    for power in range(12, 28):
+        size, row = 1 << power, {}
+        for way, call in ways.items():
+            if (way == "push" and size > 1 << 19) or (way == "pull" and size > 1 << 25):
+                continue
+            row[way] = microseconds(call, torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda"))
+        if mesh.tp_rank == 0:
+            print(f"{size:>12,} bytes  " + "  ".join(f"{way} {found:8.1f}" for way, found in row.items()), flush=True)
+    for rows in (1, 32, 256):
+        x, out = (torch.zeros((rows, n), dtype=torch.bfloat16, device="cuda") for n in (128_256 // mesh.tp, 128_256))
+        own = microseconds(lambda x, out=out: cards.gather_columns(x, out), x)
+        other = microseconds(lambda x, out=out: nccl.gather_columns(x, out), x)
+        if mesh.tp_rank == 0:
+            print(f"{rows:>4} rows of 128,256 gathered: own {own:8.1f}  nccl {other:8.1f}", flush=True)
+
+
+def microseconds(call: Callable[[Tensor], None], x: Tensor, calls: int = 20, replays: int = 15) -> float:
+    """Of one call in a graph of several; the median of replays."""
+    graph = graph_of(lambda: [call(x) for _ in range(calls)])
+    times = []
+    for _ in range(replays):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        graph.replay()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended) * 1e3 / calls)
+    return sorted(times)[len(times) // 2]
+
+
+def graph_of(work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def inputs(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    """A rank's, which all ranks can make."""
+    generator = torch.Generator("cuda").manual_seed(1_000 * rank + size)
+    return torch.randn(size, generator=generator, device="cuda").to(dtype)
+
+
+def main() -> None:
+    rank, ranks, directory, what = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    mesh, device = Mesh(rank, tp=ranks), torch.device("cuda:0")
+    cards = cards_module.Cards(mesh, device, FileExchange(directory, rank, ranks))
+    with torch.inference_mode():
+        (check if what == "check" else measure)(cards, mesh)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Two cards that divide a model say what one says: fp32 greedy text that is transformers' own, with graphs, over cached
+blocks and after preemptions; bf16 about as near to the exact logits as transformers' bf16. A rank that dies is named.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.errors import EngineDeadError
+from quire.executor.multi_rank_executor import MultiRankExecutor
+from tests.checkpoints import make_tiny
+from tests.gpu.test_parity import (
+    BLOCKS,
+    EVERYTHING,
+    EXACTLY,
+    GREEDY,
+    SETTINGS,
+    answers_of,
+    assert_all_free,
+    assert_greedy,
+    assert_near,
+    wait_for_swap_space,
+)
+from tests.parity.cases import CASES
+from tests.parity.oracle import Oracle
+from tests.parity.test_architectures import CHUNK, TOKENS, prompts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards"),
+]
+TWO: dict[str, Any] = {"tensor_parallel_size": 2, **SETTINGS}
+DIVISIBLE = ["qwen3, wide heads", "qwen3 moe", "gemma3", "gpt2"]
+
+
+@pytest.mark.parametrize("case", DIVISIBLE)
+def test_float32_text_is_transformers(case: str, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[case])
+    reference, batch = Oracle(directory, device="cuda"), prompts()
+    with LLM(str(directory), dtype="float32", **BLOCKS, **TWO) as llm:
+        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
+            assert_greedy(reference, prompt, output)
+        (again,) = llm.generate([batch[2]], GREEDY)
+        assert again.num_cached_tokens == 80
+        assert_greedy(reference, batch[2], again)
+        assert_all_free(llm)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_preempted_text_is_transformers(mode: str, tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
+    reference, batch = Oracle(directory, device="cuda"), prompts()
+    few: dict[str, Any] = {"num_gpu_blocks_override": 16, "preemption_mode": mode, "swap_space": 0.01}
+    with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **TWO) as llm:
+        if mode == "swap":
+            wait_for_swap_space(llm)
+        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
+            assert_greedy(reference, prompt, output)
+        assert llm._engine.counts()["preemptions"] > 0
+
+
+def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
+    with LLM(str(directory), dtype="bfloat16", **EXACTLY, **BLOCKS, **TWO) as llm:
+        answers = answers_of(llm, prompts(), EVERYTHING)
+    assert_near(directory, prompts(), answers)
+
+
+@pytest.mark.parametrize("settings", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"enforce_eager": True}])
+def test_quantized_models_are_served(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Most tokens are those of one card with the same settings: sums are rounded otherwise."""
+    directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
+    batch, said = prompts(), []
+    for ranks in (1, 2):
+        with LLM(
+            str(directory), dtype="bfloat16", **BLOCKS, **settings, **(TWO | {"tensor_parallel_size": ranks})
+        ) as llm:
+            said.append([output.outputs[0].token_ids[0] for output in llm.generate(batch, GREEDY)])
+    same = sum(one == two for one, two in zip(*said, strict=True))
+    assert same >= len(batch) - 1, said
+
+
+def test_seeded_choices_are_those_of_one_card(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=TOKENS, ignore_eos=True)
+    said = []
+    for ranks in (1, 2):
+        with LLM(str(directory), dtype="float32", **BLOCKS, **(TWO | {"tensor_parallel_size": ranks})) as llm:
+            said.append([output.outputs[0].token_ids for output in llm.generate(prompts(), params)])
+    assert said[0] == said[1]
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
+    with LLM(str(directory), dtype="float32", **BLOCKS, **TWO) as llm:
+        executor = llm._engine._core._executor
+        assert isinstance(executor, MultiRankExecutor)
+        assert executor._ranks is not None
+        os.kill(executor._ranks._children[1].pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=r"Rank 1 of 2 \(process \d+\) died: .*SIGKILL"):
+            llm.generate(prompts(), GREEDY)
