@@ -55,10 +55,7 @@ class GpuRank:
         while not isinstance(message := self._next_message(), Stop):
             if message is not None:
                 self._take(message)
-            elif (result := self._executor.collect(0.0)) is not None:
-                self._in_flight -= 1
-                self._channel.send(self._said(result))
-            else:
+            elif not self._say_oldest():
                 time.sleep(POLL_S)
         self._executor.close()
 
@@ -71,9 +68,19 @@ class GpuRank:
             self._executor.submit_bitmasks(TokenBitmasks(message.step, message.rows, list(message.bits)))
             return
         assert isinstance(message, Plan), message
+        while self._in_flight == self._executor.max_in_flight:
+            self._say_oldest(None)  # the rank that answers was quicker, so all that this step waits for has come
         self._words[self._mesh.tp_rank * LINE // 4] = message.step & 0xFFFFFFFF
         self._executor.submit(message)
         self._in_flight += 1
+
+    def _say_oldest(self, timeout: float | None = 0.0) -> bool:
+        """Tell the engine of the oldest step, if it is done."""
+        if (result := self._executor.collect(timeout)) is None:
+            return False
+        self._in_flight -= 1
+        self._channel.send(self._said(result))
+        return True
 
     def _said(self, result: Result) -> Result | StepDone:
         """One rank tells all, the others which tokens they have sampled."""

@@ -20,8 +20,8 @@ from typing import NamedTuple
 MOST_RANKS = 8
 PUSHED_TILE = 256
 """Words of 4 bytes of a program of `pushed.py`."""
-PUSHED_WORDS = 1 << 17
-"""The largest tensor that is pushed: 512 KiB."""
+PUSHED_WORDS = 1 << 18
+"""The largest tensor that is pushed: 1 MiB."""
 PULLED_TILE_BYTES = 1 << 13
 """Of a tile of `pulled.py`."""
 PULLED_PROGRAMS = 128
