@@ -58,6 +58,7 @@ def test_what_is_asked_is_taken(checkpoint: Path) -> None:
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 79 * GIB)
 WITH_GPU = Machine(64 * GIB, fast_bfloat16=True, gpu=H100, why_no_gpu="")
+WITH_GPUS = replace(WITH_GPU, gpu=replace(H100, of=3))
 
 
 def test_a_gpu_is_taken_and_its_worker_measures(checkpoint: Path) -> None:
@@ -232,26 +233,43 @@ def test_experts_that_ranks_cannot_share_are_refused(checkpoint: Path, tmp_path:
         resolve_for(mixtral, tensor_parallel_size=4, enable_expert_parallel=True)
     with pytest.raises(ConfigError, match="--enable-expert-parallel is not served with --data-parallel-size 2"):
         resolve_for(mixtral, data_parallel_size=2, enable_expert_parallel=True)
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2: more than 1 on a GPU"):
-        resolve_for(mixtral, WITH_GPU, tensor_parallel_size=2, enable_expert_parallel=True)
+    with pytest.raises(ConfigError, match="--enable-expert-parallel is not served on GPUs yet"):
+        resolve_for(mixtral, WITH_GPUS, tensor_parallel_size=2, enable_expert_parallel=True)
     resolve_for(mixtral, enable_expert_parallel=True)
 
 
 def test_what_ranks_cannot_divide_or_do_not_serve_yet_is_refused(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=r"--tensor-parallel-size 3: .* over 1, 2, 4 ranks"):
         resolve_for(checkpoint, tensor_parallel_size=3)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2: more than 1 on a GPU is not served yet"):
-        resolve_for(checkpoint, WITH_GPU, tensor_parallel_size=2)
     with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 9: must be from 1 to 3, the number"):
         resolve_for(checkpoint, pipeline_parallel_size=9)
-    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: more than 1 on a GPU is not served yet"):
-        resolve_for(checkpoint, WITH_GPU, pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: more than 1 on GPUs is not served yet"):
+        resolve_for(checkpoint, WITH_GPUS, pipeline_parallel_size=2)
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8 is not served with --pipeline-parallel-size"):
         resolve_for(checkpoint, pipeline_parallel_size=2, kv_cache_dtype="int8")
     ngram = {"method": "ngram", "num_speculative_tokens": 2}
     with pytest.raises(ConfigError, match="--speculative-config is not supported with --pipeline-parallel-size 2"):
         resolve_for(checkpoint, pipeline_parallel_size=2, speculative_config=ngram)
     assert resolve_for(checkpoint, WITH_GPU, tensor_parallel_size=2, device="cpu").config.device.device == "cpu"
+
+
+def test_each_rank_takes_a_gpu(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2: each rank takes a GPU, and 1 may be used here"):
+        resolve_for(checkpoint, WITH_GPU, tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"--data-parallel-size 2: each engine takes 2 GPUs, and 3 may be used here"):
+        resolve(
+            Config().with_values(model=str(checkpoint), tensor_parallel_size=2, data_parallel_size=2),
+            WITH_GPUS,
+            replicas=True,
+        )
+    one, two = (resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=size) for size in (1, 2))
+    assert two.memory.footprint.weights < 0.6 * one.memory.footprint.weights
+    assert any("2 processes, each with 1/2 of every layer, and a GPU" in line for line in two.reasons), two.reasons
+    ngram = {"method": "ngram", "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match="--speculative-config is not supported on a GPU"):
+        resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, speculative_config=ngram)
+    with pytest.raises(ConfigError, match="adapters are served by one rank only"):
+        resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, enable_lora=True)
 
 
 def blocks_per_sequence(resolved: ResolvedConfig) -> int:

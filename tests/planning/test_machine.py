@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,25 @@ def test_engine_i_sees_the_gpu_at_place_i_alone(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert environment.gpu_of_engine(len(seen)) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"), [(None, ["0", "1", "2", "3"]), ("6,GPU-11,3,2,9", ["6", "GPU-11", "3", "2"])]
+)
+def test_a_ranks_own_gpu_is_its_first(monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: list[str]) -> None:
+    """Of two engines with two ranks each: all GPUs of the engine are seen, in each rank by another number."""
+    for engine, rank in product(range(2), range(2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        environment.show_gpus_of_engine(engine, 2)
+        environment.show_gpu_of_rank_first(rank, 2)
+        own, other = engine * 2 + rank, engine * 2 + 1 - rank
+        assert environment.visible_gpus() == [seen[own], seen[other]]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    environment.show_gpu_of_rank_first(2, 3)  # of the only engine, which has shown nothing
+    assert environment.visible_gpus() == ["2", "0", "1"]
 
 
 @pytest.mark.parametrize(
