@@ -146,7 +146,7 @@ def _notes(plan: SizingPlan) -> list[str]:
     if "cpu" in shown:
         notes.append("note: cpu: a guess from its cores.")
     if any(each.tp > 1 and each.device in CARDS for each in plan.candidates):
-        notes.append("note: several GPUs for one model: an estimate; Quire does not serve that yet.")
+        notes.append("note: several GPUs for one model: an estimate, from published latencies of all-reduces.")
     return ["", *notes]
 
 
