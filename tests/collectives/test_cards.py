@@ -1,4 +1,4 @@
-"""How sums of ranks with cards are made, as far as it shows without cards. `tests/gpu/test_rank_sums.py` has the rest."""
+"""How sums of ranks with cards are made, as far as it shows without cards. The rest: `tests/gpu/test_rank_sums.py`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import torch
 from quire import LLM, SamplingParams
 from quire.errors import EngineDeadError
 from quire.executor.multi_rank_executor import MultiRankExecutor
-from tests.checkpoints import make_tiny
+from tests.checkpoints import make_llama, make_tiny
 from tests.gpu.test_parity import (
     BLOCKS,
     EVERYTHING,
@@ -31,6 +31,9 @@ from tests.gpu.test_parity import (
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
 from tests.parity.test_architectures import CHUNK, TOKENS, prompts
+from tests.quantization import made
+from tests.quantization.test_checkpoints import WEIGHT_ONLY, WITH_ACTIVATIONS
+from tests.quantization.test_divided import SHAPE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -74,14 +77,24 @@ def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"enforce_eager": True}])
-def test_quantized_models_are_served(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Most tokens are those of one card with the same settings: sums are rounded otherwise."""
+def test_settings_of_one_card_are_served(settings: dict[str, Any], tmp_path: Path) -> None:
     directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
+    assert_mostly_the_same(directory, settings)
+
+
+@pytest.mark.parametrize("case", ["compressed", "awq", "fp8, blocks", "fp8, channels"])
+def test_quantized_checkpoints_are_served(case: str, tmp_path: Path) -> None:
+    directory = make_llama(tmp_path / "model", **SHAPE)
+    made.quantize(directory, *(WEIGHT_ONLY | WITH_ACTIVATIONS)[case])
+    assert_mostly_the_same(directory, {})
+
+
+def assert_mostly_the_same(directory: Path, settings: dict[str, Any]) -> None:
+    """First tokens are those of one card with the same settings, but for one: sums are rounded otherwise."""
     batch, said = prompts(), []
     for ranks in (1, 2):
-        with LLM(
-            str(directory), dtype="bfloat16", **BLOCKS, **settings, **(TWO | {"tensor_parallel_size": ranks})
-        ) as llm:
+        given: dict[str, Any] = TWO | settings | {"tensor_parallel_size": ranks}
+        with LLM(str(directory), dtype="bfloat16", **BLOCKS, **given) as llm:
             said.append([output.outputs[0].token_ids[0] for output in llm.generate(batch, GREEDY)])
     same = sum(one == two for one, two in zip(*said, strict=True))
     assert same >= len(batch) - 1, said
