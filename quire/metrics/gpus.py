@@ -28,6 +28,7 @@ class GpuReading:
         memory_used, memory_total: Bytes, of all processes.
         utilization: Share of the last moments in which any kernel ran; 1 is always.
         power_w, temperature_c: Watts and degrees Celsius.
+        engine: Whose it is.
     """
 
     index: int
@@ -37,18 +38,21 @@ class GpuReading:
     utilization: float | None = None
     power_w: float | None = None
     temperature_c: int | None = None
+    engine: int = 0
 
 
 class GpuReader:
     """Reads the GPUs that this server may use. Calls take milliseconds, so they belong in a thread.
 
     Args:
-        num_gpus: As many as all engines have ranks: they take those that are visible, in their order.
+        engines: How many there are.
+        ranks: Of each: engine 0 has the first so many GPUs of those that are visible, engine 1 the next.
         nvml: The NVML binding.
     """
 
-    def __init__(self, num_gpus: int = 1, nvml: Any = pynvml) -> None:
-        self._num_gpus = num_gpus
+    def __init__(self, engines: int = 1, nvml: Any = pynvml, *, ranks: int = 1) -> None:
+        self._num_gpus = engines * ranks
+        self._ranks = ranks
         self._nvml = nvml
         self._handles: list[Any] | None = None
 
@@ -56,7 +60,7 @@ class GpuReader:
         """All of them, by engine and rank; empty where there is no driver."""
         if self._handles is None:
             self._handles = self._open()
-        return [self._reading(handle) for handle in self._handles]
+        return [self._reading(handle, number // self._ranks) for number, handle in enumerate(self._handles)]
 
     def _open(self) -> list[Any]:
         try:
@@ -67,7 +71,7 @@ class GpuReader:
             logger.warning("There are no metrics of GPUs: the NVIDIA driver says: %s", error)
             return []
 
-    def _reading(self, handle: Any) -> GpuReading:
+    def _reading(self, handle: Any, engine: int) -> GpuReading:
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -80,6 +84,7 @@ class GpuReader:
             None if rates is None else rates.gpu / 100,
             None if milliwatts is None else milliwatts / 1000,
             self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            engine,
         )
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:

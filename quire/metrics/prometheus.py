@@ -117,9 +117,9 @@ class _ServerCollector(Collector):
             ("temperature_celsius", "Temperature of the GPU.", [gpu.temperature_c for gpu in gpus]),
         ):
             family = GaugeMetricFamily(f"quire:gpu_{name}", text, labels=(*_LABELS, "gpu", "gpu_name"))
-            for engine, (gpu, value) in enumerate(zip(gpus, values, strict=True)):
+            for gpu, value in zip(gpus, values, strict=True):
                 if value is not None:
-                    family.add_metric((self._model_name, str(engine), str(gpu.index), gpu.name), value)
+                    family.add_metric((self._model_name, str(gpu.engine), str(gpu.index), gpu.name), value)
             if family.samples:
                 yield family
 

@@ -22,7 +22,7 @@ class ServerStats:
         http: Answers to HTTP requests.
         api_restarts: How often this process was replaced.
         callbacks: Of the event loop.
-        gpus: As they were last read; engine i computes on GPU i.
+        gpus: As they were last read, each with its engine.
     """
 
     def __init__(self, engines: Sequence[Stats]) -> None:

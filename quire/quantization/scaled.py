@@ -116,12 +116,13 @@ class ScaledLinearWeight:
         """The scales of ScaledWeight and the block that shares one.
 
         Blocks of a module that does not end where a block does are cut to rows, because the next module's begin there.
+        So are those of a single column of blocks: kernels take one scale of a row to be that of an output.
         """
         form, shape, parts = self._form, self._shape, []
         block = (1, shape.columns) if form.scales != "block" else (128, 128)
         if isinstance(form, Fp8Format) and form.scales == "block":
             whole = all(rows % form.block[0] == 0 for rows in shape.rows[:-1])
-            block = form.block if whole else (1, form.block[1])
+            block = form.block if whole and shape.columns > form.block[1] else (1, form.block[1])
         for name, rows in zip(shape.names, shape.rows, strict=True):
             scales, own = f"{name}.{_scale_name(form)}", self._scale_shape(rows)
             found = checkpoint.contents().get(scales)

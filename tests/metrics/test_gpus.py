@@ -59,6 +59,18 @@ def test_what_a_gpu_does_not_tell_is_left_out() -> None:
     }
 
 
+@pytest.mark.usefixtures("one_gpu")
+def test_an_engine_has_as_many_gpus_as_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,0,2")
+    found = GpuReader(2, ranks=2).read()
+    assert [(gpu.engine, gpu.index) for gpu in found] == [(0, 3), (0, 1), (1, 0), (1, 2)]
+    stats = ServerStats([Stats()])
+    stats.gpus = found
+    page = Exposition(stats, "m", CacheConfig()).text().decode()
+    assert page.count('quire:gpu_memory_used_bytes{engine="0"') == 2
+    assert 'quire:gpu_memory_used_bytes{engine="1",gpu="2"' in page
+
+
 def test_without_a_driver_there_are_none_and_the_log_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,8 +19,8 @@ def add_monitoring(app: FastAPI, serving: Serving) -> None:
     config = serving.config
     max_loras = config.lora.max_loras if config.lora.enable_lora else 0
     exposition = Exposition(serving.session.stats, serving.names[0], config.cache, max_loras)
-    num_gpus = config.parallel.data_parallel_size * config.parallel.ranks
-    gpus = GpuReader(num_gpus) if config.device.device == "cuda" else None
+    engines, ranks = config.parallel.data_parallel_size, config.parallel.ranks
+    gpus = GpuReader(engines, ranks=ranks) if config.device.device == "cuda" else None
 
     def answer(complaint: str) -> Response:
         state, engines = serving.session.state, serving.session.engine_states
