@@ -7,7 +7,8 @@
     │   ├── AuthenticationError 401  no API key, or a wrong one
     │   ├── NotFoundError       404  no such route
     │   │   └── UnknownModelError 404  the server does not serve this model
-    │   └── PayloadTooLarge     413  the body is larger than the server reads
+    │   ├── PayloadTooLarge     413  the body is larger than the server reads
+    │   └── SwapInProgressError 409  another model is being loaded already
     ├── OverloadedError         429  too many requests wait: try again after the time that it names
     ├── RequestTimeoutError     504  it was not begun within the time it was given
     ├── UnavailableError        503  try again: starting, draining, or the engine is being restarted
@@ -92,6 +93,13 @@ class PayloadTooLarge(RequestError):
 
     status = 413
     code = "payload_too_large"
+
+
+class SwapInProgressError(RequestError):
+    """One swap of models at a time."""
+
+    status = 409
+    code = "swap_in_progress"
 
 
 class OverloadedError(QuireError):

@@ -1,6 +1,6 @@
 """The API process: `python -m quire.api.api_server`, started by the supervisor beside the engine.
 
-Owns what it is made of: the served model, uvicorn on an inherited socket, event loop. Never imports torch.
+Owns what it is made of: the served model and what swaps it, uvicorn on an inherited socket, event loop. Never imports torch.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import socket
 from quire.api.app import create_app
 from quire.api.http_server import HttpServer, load_tls, uvicorn_config
 from quire.api.measured_loop import MeasuredLoop
-from quire.api.model_switch import ModelSwitch
+from quire.api.model_swaps import ModelSwaps
 from quire.api.process_life import serve_until_end
 from quire.api.request_traces import open_traces
-from quire.api.served_model import MakeApp, make_served_model
+from quire.api.served_model import MakeApp
 from quire.processes import garbage
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport
@@ -32,8 +32,8 @@ def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_ap
     if launch.config.device.device == "cpu":
         do_not_interrupt_others()  # the engine computes on the same processors
     traces = open_traces(launch.config)
-    model = make_served_model(launch, report, make_app, traces)
-    models, callbacks = ModelSwitch(model), model.session.stats.callbacks
+    swaps = ModelSwaps(launch, report, make_app, traces)
+    models, callbacks = swaps.switch, swaps.switch.current.session.stats.callbacks
     http = HttpServer(uvicorn_config(models, server))
     load_tls(http.config)
     if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these
@@ -43,7 +43,7 @@ def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_ap
         runner.run(
             serve_until_end(
                 http,
-                models,
+                swaps,
                 listener,
                 server.shutdown_timeout,
                 garbage.collecting(report, lambda: models.num_sequences),

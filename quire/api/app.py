@@ -45,6 +45,7 @@ from quire.api.routes.files import add_files
 from quire.api.routes.generate import add_generate
 from quire.api.routes.invocations import add_invocations
 from quire.api.routes.messages import add_messages
+from quire.api.routes.model_admin import Swaps, add_model_admin
 from quire.api.routes.models import add_models
 from quire.api.routes.monitoring import add_monitoring
 from quire.api.routes.ollama import add_ollama
@@ -102,6 +103,7 @@ def create_app(
     developer_mode: bool = False,
     slow_reader_s: float = SLOW_READER_S,
     traces: RequestTraces | None = None,
+    swaps: Swaps | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -112,6 +114,7 @@ def create_app(
         developer_mode: Also serve debug routes, and those for operators without a key.
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
         traces: Where finished requests are traced.
+        swaps: What swaps models; None: nothing does.
 
     Raises:
         ConfigError: The store cannot be used, or settings contradict each other.
@@ -143,6 +146,8 @@ def create_app(
         add_routes(app, serving)
     if developer_mode or server.api_key:
         add_operations(app, serving)
+        if swaps is not None:
+            add_model_admin(app, swaps)
     if config.lora.enable_lora and (developer_mode or server.api_key or environment.may_load_adapters()):
         add_adapters(app, serving)
     if developer_mode:

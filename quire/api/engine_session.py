@@ -40,11 +40,13 @@ MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
 NEW_WORK_WAIT_S = 20.0
 """How long after an engine's death new requests are taken, in seconds; then they are refused until there is another."""
-State = Literal["starting", "ready", "recovering", "draining", "dead"]
+State = Literal["starting", "ready", "recovering", "swapping", "draining", "dead"]
+_SWAPPING = "another model is being loaded"
 
 _REFUSALS: dict[State, str] = {
     "starting": LOADING,
     "recovering": RECOVERING,
+    "swapping": "Another model is being loaded. Send the request again in a few seconds.",
     "draining": "The server is shutting down. Send the request to another one, or again later.",
     "dead": DEAD,
 }
@@ -106,7 +108,8 @@ class EngineSession:
         self.adapters = ServedAdapters(config.lora, self._engines)
         self._submission: Submission | None = None
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
-        self._leaving = self._draining = self._closing = False
+        self._leaving = ""  # why requests should go elsewhere, though they are taken
+        self._draining = self._retired = self._closing = False
         self._adding = asyncio.Lock()
         self._dead = asyncio.Event()
 
@@ -131,12 +134,16 @@ class EngineSession:
     def begin_drain(self) -> None:
         """Take no new work; open requests go on, also those that a pause has stopped."""
         self._draining = True
-        self._engines.end_pause()
+        self._leaving = self._leaving or "the server is shutting down"
+        if not self._closing:
+            self._engines.end_pause()
 
     async def drain(self, timeout: float) -> bool:
         """Wait until open requests have ended; after `timeout` seconds fail those that have not. Returns whether all
         ended by themselves. First, for --shutdown-delay, `/ready` says no and work that comes nevertheless is taken."""
-        self._leaving = True
+        if self._closing:
+            return True
+        self._leaving = "the server is shutting down"
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait_dead(), self._config.server.shutdown_delay)
         self.begin_drain()
@@ -144,25 +151,46 @@ class EngineSession:
             async with asyncio.timeout(timeout):
                 await self._requests.wait_idle()
         except TimeoutError:
-            self.fail_requests(self._requests.collectors(), UnavailableError(_REFUSALS["draining"]), "abort")
+            self._fail_all()
             return False
         return True
+
+    async def wait_idle(self) -> None:
+        """Until no request is open."""
+        await self._requests.wait_idle()
+
+    def begin_swap(self) -> None:
+        """Another model takes this one's place, and open requests are waited for; also those that a pause has stopped."""
+        self._leaving = _SWAPPING
+        self._engines.end_pause()
+
+    def retire(self) -> None:
+        """Another model takes the place of this one, for good: take no new work, and end what is open."""
+        self._leaving, self._retired = _SWAPPING, True
+        self.begin_drain()
+        self._fail_all()
 
     async def close(self) -> None:
         """Stop receiving and disconnect from the engines. More calls do nothing."""
         if self._closing:
             return
         self._closing = True
-        self.fail_requests(self._requests.collectors(), UnavailableError(_REFUSALS["draining"]), "abort")
+        self._fail_all()
         await self._engines.close()
         self._grammars.close()
+
+    def _fail_all(self) -> None:
+        why = _REFUSALS["swapping" if self._retired else "draining"]
+        self.fail_requests(self._requests.collectors(), UnavailableError(why), "abort")
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """starting → ready ⇄ recovering → draining → dead."""
-        return "draining" if self._draining and self._engines.state != "dead" else self._engines.state
+        """starting → ready ⇄ recovering → draining → dead; swapping when another model takes this one's place."""
+        if not self._draining or self._engines.state == "dead":
+            return self._engines.state
+        return "swapping" if self._retired else "draining"
 
     @property
     def ready(self) -> Ready | None:
@@ -171,15 +199,14 @@ class EngineSession:
 
     @property
     def health_complaint(self) -> str:
-        """Why the server is not alive or makes no progress; empty if some engine is and does."""
-        return self._engines.complaint
+        """Why the server is not alive or makes no progress; empty if some engine is and does, and while another model is
+        loaded."""
+        return "" if self._retired else self._engines.complaint
 
     @property
     def readiness_complaint(self) -> str:
         """Why a request would not be accepted and finished now; empty if it would."""
-        if self._draining or self._leaving:
-            return "the server is shutting down"
-        return self._engines.complaint
+        return self._leaving or self._engines.complaint
 
     @property
     def engine_states(self) -> list[dict[str, str | int]]:
@@ -294,7 +321,7 @@ class EngineSession:
             RequestError: No engine could run it; nothing was started.
         """
         check_num_sequences(len(prompts), params.n)
-        let_in = continuing and self.state == "draining" and not self._closing
+        let_in = continuing and self._draining and self._engines.state != "dead" and not self._closing
         submission = self._submission if let_in and self._submission is not None else self.submission
         adapter = None if model is None else await self.adapters.find(model)
         options: dict[str, Any] = {

@@ -6,8 +6,9 @@ is found through that application. Knows nothing about other models.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,8 @@ from quire.text.model_text import load_model_text
 
 MakeApp = Callable[..., FastAPI]
 """See `create_app`."""
+FAREWELL_S = 5.0
+"""What requests that were ended get to tell their clients, in seconds."""
 
 
 class ServedModel:
@@ -40,14 +43,51 @@ class ServedModel:
         self.session = session
         self.app = app
         self._open = contextlib.AsyncExitStack()
+        self._is_open = False
+        self._num_answering = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
 
     async def open(self) -> None:
-        """Connect to the engines and begin what goes on beside requests; in the event loop."""
-        await self._open.enter_async_context(self.app.router.lifespan_context(self.app))
+        """Connect to the engines and begin what goes on beside requests; in the event loop. More calls do nothing."""
+        if not self._is_open:
+            self._is_open = True
+            await self._open.enter_async_context(self.app.router.lifespan_context(self.app))
 
     async def close(self) -> None:
         """End requests that are still open, and disconnect. More calls do nothing."""
         await self._open.aclose()
+        await self.session.close()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """While a request is in the application."""
+        self._num_answering += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._num_answering -= 1
+            if not self._num_answering:
+                self._unused.set()
+
+    async def release(self, timeout: float) -> None:
+        """Wait until what is open has ended, and disconnect from the engines. New requests go elsewhere already; what is
+        still open after `timeout` seconds is ended. Batches go on where the store is read next."""
+        self.session.begin_swap()
+        if (batches := getattr(self.app.state, "batches", None)) is not None:
+            await batches.close()
+        try:
+            async with asyncio.timeout(timeout):
+                while self._num_answering or self.session.num_sequences:
+                    await self._unused.wait()
+                    await self.session.wait_idle()
+        except TimeoutError:
+            self.session.retire()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._unused.wait(), FAREWELL_S)
+        self.session.retire()
+        await self.session.close()
 
 
 def make_served_model(
@@ -56,6 +96,7 @@ def make_served_model(
     make_app: MakeApp,
     traces: RequestTraces | None,
     before: ServerStats | None = None,
+    swaps: object = None,
 ) -> ServedModel:
     """Read what belongs to a model, and put its application together.
 
@@ -65,6 +106,7 @@ def make_served_model(
         make_app: Makes the application.
         traces: Where finished requests are traced.
         before: Of a model before this one: what is counted for the process goes on there.
+        swaps: What the application is given to swap models.
 
     Raises:
         SetupError: A file is broken or missing, or a setting cannot be meant.
@@ -86,5 +128,5 @@ def make_served_model(
     if before is not None:
         session.stats.continue_counts(before)
     session.stats.api_restarts = launch.number
-    app = make_app(launch.config, session, text, developer_mode=launch.developer_mode, traces=traces)
+    app = make_app(launch.config, session, text, developer_mode=launch.developer_mode, traces=traces, swaps=swaps)
     return ServedModel(launch, session, app)

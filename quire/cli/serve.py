@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.cli.flags import parse_config
 from quire.config import Config, environment
@@ -25,19 +25,25 @@ def run(arguments: Sequence[str]) -> int:
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
     config = environment.apply(config)
+
+    def reread() -> Config:
+        return environment.apply(parse_config(arguments, "quire serve", DESCRIPTION))
+
     if config.observability.log_format == "text":
-        return _serve(config)
+        return _serve(config, reread)
     log_as_json()
     try:
-        return _serve(config)
+        return _serve(config, reread)
     except SetupError as error:
         print_error(error.message)
         return error.exit_code
 
 
-def _serve(config: Config) -> int:
+def _serve(config: Config, reread: Callable[[], Config]) -> int:
     with listen(config.server) as listener:
         resolved = resolve(config, replicas=True)
-        supervisor = Supervisor(resolved.config, listener, environment.developer_mode())
+        supervisor = Supervisor(
+            resolved.config, listener, environment.developer_mode(), asked=config, reread=reread
+        )
         announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()

@@ -6,6 +6,7 @@ import signal
 from typing import Protocol
 
 from quire.processes.launch import Report, StatusReport
+from quire.processes.orders import Order
 
 
 class Child(Protocol):
@@ -30,6 +31,10 @@ class Child(Protocol):
 
     def reports(self) -> list[Report]:
         """Reports since the last call."""
+        ...
+
+    def tell(self, order: Order) -> None:
+        """Give it an order, if it takes any."""
         ...
 
     def signal(self, number: signal.Signals) -> None:

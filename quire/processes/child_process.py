@@ -1,7 +1,7 @@
 """The parent's side: start a child by command line, receive its reports, see its death.
 
-Launch configuration, reports and death all come through file descriptors, so one selector watches everything. Knows
-nothing about what the child does or what its death means.
+Launch configuration, orders, reports and death all go through file descriptors, so one selector watches everything.
+Knows nothing about what the child does or what its death means.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import msgspec
 
 from quire.processes.launch import LaunchConfig, Report, StatusReport
+from quire.processes.orders import Order, send_order
 
 _decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
@@ -32,6 +33,8 @@ class ChildProcess:
         launch_read, launch_write = os.pipe()
         self.report_fd, report_write = os.pipe()
         lifeline_read, self._lifeline = os.pipe()
+        orders_read, self._orders = os.pipe() if launch.takes_orders else (-1, -1)
+        launch = msgspec.structs.replace(launch, orders_fd=orders_read)
         inherited = [launch_read, report_write, lifeline_read, *launch.inherited_fds]
         command = [sys.executable, "-m", module]
         command += ["--launch-fd", str(launch_read), "--report-fd", str(report_write)]
@@ -39,11 +42,12 @@ class ChildProcess:
         # A session of its own: Ctrl-C reaches the supervisor alone, which then drains in order.
         self._process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
         self.pid_fd = os.pidfd_open(self._process.pid)
-        for fd in (launch_read, report_write, lifeline_read):
-            os.close(fd)
+        _close(launch_read, report_write, lifeline_read, orders_read)
         with open(launch_write, "wb") as pipe:
             pipe.write(msgspec.json.encode(launch))
         os.set_blocking(self.report_fd, False)
+        if self._orders >= 0:
+            os.set_blocking(self._orders, False)
         self._unread = b""
         self._killed_for = ""
         self._closed = False
@@ -69,6 +73,11 @@ class ChildProcess:
             if isinstance(report, StatusReport) and report.state == "failed":
                 self.failure = report
         return reports
+
+    def tell(self, order: Order) -> None:
+        """Give it an order, if it takes any."""
+        if self._orders >= 0 and not self._closed:
+            send_order(self._orders, order)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
@@ -103,5 +112,11 @@ class ChildProcess:
         if self._closed:
             return
         self._closed = True
-        for fd in (self.report_fd, self.pid_fd, self._lifeline):
+        _close(self.report_fd, self.pid_fd, self._lifeline, self._orders)
+
+
+def _close(*descriptors: int) -> None:
+    """Those that there are."""
+    for fd in descriptors:
+        if fd >= 0:
             os.close(fd)

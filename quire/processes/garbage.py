@@ -27,6 +27,13 @@ def begin_serving() -> None:
     gc.set_threshold(young, middle, _MOST_PENDING)
 
 
+def begin_anew() -> None:
+    """Much of what has lived since the start is gone: search all once, and let what is left stay."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 def collect_in_calm(open_sequences: int) -> None:
     """Search for cycles, if there may be some and few sequences are open; to be called every second or so."""
     if open_sequences <= CALM_SEQUENCES and gc.get_count()[2] >= _PENDING:

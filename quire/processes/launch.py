@@ -13,6 +13,7 @@ import msgspec
 
 from quire.config import Config
 from quire.messages import EngineId
+from quire.processes.swap_reports import ModelReport, SwapRequest
 
 EXIT_CRASHED = 70
 """Exit code of a process that failed with an unexpected error (EX_SOFTWARE of sysexits.h)."""
@@ -105,6 +106,9 @@ class LaunchConfig(msgspec.Struct, frozen=True):
         engines: Those that an API process talks to, by their numbers.
         rank: For a rank of an engine.
         generation: Which model of the server this is about: 0 the first, 1 what took its place.
+        asked: For an API process: settings as they were asked for, before choices were made.
+        takes_orders: Whether the parent says more while it runs; then `orders_fd` is where.
+        hold_s: For an API process: how long requests wait for its model, which is not ready yet, in seconds.
     """
 
     config: Config
@@ -116,13 +120,17 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     engines: tuple[EngineId, ...] = (EngineId(),)
     rank: RankLaunch | None = None
     generation: int = 0
+    asked: Config | None = None
+    takes_orders: bool = False
+    orders_fd: int = -1
+    hold_s: float = 0.0
 
     @property
     def inherited_fds(self) -> list[int]:
         """Descriptors that the child has by the same numbers."""
         rank = self.rank
         own = [] if rank is None else [rank.socket_fd, rank.ring_fd, rank.memory_fd, *rank.stage.fds]
-        return own + [self.listen_fd] * (self.listen_fd >= 0)
+        return own + [fd for fd in (self.listen_fd, self.orders_fd) if fd >= 0]
 
 
 class StatusReport(msgspec.Struct, frozen=True, tag=True):
@@ -173,5 +181,5 @@ class Recovery(msgspec.Struct, frozen=True, tag=True):
     generation: int = 0
 
 
-Report = StatusReport | Pulse | Recovery
+Report = StatusReport | Pulse | Recovery | SwapRequest | ModelReport
 SendReport = Callable[[Report], None]

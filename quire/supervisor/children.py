@@ -1,7 +1,7 @@
 """The processes of a server: which lives each has had, which are ready, and who is told when one is replaced.
 
-Decides nothing. An engine that is replaced gets a new epoch, an API process a new number, so nothing that was meant for
-the one before reaches the next.
+Decides nothing. An engine that is replaced gets a new epoch, an API process a new number, another model's engines a new
+generation, so nothing that was meant for the one before reaches the next.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from quire.config import Config
 from quire.messages import Dead
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig, Pulse
+from quire.processes.orders import OpenModel, Order
 from quire.supervisor.model_engines import ModelEngines
 from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.watchdog import Watchdog
@@ -53,9 +54,11 @@ class Children:
         modules: What they run.
         clock: For all times.
         host: Where they run.
+        asked: Settings as they were asked for; None: as they are.
 
     Attributes:
-        model: The engines, those that are to be replaced included.
+        model: The engines of the model that an API process serves from its start on.
+        hold_s: How long requests wait in an API process for that model, if it is not ready.
         api: The present one.
     """
 
@@ -68,7 +71,10 @@ class Children:
         modules: Modules,
         clock: Clock,
         host: ProcessHost = THIS_MACHINE,
+        asked: Config | None = None,
     ) -> None:
+        self._directory = directory
+        self._developer_mode = developer_mode
         self._listen_fd = listen_fd
         self._modules = modules
         self._clock = clock
@@ -80,8 +86,10 @@ class Children:
         self._early_deaths: Counter[str] = Counter()
         self._started: list[Child] = []
         self._watchdogs: dict[Child, Watchdog] = {}
-        self.model = ModelEngines(LaunchConfig(config, str(directory / "0"), developer_mode=developer_mode), host)
-        self._start_engines(self.model)
+        self._models: dict[int, ModelEngines] = {}
+        self._generations = 0
+        self.hold_s = 0.0
+        self.model = self.add_model(config, config if asked is None else asked)
         self.api = self._start_api()
         self._started.clear()
 
@@ -92,13 +100,15 @@ class Children:
 
     @property
     def engines(self) -> list[Child]:
-        """The present ones."""
-        return self.model.children
+        """The present ones, of all models."""
+        return [child for model in self._models.values() for child in model.children]
 
     def place_of(self, child: Child) -> Place | None:
         """Which of the present engines it is; None: none of them."""
-        number = self.model.number_of(child)
-        return None if number is None else (self.model.generation, number)
+        for generation, model in self._models.items():
+            if (number := model.number_of(child)) is not None:
+                return generation, number
+        return None
 
     def ready(self, child: Child) -> None:
         """It said that it is."""
@@ -141,17 +151,22 @@ class Children:
 
     def in_flight(self, engine: Place) -> list[int]:
         """The sequences that this engine, which is dead, was working on."""
-        return self.model.in_flight(engine[1])
+        return self._models[engine[0]].in_flight(engine[1])
 
-    def died_at(self, engine: Place) -> float:
-        """When this engine died last."""
-        return self.model.died_at[engine[1]]
+    def died_at(self, engine: Place) -> float | None:
+        """When this engine died last; None: its model is gone."""
+        model = self._models.get(engine[0])
+        return None if model is None else model.died_at[engine[1]]
+
+    def all_gone(self, model: ModelEngines) -> bool:
+        """Whether no engine of this model runs."""
+        return all(child.exit_code() is not None for child in model.children)
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
     def replace_engine(self, engine: Place, cause: str, in_flight: list[int]) -> None:
         """An engine is dead: another one takes its place, and clients are told."""
-        model, number = self.model, engine[1]
+        model, number = self._models[engine[0]], engine[1]
         model.died_at[number] = self._clock.now()
         dead = model.ids[number]
         model.ids[number] = successor = dead._replace(epoch=dead.epoch + 1)
@@ -160,12 +175,14 @@ class Children:
 
     def give_up_engine(self, engine: Place, cause: str) -> None:
         """An engine is dead and is not replaced: clients are told."""
-        self.model.notices.engine_died(self._number, Dead(cause, source=self.model.ids[engine[1]]))
+        model = self._models[engine[0]]
+        model.notices.engine_died(self._number, Dead(cause, source=model.ids[engine[1]]))
 
     def replace_api(self) -> None:
         """The API process is dead: another one takes its place, and the engines are told."""
-        for engine in self.model.ids:
-            self.model.notices.client_died(engine, self._number)
+        for model in self._models.values():
+            for engine in model.ids:
+                model.notices.client_died(engine, self._number)
         self._number += 1
         self._replace(self.api)
 
@@ -176,8 +193,10 @@ class Children:
             if name == self.api.name:
                 self.api = self._start_api()
                 continue
-            number = next(number for number, engine in enumerate(self.engines) if engine.name == name)
-            self.engines[number] = self._start_engine(self.model, number)
+            for model in self._models.values():
+                for number, engine in enumerate(model.children):
+                    if engine.name == name:
+                        model.children[number] = self._start_engine(model, number)
 
     def take_started(self) -> list[Child]:
         """Those started since the last call."""
@@ -186,12 +205,52 @@ class Children:
 
     def close(self) -> None:
         """End them at once."""
-        self.model.notices.close()
+        for model in self._models.values():
+            model.notices.close()
         for child in (self.api, *self.engines):
             child.kill()
         for child in (self.api, *self.engines):
             child.cause_of_death()
             child.close()
+
+    # --- models -----------------------------------------------------------------------------------------------------
+
+    def add_model(self, config: Config, asked: Config) -> ModelEngines:
+        """Start the engines of one more model; the API process is not told."""
+        generation, self._generations = self._generations, self._generations + 1
+        launch = LaunchConfig(
+            config,
+            str(self._directory / str(generation)),
+            developer_mode=self._developer_mode,
+            generation=generation,
+            asked=asked,
+        )
+        model = self._models[generation] = ModelEngines(launch, self._host)
+        model.children += [self._start_engine(model, number) for number in range(len(model.ids))]
+        return model
+
+    def remove_model(self, model: ModelEngines) -> None:
+        """End what runs of its engines at once, and forget them."""
+        del self._models[model.generation]
+        self._started = [child for child in self._started if child not in model.children]
+        for child in model.children:
+            child.kill()
+        for child in model.children:
+            child.cause_of_death()
+            self._forget(child)
+            self._due.pop(child.name, None)
+            self._early_deaths.pop(child.name, None)
+            self._was_ready.discard(child.name)
+        model.close()
+
+    def open_model(self, model: ModelEngines, drain_timeout: float) -> None:
+        """Tell the API process to serve this model, see OpenModel."""
+        self.tell(OpenModel(model.launch_of_api(self._number), drain_timeout))
+
+    def tell(self, order: Order) -> None:
+        """Give the API process an order, if there is one."""
+        if not self.is_due(self.api.name):
+            self.api.tell(order)
 
     def _replace(self, child: Child) -> None:
         """It is dead and no longer waited for."""
@@ -199,20 +258,21 @@ class Children:
         if child not in self._ready:
             delay = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(_MAX_DOUBLINGS, self._early_deaths[child.name]))
             self._early_deaths[child.name] += 1
-        self._ready.discard(child)
-        self._watchdogs.pop(child, None)
-        child.close()
+        self._forget(child)
         self._due[child.name] = self._clock.now() + delay
         self.start_due()
 
-    def _start_engines(self, model: ModelEngines) -> None:
-        model.children += [self._start_engine(model, number) for number in range(len(model.ids))]
+    def _forget(self, child: Child) -> None:
+        self._ready.discard(child)
+        self._watchdogs.pop(child, None)
+        child.close()
 
     def _start_engine(self, model: ModelEngines, number: int) -> Child:
         return self._start(model.name(number), self._modules.engine, model.launch_of_engine(number))
 
     def _start_api(self) -> Child:
-        return self._start("api", self._modules.api, self.model.launch_of_api(self._number, self._listen_fd))
+        launch = self.model.launch_of_api(self._number, self._listen_fd, self.hold_s)
+        return self._start("api", self._modules.api, launch)
 
     def _start(self, name: str, module: str, launch: LaunchConfig) -> Child:
         child = self._host.start(name, module, launch)

@@ -52,9 +52,16 @@ class ModelEngines:
         """What an engine is told."""
         return msgspec.structs.replace(self.launch, engine=self.ids[number])
 
-    def launch_of_api(self, number: int, listen_fd: int) -> LaunchConfig:
+    def launch_of_api(self, number: int, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
         """What API process `number` is told that serves this model."""
-        return msgspec.structs.replace(self.launch, number=number, listen_fd=listen_fd, engines=tuple(self.ids))
+        return msgspec.structs.replace(
+            self.launch,
+            number=number,
+            listen_fd=listen_fd,
+            engines=tuple(self.ids),
+            takes_orders=True,
+            hold_s=hold_s,
+        )
 
     def number_of(self, child: Child) -> int | None:
         """Which of the present engines it is; None: none of them."""

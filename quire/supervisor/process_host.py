@@ -24,6 +24,10 @@ class Events(Protocol):
         """Wait for one more child, too."""
         ...
 
+    def forget(self, child: Child) -> None:
+        """Wait for it no more."""
+        ...
+
     def wait(self, timeout: float | None) -> Iterator[Event]:
         """Events, after waiting up to `timeout` seconds for the first."""
         ...

@@ -11,17 +11,21 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
 from quire.clock import Clock, SystemClock
 from quire.config import Config
-from quire.errors import SETUP_ERRORS, SetupError
+from quire.errors import SETUP_ERRORS, ConfigError, SetupError
 from quire.processes.child import Child
 from quire.processes.launch import EXIT_CRASHED, STOP_ENGINE, Pulse, Recovery, Report, StatusReport
+from quire.processes.orders import Reload
+from quire.processes.swap_reports import ModelReport, SwapRequest
 from quire.supervisor.announce import announce_ready, print_error, print_log
 from quire.supervisor.children import MODULES, Children, Modules, Place
-from quire.supervisor.process_events import Died, Event, Reported, Signalled
+from quire.supervisor.model_swap import ModelSwap
+from quire.supervisor.process_events import RELOAD, Died, Event, Reported, Signalled
 from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.restart_limit import WINDOW_S, RestartLimit
 from quire.supervisor.watchdog import TICK_S
@@ -50,6 +54,8 @@ class Supervisor:
         modules: What the processes run.
         clock: For all times.
         host: Where they run.
+        asked: Settings as they were asked for; None: as they are.
+        reread: Reads them again.
     """
 
     def __init__(
@@ -60,8 +66,12 @@ class Supervisor:
         modules: Modules = MODULES,
         clock: Clock | None = None,
         host: ProcessHost = THIS_MACHINE,
+        asked: Config | None = None,
+        reread: Callable[[], Config] | None = None,
     ) -> None:
         self._config = config
+        self._asked = config if asked is None else asked
+        self._reread = reread
         self._listener = listener
         self._developer_mode = developer_mode
         self._modules = modules
@@ -90,7 +100,9 @@ class Supervisor:
             self._modules,
             self._clock,
             self._host,
+            self._asked,
         )
+        self._swap = ModelSwap(self._children, self._events.forget, self._clock)
         try:
             for child in self._children:
                 self._events.watch(child)
@@ -110,16 +122,19 @@ class Supervisor:
 
     def _handle(self, event: Event) -> None:
         match event:
+            case Signalled(number) if number == RELOAD:
+                self._reload()
             case Signalled(number) if self._state is State.DRAINING:
                 self._end(128 + number, f"stopped at once by {signal.Signals(number).name}")
             case Signalled(number):
                 self._drain(number)
-            case Reported(child, report):
+            case Reported(child, report) if child in set(self._children):
                 self._reported(child, report)
             case Died(child) if child is self._children.api:
                 self._api_died()
             case Died(child) if (place := self._children.place_of(child)) is not None:
-                self._engine_died(child, place)
+                if not self._swap.engine_died(child, place):
+                    self._engine_died(child, place)
 
     def _tick(self) -> None:
         """What is due whether or not something happened."""
@@ -129,8 +144,23 @@ class Supervisor:
         if self._clock.now() > self._drain_ends:
             self._end(EXIT_CRASHED, "api process did not end cleanly: it had to be killed")
         self._children.start_due()
+        self._swap.tick()
         for child in self._children.take_started():
             self._events.watch(child)
+            if child is self._children.api:
+                self._swap.api_started()
+
+    def _reload(self) -> None:
+        """Serve what the settings say by now. The API process does the rest, and may refuse."""
+        if self._state is not State.READY or self._reread is None or self._children.is_due("api"):
+            print_log("SIGHUP: ignored, because the server is starting or ending")
+            return
+        try:
+            asked = self._reread()
+        except ConfigError as error:
+            print_log(f"SIGHUP: nothing has changed: {error.message}")
+            return
+        self._children.tell(Reload(asked))
 
     def _reported(self, child: Child, report: Report) -> None:
         match report:
@@ -140,6 +170,10 @@ class Supervisor:
                 self._child_is_ready(child, report)
             case Recovery():
                 self._engine_recovered(report)
+            case SwapRequest():
+                self._swap.begin(report)
+            case ModelReport():
+                self._swap.reported(report)
 
     def _engine_recovered(self, report: Recovery) -> None:
         place = report.generation, report.engine.engine
@@ -149,8 +183,8 @@ class Supervisor:
             self._searching.add(place)
         if report.blamed or report.complete:
             self._limit.search_ended()
-        if report.sequences:
-            took = self._clock.now() - self._children.died_at(place)
+        if report.sequences and (died_at := self._children.died_at(place)) is not None:
+            took = self._clock.now() - died_at
             print_log(f"recovered in {took:.1f} s: {report.sequences} open sequences go on")
 
     def _child_is_ready(self, child: Child, report: StatusReport) -> None:
@@ -250,6 +284,7 @@ class Supervisor:
     def _drain(self, number: int) -> None:
         """New requests are refused, open ones finish within the time they get; a second signal ends all at once."""
         self._state = State.DRAINING
+        self._swap.stop()
         delay, timeout = self._config.server.shutdown_delay, self._config.server.shutdown_timeout
         taken = f"new requests are taken for {delay:g} s, then " if delay else ""
         print_log(
@@ -297,6 +332,6 @@ class Supervisor:
         """Until the child is gone or the time is over, or a signal comes, which is returned."""
         while child.exit_code() is None and (left := deadline - self._clock.now()) > 0:
             for event in self._events.wait(left):
-                if isinstance(event, Signalled):
+                if isinstance(event, Signalled) and event.number != RELOAD:
                     return event.number
         return None

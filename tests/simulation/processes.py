@@ -52,6 +52,9 @@ class SupervisorEvents:
     def watch(self, child: object) -> None:
         pass  # every child reports here
 
+    def forget(self, child: object) -> None:
+        pass  # what it says is heard, and means nothing
+
     def wait(self, timeout: float | None) -> Iterator[Event]:
         deadline = None if timeout is None else self._world.now() + timeout
         while not self._events:

@@ -11,6 +11,7 @@ from typing import Any
 from quire.config import Config
 from quire.messages import Dead, EngineId
 from quire.processes.launch import LaunchConfig, Report, StatusReport
+from quire.processes.orders import Order
 from quire.supervisor.process_events import Died, Event, Reported, Signalled
 from quire.supervisor.process_host import ProcessHost
 from quire.supervisor.supervisor import Supervisor
@@ -33,10 +34,14 @@ class FakeChild:
         self.code: int | None = None
         self.killed_for = ""
         self.closed = 0
+        self.orders: list[Order] = []
         self._on_signal = on_signal
 
     def reports(self) -> list[Report]:
         return []
+
+    def tell(self, order: Order) -> None:
+        self.orders.append(order)
 
     def signal(self, number: signal.Signals) -> None:
         if self.code is None:
@@ -69,6 +74,7 @@ class Machine:
         self.clock = ManualClock()
         self.children: list[FakeChild] = []
         self.told: list[tuple[str, Any]] = []
+        self.forgotten: list[FakeChild] = []
         self.obedient = True  # processes end when they are told to
         self._events: deque[Event] = deque()
         self._script: Iterator[None] = iter(())
@@ -112,6 +118,9 @@ class Machine:
 
     def watch(self, child: FakeChild) -> None:
         pass
+
+    def forget(self, child: FakeChild) -> None:
+        self.forgotten.append(child)
 
     def wait(self, timeout: float | None) -> Iterator[Event]:
         if not self._events:
