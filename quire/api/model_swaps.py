@@ -179,9 +179,7 @@ class ModelSwaps:
         """Do what the supervisor says; in the event loop."""
         match order:
             case TellSwap(status):
-                self.status = status
-                self._changed.set()
-                self._changed = asyncio.Event()
+                self._learn(status)
             case Reload(asked):
                 self._do(self._reload(asked))
             case HoldRequests():
@@ -191,6 +189,17 @@ class ModelSwaps:
                 self._opening = launch.generation, self._do(self._open(order))
             case DropModel(generation) if self._opening is not None and self._opening[0] == generation:
                 self._opening[1].cancel()
+
+    def _learn(self, status: SwapStatus) -> None:
+        """How the swap proceeds; a process that was started later hears of one that has ended, which it does not count."""
+        counts = self.switch.current.session.stats.swaps
+        if status.ended and counts.proceeds:
+            counts.done += status.phase == "done"
+            counts.failed += status.phase == "failed"
+        counts.proceeds = not status.ended
+        self.status = status
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _reload(self, asked: Config) -> None:
         """SIGHUP: serve what the settings say by now, whose files may be others, too."""
@@ -226,11 +235,13 @@ class ModelSwaps:
         if model not in switch.others:
             return
         before = switch.serve(model)
+        self._hand_over_counts(before, model)
         switch.gate.open()
         self._report(ModelReport(generation, "served"))
         if not held:
             await before.release(order.drain_timeout)
             self._report(ModelReport(before.generation, "released"))
+        self._hand_over_counts(before, model)
         await switch.forget(before)
         garbage.begin_anew()
 
@@ -265,6 +276,11 @@ class ModelSwaps:
         except asyncio.CancelledError:
             await (await making).close()
             raise
+
+    def _hand_over_counts(self, before: ServedModel, model: ServedModel) -> None:
+        """Under the same name counters go on."""
+        if before.launch.config.model.served_model_name[:1] == model.launch.config.model.served_model_name[:1]:
+            before.session.stats.hand_over(model.session.stats)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

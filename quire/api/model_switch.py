@@ -29,7 +29,7 @@ class ModelSwitch:
     def __init__(self, first: ServedModel) -> None:
         self.current = first
         self.others: list[ServedModel] = []
-        self.gate = RequestGate()
+        self.gate = RequestGate(first.session.stats.swaps)
         self._switched = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.dependencies import models as dependency_models
 
 from quire.api.engine_session import EngineSession
 from quire.api.event_loop_receiver import EventLoopReceiver
@@ -58,6 +59,7 @@ class ServedModel:
         """End requests that are still open, and disconnect. More calls do nothing."""
         await self._open.aclose()
         await self.session.close()
+        _forget_routes()
 
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
@@ -88,6 +90,14 @@ class ServedModel:
                 await asyncio.wait_for(self._unused.wait(), FAREWELL_S)
         self.session.retire()
         await self.session.close()
+
+
+def _forget_routes() -> None:
+    """FastAPI remembers route functions for the life of the process, in caches by function, and with these whatever
+    they hold: session, tokenizer, application."""
+    for cached in vars(dependency_models).values():
+        if callable(clear := getattr(cached, "cache_clear", None)):
+            clear()
 
 
 def make_served_model(

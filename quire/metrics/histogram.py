@@ -19,6 +19,7 @@ class Histogram:
         self.sum = 0.0
         self._counts = [0] * (len(bounds) + 1)
         self._kept_counts, self._kept_sum = list(self._counts), 0.0
+        self._handed_counts, self._handed_sum = list(self._counts), 0.0
 
     def observe(self, value: float) -> None:
         """Count one value."""
@@ -34,6 +35,20 @@ class Histogram:
     def keep(self) -> None:
         """Who has made these counts is gone: what is taken over from now on is added to them."""
         self._kept_counts, self._kept_sum = list(self._counts), self.sum
+
+    def hand_over(self, successor: Histogram) -> None:
+        """Add to another one what has been counted here since the last call; nothing where its bounds are others."""
+        if successor.bounds != self.bounds:
+            return
+        more = [now - then for now, then in zip(self._counts, self._handed_counts, strict=True)]
+        successor._add(more, self.sum - self._handed_sum)
+        self._handed_counts, self._handed_sum = list(self._counts), self.sum
+
+    def _add(self, counts: Sequence[int], sum_: float) -> None:
+        """For good: what is taken over later is added to these."""
+        self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
+        self._kept_counts = [own + more for own, more in zip(self._kept_counts, counts, strict=True)]
+        self.sum, self._kept_sum = self.sum + sum_, self._kept_sum + sum_
 
     @property
     def count(self) -> int:

@@ -68,6 +68,7 @@ class _ServerCollector(Collector):
         yield from families.values()
         yield self._restarts()
         yield self._rejections()
+        yield from self._swaps()
         if self._max_loras:
             yield self._adapters()
         yield from _work_times(
@@ -95,6 +96,22 @@ class _ServerCollector(Collector):
         for limit, count in self._stats.rejections.items():
             family.add_metric((self._model_name, "0", limit), count)
         return family
+
+    def _swaps(self) -> Iterator[Metric]:
+        swaps, labels = self._stats.swaps, (self._model_name, "0")
+        ended = CounterMetricFamily(
+            "quire:model_swaps", "Swaps of the served model, by outcome.", labels=(*_LABELS, "outcome")
+        )
+        ended.add_metric((*labels, "done"), swaps.done)
+        ended.add_metric((*labels, "failed"), swaps.failed)
+        yield ended
+        for name, text, value in (
+            ("model_swap_proceeds", "Whether a swap of the served model has not ended yet.", float(swaps.proceeds)),
+            ("requests_waiting_for_model", "Requests that wait while no model is served.", swaps.waiting),
+        ):
+            family = GaugeMetricFamily(f"quire:{name}", text, labels=_LABELS)
+            family.add_metric(labels, value)
+            yield family
 
     def _adapters(self) -> Metric:
         """Names are labels, as in vLLM, and the value is the time: of several samples the last one holds."""

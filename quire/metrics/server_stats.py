@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from quire.metrics.gpus import GpuReading
 from quire.metrics.http_counts import HttpCounts
 from quire.metrics.stats import Limit, Stats
+from quire.metrics.swap_counts import SwapCounts
 from quire.metrics.work_times import WorkTimes
 
 
@@ -22,6 +23,7 @@ class ServerStats:
         http: Answers to HTTP requests.
         api_restarts: How often this process was replaced.
         callbacks: Of the event loop.
+        swaps: Of models.
         gpus: As they were last read, each with its engine.
     """
 
@@ -31,9 +33,18 @@ class ServerStats:
         self.http = HttpCounts()
         self.api_restarts = 0
         self.callbacks = WorkTimes()
+        self.swaps = SwapCounts()
         self.gpus: list[GpuReading] = []
 
     def continue_counts(self, before: ServerStats) -> None:
         """Another model was served before: what belongs to this process goes on being counted. What belongs to the
-        model begins anew."""
-        self.http, self.callbacks = before.http, before.callbacks
+        model begins anew, unless it is handed over."""
+        self.http, self.callbacks, self.swaps = before.http, before.callbacks, before.swaps
+
+    def hand_over(self, successor: ServerStats) -> None:
+        """A model of the same name takes the place of this one, see Stats."""
+        for own, other in zip(self.engines, successor.engines, strict=False):  # one may have fewer
+            own.hand_over(other)
+        for limit, count in self.rejections.items():
+            successor.rejections[limit] += count
+            self.rejections[limit] = 0

@@ -5,6 +5,7 @@ Owns which event changes which number. Counters are exact to the token. Knows no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -84,6 +85,7 @@ class Stats:
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         ended: Sequences by reason.
         restarts: How often the engine was replaced.
+        earlier_restarts: Of these: of the model before.
         replayed: Sequences that another engine went on with.
         turns: Of the engine's loop.
     """
@@ -95,9 +97,12 @@ class Stats:
         self.prompt_rate = self.generation_rate = 0.0
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
         self.restarts = self.replayed = 0
+        self.earlier_restarts = 0
         self.turns = WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
-        self._earlier: Load | None = None  # what engines before this one have counted
+        self._own = self._earlier = Load()  # what this model's engines have counted; what those before the present have
+        self._before = Load()  # what the model before has counted
+        self._handed: Counter[str] = Counter()
         self.set_max_model_len(max_model_len=1)
 
     def set_max_model_len(self, max_model_len: int) -> None:
@@ -147,21 +152,12 @@ class Stats:
 
     def record_load(self, load: Load) -> None:
         """What the engine has to do."""
-        if (earlier := self._earlier) is not None:
-            load = replace(
-                load,
-                preemptions=earlier.preemptions + load.preemptions,
-                prefix_queries=earlier.prefix_queries + load.prefix_queries,
-                prefix_hits=earlier.prefix_hits + load.prefix_hits,
-                drafts=earlier.drafts + load.drafts,
-                draft_tokens=earlier.draft_tokens + load.draft_tokens,
-                accepted_drafts=_added(earlier.accepted_drafts, load.accepted_drafts),
-            )
-        self.load = load
+        self._own = _with_counters(load, self._earlier)
+        self.load = _with_counters(self._own, self._before)
 
     def record_engine_death(self, waiting: int, queued_tokens: int) -> None:
         """The engine is gone, with all that it held; so many sequences of so many tokens wait for the next one."""
-        load = self._earlier = self.load
+        load, self._earlier = self.load, self._own
         self.load = replace(
             load,
             running=0,
@@ -184,6 +180,25 @@ class Stats:
         if beat.turns:
             self.turns.seconds.take_over(beat.turns, beat.turns_sum_s)
             self.turns.longest = max(self.turns.longest, beat.longest_turn_s)
+
+    def hand_over(self, successor: Stats) -> None:
+        """Another model takes the place of this one under the same name: its counters go on from these. To be called when
+        it does, and again when the last sequence here has ended. Lengths are counted anew where the scale is another."""
+        for name in ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed", "restarts"):
+            more = getattr(self, name) - self._handed[name]
+            setattr(successor, name, getattr(successor, name) + more)
+            self._handed[name] += more
+            successor.earlier_restarts += more if name == "restarts" else 0
+        for reason, ended in self.ended.items():
+            successor.ended[reason] += ended - self._handed[reason]
+            self._handed[reason] = ended
+        for name, own in vars(self).items():
+            if isinstance(own, Histogram):
+                own.hand_over(getattr(successor, name))
+        self.turns.seconds.hand_over(successor.turns.seconds)
+        successor.turns.longest = max(successor.turns.longest, self.turns.longest)
+        successor._before = self.load
+        successor.load = _with_counters(successor._own, self.load)
 
     def start_sequence(self, add: Add) -> SequenceStats:
         """A sequence goes to the engine."""
@@ -242,6 +257,19 @@ class Stats:
             self.most_tokens.observe(group.most_tokens)
             self.choices.observe(sequence.choices)
             del self._groups[group.first]
+
+
+def _with_counters(load: Load, earlier: Load) -> Load:
+    """With what was counted earlier."""
+    return replace(
+        load,
+        preemptions=earlier.preemptions + load.preemptions,
+        prefix_queries=earlier.prefix_queries + load.prefix_queries,
+        prefix_hits=earlier.prefix_hits + load.prefix_hits,
+        drafts=earlier.drafts + load.drafts,
+        draft_tokens=earlier.draft_tokens + load.draft_tokens,
+        accepted_drafts=_added(earlier.accepted_drafts, load.accepted_drafts),
+    )
 
 
 def _added(first: Sequence[int], second: Sequence[int]) -> list[int]:
