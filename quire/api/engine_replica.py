@@ -88,7 +88,7 @@ class EngineReplica:
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def on_ready(self, ready: Ready) -> None:
-        self.stats.restarts = self.stats.earlier_restarts + self.connection.engine.epoch
+        self.stats.restarts = self.stats.inherited["restarts"] + self.connection.engine.epoch
         if not self._was_ready:
             self._was_ready = True
             self.stats.set_max_model_len(ready.max_model_len)

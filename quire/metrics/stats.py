@@ -85,7 +85,7 @@ class Stats:
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         ended: Sequences by reason.
         restarts: How often the engine was replaced.
-        earlier_restarts: Of these: of the model before.
+        inherited: Of counters by name: what models before this one have counted.
         replayed: Sequences that another engine went on with.
         turns: Of the engine's loop.
     """
@@ -97,7 +97,7 @@ class Stats:
         self.prompt_rate = self.generation_rate = 0.0
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
         self.restarts = self.replayed = 0
-        self.earlier_restarts = 0
+        self.inherited: Counter[str] = Counter()
         self.turns = WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
         self._own = self._earlier = Load()  # what this model's engines have counted; what those before the present have
@@ -187,8 +187,8 @@ class Stats:
         for name in ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed", "restarts"):
             more = getattr(self, name) - self._handed[name]
             setattr(successor, name, getattr(successor, name) + more)
+            successor.inherited[name] += more
             self._handed[name] += more
-            successor.earlier_restarts += more if name == "restarts" else 0
         for reason, ended in self.ended.items():
             successor.ended[reason] += ended - self._handed[reason]
             self._handed[reason] = ended

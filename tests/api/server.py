@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,20 @@ def resolved(directory: Path, **settings: Any) -> Config:
 def count_up(history: Sequence[int], drawn: int, vocab_size: int) -> int:
     """A model that goes through printable ASCII for ever: the text after "a" is "bcd…"."""
     return 3 + (history[-1] - 3 + 1) % 94
+
+
+@contextlib.asynccontextmanager
+async def uvicorn_server(app: Any) -> AsyncIterator[str]:
+    """An application on a loopback port, in this event loop; its address."""
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="critical", http=BoundedHttpProtocol))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
 
 
 class Server:

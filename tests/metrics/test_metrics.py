@@ -182,3 +182,51 @@ def test_when_an_engine_dies_nothing_runs_and_counters_go_on() -> None:
     assert (values["vllm:iteration_tokens_total_count"], values["vllm:iteration_tokens_total_sum"]) == (6, 35)
     assert values["quire:engine_turn_cpu_seconds_count"] == 3
     assert values["quire:longest_engine_turn_cpu_seconds"] == 0.4
+
+
+def test_counters_go_on_in_a_model_of_the_same_name() -> None:
+    old, new = ServerStats([Stats()]), ServerStats([Stats()])
+    for stats, tokens in ((old, 5), (new, 7)):
+        engine = stats.engines[0]
+        engine.set_max_model_len(100)
+        engine.generation_tokens = tokens
+        engine.ended["stop"] = tokens
+        engine.whole_s.observe(1.0)
+        engine.record_heartbeat(Heartbeat(0.0, 0.0, load=Load(preemptions=tokens), step_tokens=[tokens] + [0] * len(STEP_TOKEN_BOUNDS)))
+    new.continue_counts(old)
+    old.rejections["tokens"] = 2
+    old.hand_over(new)
+    assert _counts(new) == (12, 12, 2, 12, 12, 2)
+    ended = old.engines[0]  # what was open when the new one took over
+    ended.generation_tokens += 1
+    ended.whole_s.observe(1.0)
+    ended.record_heartbeat(Heartbeat(0.0, 0.0, load=Load(preemptions=6), step_tokens=[6] + [0] * len(STEP_TOKEN_BOUNDS)))
+    old.hand_over(new)
+    assert _counts(new) == (13, 12, 3, 13, 13, 2)
+    fresh = new.engines[0]
+    fresh.record_engine_death(0, 0)
+    fresh.record_heartbeat(Heartbeat(0.0, 0.0, load=Load(preemptions=1), step_tokens=[1] + [0] * len(STEP_TOKEN_BOUNDS)))
+    assert _counts(new) == (13, 12, 3, 14, 14, 2)
+    assert new.http is old.http
+    assert fresh.inherited["generation_tokens"] == 6
+
+
+def test_lengths_are_counted_anew_on_another_scale() -> None:
+    old, new = Stats(), Stats()
+    old.set_max_model_len(100)
+    new.set_max_model_len(1_000)
+    old.prompt_lengths.observe(7)
+    old.hand_over(new)
+    assert new.prompt_lengths.count == 0
+
+
+def _counts(stats: ServerStats) -> tuple[int, ...]:
+    engine = stats.engines[0]
+    return (
+        engine.generation_tokens,
+        engine.ended["stop"],
+        engine.whole_s.count,
+        engine.load.preemptions,
+        engine.step_tokens.count,
+        stats.rejections["tokens"],
+    )
