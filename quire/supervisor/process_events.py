@@ -50,7 +50,9 @@ class ProcessEvents:
         os.set_blocking(wakeup_write, False)
         self._wakeup_write = wakeup_write
         self._previous_wakeup = signal.set_wakeup_fd(wakeup_write)
-        self._previous = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        self._previous = {number: signal.signal(number, lambda *_: None) for number in heard}
+        self._had_terminal = _has_terminal()
         self._selector.register(self._wakeup, selectors.EVENT_READ, None)
 
     def watch(self, child: Child) -> None:
@@ -70,7 +72,8 @@ class ProcessEvents:
         for key, _ in self._selector.select(timeout):
             child = key.data
             if child is None:
-                yield from (Signalled(number) for number in os.read(self._wakeup, 64) if number in _SIGNALS)
+                arrived = os.read(self._wakeup, 64)
+                yield from (Signalled(self._meant(number)) for number in arrived if number in _SIGNALS)
                 continue
             yield from (Reported(child, report) for report in child.reports())
             if key.fd == child.pid_fd:
@@ -90,3 +93,16 @@ class ProcessEvents:
         self._selector.close()
         os.close(self._wakeup)
         os.close(self._wakeup_write)
+
+    def _meant(self, number: int) -> int:
+        """SIGHUP also comes when the terminal is closed, and then means the end."""
+        return signal.SIGTERM if number == RELOAD and self._had_terminal and not _has_terminal() else number
+
+
+def _has_terminal() -> bool:
+    """Whether this process has one that controls it."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

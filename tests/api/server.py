@@ -17,10 +17,12 @@ from quire.api.app import create_app
 from quire.api.engine_session import EngineSession
 from quire.api.http_protocol import BoundedHttpProtocol
 from quire.api.request_traces import RequestTraces
+from quire.api.schemas.model_change import ModelChange
 from quire.config import Config
 from quire.engine.client import EngineClient
 from quire.engine.inprocess import InProcessClient
 from quire.engine.thinking_budgets import bitmask_source
+from quire.errors import UnavailableError
 from quire.executor.fake import FakeExecutor
 from quire.text.model_text import ModelText, load_model_text
 from tests.checkpoints import VOCAB_SIZE, write_tokenizer
@@ -65,6 +67,19 @@ async def uvicorn_server(app: Any) -> AsyncIterator[str]:
         await serving
 
 
+class NoSwaps:
+    """In place of what swaps models: there is one."""
+
+    def document(self) -> dict[str, Any]:
+        return {"object": "model_swap", "swap": None}
+
+    async def begin(self, change: ModelChange) -> None:
+        raise UnavailableError("Nothing is swapped here.")
+
+    async def wait_end(self) -> None:
+        pass
+
+
 class Server:
     """A running server.
 
@@ -100,6 +115,7 @@ class Server:
             "developer_mode": developer_mode,
             "slow_reader_s": slow_reader_s,
             "traces": traces,
+            "swaps": NoSwaps(),
         }
         self._up = threading.Event()
         self.http = httpx.Client(timeout=30)

@@ -21,7 +21,7 @@ import pytest
 from quire import builtin
 from quire.api.app import create_app
 from quire.api.model_swaps import ModelSwaps
-from quire.api.schemas.model_change import ModelChange, check_reloadable
+from quire.api.schemas.model_change import FIXED, ModelChange, check_reloadable
 from quire.clock import SystemClock
 from quire.config import Config
 from quire.engine.adapter_registry import load_modules
@@ -80,7 +80,8 @@ class Process:
     def __init__(self, directory: Path, *, step_s: float = 0.0, hold_s: float = 0.0, **settings: Any) -> None:
         asked = Config().with_values(
             model="quill", served_model_name=("m",), device="cpu", max_model_len=512, max_num_seqs=8,
-            disable_log_stats=True, responses_store_path=str(directory / "store.sqlite"), api_key=("a key",), **settings,
+            disable_log_stats=True, responses_store_path=str(directory / "store.sqlite"),
+            **{"api_key": ("a key",), **settings},
         )  # fmt: skip
         self.config = resolve(asked).config
         self._directory, self._asked, self._step_s = directory, asked, step_s
@@ -402,6 +403,22 @@ def test_sighup_is_a_change_to_what_the_settings_say(tmp_path: Path, caplog: pyt
             assert request.config.scheduler.max_num_seqs == 3
 
     run(test)
+
+
+def test_without_a_key_there_is_no_such_route(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Process(tmp_path, api_key=()).serving() as process:
+            assert (await process.http.post("/admin/model", json={})).status_code == 404
+            assert (await process.http.get("/admin/model")).status_code == 404
+
+    run(test)
+
+
+def test_the_documentation_has_every_field_and_every_fixed_setting() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "model-swap.md").read_text()
+    assert [name for name in ModelChange.model_fields if f"`{name}`" not in page] == []
+    flags = [f"--{name.replace('_', '-')}" for name in FIXED if not name.startswith(("host", "port", "ssl"))]
+    assert [flag for flag in flags if f"`{flag}`" not in page] == []
 
 
 def test_settings_of_the_old_model_mean_nothing_to_another() -> None:
