@@ -1,6 +1,7 @@
 """The API process: `python -m quire.api.api_server`, started by the supervisor beside the engine.
 
-Owns what it is made of: the served model and what swaps it, uvicorn on an inherited socket, event loop. Never imports torch.
+Owns what it is made of: the served model and what swaps it, uvicorn on an inherited socket, event loop. Never imports
+torch.
 """
 
 from __future__ import annotations

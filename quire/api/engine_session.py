@@ -160,7 +160,7 @@ class EngineSession:
         await self._requests.wait_idle()
 
     def begin_swap(self) -> None:
-        """Another model takes this one's place, and open requests are waited for; also those that a pause has stopped."""
+        """Another model takes this one's place; open requests are waited for, also those that a pause has stopped."""
         self._leaving = _SWAPPING
         self._engines.end_pause()
 
@@ -187,7 +187,7 @@ class EngineSession:
 
     @property
     def state(self) -> State:
-        """starting → ready ⇄ recovering → draining → dead; swapping when another model takes this one's place."""
+        """starting → ready ⇄ recovering → draining → dead; swapping once another model takes its place."""
         if not self._draining or self._engines.state == "dead":
             return self._engines.state
         return "swapping" if self._retired else "draining"

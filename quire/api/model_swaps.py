@@ -109,7 +109,9 @@ class ModelSwaps:
 
     async def _begin(self, settings: Callable[[], Config], change: ModelChange) -> None:
         if self._preparing or (self.status is not None and not self.status.ended):
-            raise SwapInProgressError("A swap of models proceeds: GET /admin/model says how far it is. Wait for its end.")
+            raise SwapInProgressError(
+                "A swap of models proceeds: GET /admin/model says how far it is. Wait for its end."
+            )
         if self._orders is None or self._draining or self.switch.current.session.state != "ready":
             raise UnavailableError("Models are swapped while the server is ready. Ask again in a few seconds.")
         self._preparing = True
@@ -191,7 +193,7 @@ class ModelSwaps:
                 self._opening[1].cancel()
 
     def _learn(self, status: SwapStatus) -> None:
-        """How the swap proceeds; a process that was started later hears of one that has ended, which it does not count."""
+        """How the swap proceeds. A process that was started later hears of one that has ended, and does not count it."""
         counts = self.switch.current.session.stats.swaps
         if status.ended and counts.proceeds:
             counts.done += status.phase == "done"

@@ -87,7 +87,7 @@ class ModelSwitch:
                     end.cancel()
 
     async def drain(self, timeout: float) -> bool:
-        """Wait until open requests of all models have ended, see EngineSession. Those that wait for a model are refused."""
+        """Wait until open requests of all models have ended, see EngineSession. Who waits for a model is refused."""
         self.gate.open()
         models = (self.current, *self.others)
         return all(await asyncio.gather(*(model.session.drain(timeout) for model in models)))

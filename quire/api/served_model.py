@@ -74,8 +74,8 @@ class ServedModel:
                 self._unused.set()
 
     async def release(self, timeout: float) -> None:
-        """Wait until what is open has ended, and disconnect from the engines. New requests go elsewhere already; what is
-        still open after `timeout` seconds is ended. Batches go on where the store is read next."""
+        """Wait until what is open has ended, and disconnect from the engines. New requests go elsewhere already; what
+        is still open after `timeout` seconds is ended. Batches go on where the store is read next."""
         self.session.begin_swap()
         if (batches := getattr(self.app.state, "batches", None)) is not None:
             await batches.close()

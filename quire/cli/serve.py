@@ -42,8 +42,6 @@ def run(arguments: Sequence[str]) -> int:
 def _serve(config: Config, reread: Callable[[], Config]) -> int:
     with listen(config.server) as listener:
         resolved = resolve(config, replicas=True)
-        supervisor = Supervisor(
-            resolved.config, listener, environment.developer_mode(), asked=config, reread=reread
-        )
+        supervisor = Supervisor(resolved.config, listener, environment.developer_mode(), asked=config, reread=reread)
         announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()

@@ -182,8 +182,8 @@ class Stats:
             self.turns.longest = max(self.turns.longest, beat.longest_turn_s)
 
     def hand_over(self, successor: Stats) -> None:
-        """Another model takes the place of this one under the same name: its counters go on from these. To be called when
-        it does, and again when the last sequence here has ended. Lengths are counted anew where the scale is another."""
+        """Another model takes the place of this one under the same name: its counters go on from these. To be called
+        when it does, and again when the last sequence here has ended. On another scale lengths are counted anew."""
         for name in ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed", "restarts"):
             more = getattr(self, name) - self._handed[name]
             setattr(successor, name, getattr(successor, name) + more)

@@ -217,7 +217,9 @@ class ModelSwap:
         self._swap = None
         assert self.status is not None
         served = self._children.model.launch.config.model.served_model_name[0]
-        print_log(f"model swap {self.status.number} {'failed' if swap.why else 'done'} in {took:.1f} s: {served} is served")
+        print_log(
+            f"model swap {self.status.number} {'failed' if swap.why else 'done'} in {took:.1f} s: {served} is served"
+        )
         self.status = msgspec.structs.replace(
             self.status, phase="failed" if swap.why else "done", reason=swap.why, seconds=round(took, 1)
         )

@@ -96,11 +96,13 @@ class Process:
         if with_engine:
             self.start_engine(0)
         self.swaps.start()
-        async with uvicorn_server(self.swaps.switch) as url:
-            async with httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=WAIT_S) as self.http:
-                if with_engine:
-                    await self.swaps.wait_ready()
-                yield self
+        async with (
+            uvicorn_server(self.swaps.switch) as url,
+            httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=WAIT_S) as self.http,
+        ):
+            if with_engine:
+                await self.swaps.wait_ready()
+            yield self
         for engine in self._engines.values():
             engine.end()
         os.close(self._orders)
@@ -222,9 +224,10 @@ def test_after_new_requests_wait_for_the_new_model(tmp_path: Path) -> None:
             assert (ready.status_code, ready.json()["reason"]) == (503, "another model is being loaded")
             assert (health.status_code, health.json()["state"]) == (200, "swapping")
             assert (await process.http.get("/v1/models")).status_code == 200
-            assert "quire:requests_waiting_for_model{engine=\"0\",model_name=\"m\"} 5.0" in (
-                await process.http.get("/metrics")
-            ).text
+            assert (
+                'quire:requests_waiting_for_model{engine="0",model_name="m"} 5.0'
+                in (await process.http.get("/metrics")).text
+            )
             assert not any(task.done() for task in waiting)
             process.start_engine(1)
             process.open(1)

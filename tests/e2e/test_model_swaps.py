@@ -1,4 +1,4 @@
-"""Models are swapped under load over real HTTP: no request is lost, each answer is of one model, and nothing is left."""
+"""Models are swapped under load over real HTTP: no request is lost, each answer is one model's, nothing is left."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from tests.e2e.serve import QuireServe
 SWAPS, STREAMS = 20, 32
 WARM_SWAPS = 4
 """Until then allocators grow."""
+THINK_S = 0.1
+"""Between two answers of a stream: the engines that start need some of the processors."""
 MIB = 2**20
 MODELS = {name: str(builtin.path(name)) for name in builtin.MODELS}
 PROMPTS = ("Once upon a time", "The capital of France is", "def add(a, b):", "Hello")
@@ -63,6 +65,7 @@ class Load:
         while not self._ends:
             prompt = PROMPTS[number % len(PROMPTS)]
             number += 1
+            await asyncio.sleep(THINK_S)
             try:
                 await self._ask(client, prompt)
             except Exception as error:
@@ -152,7 +155,10 @@ async def _swap(client: httpx.AsyncClient, server: QuireServe, name: str, mode: 
 def _print(load: Load, swaps: list[dict[str, Any]], taken: list[dict[str, Usage]]) -> None:
     seconds = [f"{swap['mode']} {swap['seconds']}" for swap in swaps]
     print(f"\n{len(swaps)} swaps, seconds: {', '.join(seconds)}")
-    print(f"{load.answered.total()} streams answered ({dict(load.answered)}), {len(load.lost)} lost; the longest wait ", end="")
+    print(
+        f"{load.answered.total()} streams answered ({dict(load.answered)}), {len(load.lost)} lost; the longest wait ",
+        end="",
+    )
     print(f"for a first token {load.longest_wait_s:.1f} s")
     for process in ("api", "supervisor"):
         rss = [f"{each[process].rss / MIB:.0f}" for each in taken]

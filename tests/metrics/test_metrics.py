@@ -192,7 +192,9 @@ def test_counters_go_on_in_a_model_of_the_same_name() -> None:
         engine.generation_tokens = tokens
         engine.ended["stop"] = tokens
         engine.whole_s.observe(1.0)
-        engine.record_heartbeat(Heartbeat(0.0, 0.0, load=Load(preemptions=tokens), step_tokens=[tokens] + [0] * len(STEP_TOKEN_BOUNDS)))
+        engine.record_heartbeat(
+            Heartbeat(0.0, 0.0, load=Load(preemptions=tokens), step_tokens=[tokens] + [0] * len(STEP_TOKEN_BOUNDS))
+        )
     new.continue_counts(old)
     old.rejections["tokens"] = 2
     old.hand_over(new)
@@ -200,12 +202,16 @@ def test_counters_go_on_in_a_model_of_the_same_name() -> None:
     ended = old.engines[0]  # what was open when the new one took over
     ended.generation_tokens += 1
     ended.whole_s.observe(1.0)
-    ended.record_heartbeat(Heartbeat(0.0, 0.0, load=Load(preemptions=6), step_tokens=[6] + [0] * len(STEP_TOKEN_BOUNDS)))
+    ended.record_heartbeat(
+        Heartbeat(0.0, 0.0, load=Load(preemptions=6), step_tokens=[6] + [0] * len(STEP_TOKEN_BOUNDS))
+    )
     old.hand_over(new)
     assert _counts(new) == (13, 12, 3, 13, 13, 2)
     fresh = new.engines[0]
     fresh.record_engine_death(0, 0)
-    fresh.record_heartbeat(Heartbeat(0.0, 0.0, load=Load(preemptions=1), step_tokens=[1] + [0] * len(STEP_TOKEN_BOUNDS)))
+    fresh.record_heartbeat(
+        Heartbeat(0.0, 0.0, load=Load(preemptions=1), step_tokens=[1] + [0] * len(STEP_TOKEN_BOUNDS))
+    )
     assert _counts(new) == (13, 12, 3, 14, 14, 2)
     assert new.http is old.http
     assert fresh.inherited["generation_tokens"] == 6

@@ -17,6 +17,7 @@ from quire.engine.flight_record import requests_in_flight
 from quire.engine.transport import client_address, engine_address
 from quire.messages import ClientGone, Dead, EngineId
 from quire.processes.launch import LaunchConfig, Report, StatusReport
+from quire.processes.orders import Order
 from quire.supervisor.process_events import Died, Event, Reported, Signalled
 from quire.supervisor.process_host import ProcessHost
 from tests.simulation.blocking import BlockingThread
@@ -174,6 +175,9 @@ class SimulatedProcess:
             return
         if number == signal.SIGKILL or self._duties is None or not self._duties.handle_signal(number):
             self.exit(-number)
+
+    def tell(self, order: Order) -> None:
+        self.world.fail(f"{self.name} gets an order, and nobody has asked for another model: {order}")
 
     def kill(self, why: str = "") -> None:
         if why and not self.guilty and not self.dead:
