@@ -199,7 +199,7 @@ class EngineSession:
 
     @property
     def health_complaint(self) -> str:
-        """Why the server is not alive or makes no progress; empty if some engine is and does, and while another model is
+        """Why the server is not alive or makes no progress; empty if some engine is and does, or another model is
         loaded."""
         return "" if self._retired else self._engines.complaint
 

@@ -193,7 +193,7 @@ class ModelSwaps:
                 self._opening[1].cancel()
 
     def _learn(self, status: SwapStatus) -> None:
-        """How the swap proceeds. A process that was started later hears of one that has ended, and does not count it."""
+        """How the swap proceeds. A process that was started later does not count one that has ended."""
         counts = self.switch.current.session.stats.swaps
         if status.ended and counts.proceeds:
             counts.done += status.phase == "done"
