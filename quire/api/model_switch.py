@@ -89,6 +89,8 @@ class ModelSwitch:
     async def drain(self, timeout: float) -> bool:
         """Wait until open requests of all models have ended, see EngineSession. Who waits for a model is refused."""
         self.gate.open()
+        while self.gate.num_waiting:
+            await asyncio.sleep(0)
         models = (self.current, *self.others)
         return all(await asyncio.gather(*(model.session.drain(timeout) for model in models)))
 
