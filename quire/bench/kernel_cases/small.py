@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.bench.kernel_cases import Arguments, KernelCase
+from quire.kernels.reference.sample import SamplingColumns
 
 _ITEM, _INT = 2, 8
 _HIDDEN, _VOCABULARY, _HEAD = 4_096, 32_000, 128
@@ -50,6 +51,35 @@ def _init_slots(owners: int, blocks: int) -> KernelCase:
         return tuple(column.to(device) for column in given), {}
 
     return KernelCase("init_slots", f"{owners} × {blocks}", make, owners * (blocks + 19) * _INT)
+
+
+def _position_columns(rows: int, drafts: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        slots, positions = rows + 1, rows * (1 + drafts)
+
+        def columns(number: int) -> SamplingColumns:
+            ints, floats = torch.randint(0, 1_000, (3, number)).to(device), torch.rand(3, number).to(device)
+            return SamplingColumns(floats[0], ints[0], floats[1], floats[2], ints[1], ints[2])
+
+        where = torch.randperm(rows).repeat_interleave(1 + drafts).to(device)
+        return (where, torch.arange(1 + drafts).repeat(rows).to(device), columns(slots), columns(positions)), {}
+
+    return KernelCase("position_columns", f"{rows} × {1 + drafts}", make, rows * (1 + drafts) * 11 * _INT)
+
+
+def _keep_drafts(rows: int, drafts: int) -> KernelCase:
+    def make(device: torch.device) -> Arguments:
+        positions = rows * (1 + drafts)
+        tokens = torch.randint(0, 1_000, (positions,))
+        next_drafts = torch.where(torch.rand(positions) < 0.7, tokens, tokens + 1)
+        next_drafts[drafts :: 1 + drafts] = -1
+        ends = torch.arange(1 + drafts, positions + 1, 1 + drafts)
+        where = torch.randperm(rows).repeat_interleave(1 + drafts)
+        given = (tokens, torch.zeros(positions, dtype=torch.int8), next_drafts, ends, where)
+        table = (torch.randint(0, 1_000, (rows + 1,)) for _ in range(3))
+        return (*(column.to(device) for column in given), drafts, *(column.to(device) for column in table)), {}
+
+    return KernelCase("keep_drafts", f"{rows} × {1 + drafts}", make, rows * (3 * (1 + drafts) + 7) * _INT)
 
 
 def _copy_inputs(entries: int) -> KernelCase:
@@ -110,6 +140,7 @@ def _move_blocks(blocks: int, storages: int, piece: Sequence[int], *, staged: bo
 CASES = (
     *(_prepare_inputs(rows, tokens) for rows, tokens in ((1, 1), (256, 1), (8, 1_024))),
     *(_init_slots(owners, 8_192) for owners in (1, 64)),
+    *(make(rows, 4) for make in (_position_columns, _keep_drafts) for rows in (1, 256)),
     *(_copy_inputs(entries) for entries in (256, 2_048, 65_536)),
     *(_copy_outputs(entries) for entries in (288, 1_152)),
     *(_embed(tokens, _HIDDEN, _VOCABULARY) for tokens in (1, 256, 8_192)),
@@ -119,6 +150,8 @@ CASES = (
 SMALL_CASES = (
     *(_prepare_inputs(3, tokens) for tokens in (1, 2)),
     _init_slots(3, 17),
+    _position_columns(3, 2),
+    _keep_drafts(3, 2),
     _copy_inputs(17),
     _copy_outputs(5),
     _embed(3, 64, 100),
