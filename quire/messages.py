@@ -541,6 +541,7 @@ class Result(_Message, frozen=True):
         prompt_logprobs: One list for each of `Plan.prompt_logprobs_rows`, one entry a position.
         ready_host_blocks: From now on plans may swap to the host blocks 0 to this number - 1; 0: as many as before.
         drafted: How many draft tokens each sampled row really had, at most as many as planned; empty: none had any.
+        undrafted: Up to this step the worker makes no drafts: plans that allow any would only reserve room for them.
     """
 
     step: int
@@ -552,6 +553,7 @@ class Result(_Message, frozen=True):
     prompt_logprobs: list[list[TokenLogprobs]] = []
     ready_host_blocks: int = 0
     drafted: list[int] = []
+    undrafted: int = 0
 
 
 class AdapterLoaded(_Message, frozen=True):

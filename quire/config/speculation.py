@@ -78,8 +78,8 @@ class SpeculationConfig:
         speculation = self.speculation
         if speculation is None:
             return
-        if device != "cpu":
-            raise _error(f"{_FLAG} is not supported on a GPU yet: leave it out, or give --device cpu.")
+        if device != "cpu" and ranks * stages > 1:
+            raise _error(f"{_FLAG} is not supported on several GPUs yet: leave it out, or give one GPU.")
         if stages > 1:
             raise _error(f"{_FLAG} is not supported with --pipeline-parallel-size {stages} yet: leave one of them out.")
         if ranks > 1 and speculation.method != "ngram":

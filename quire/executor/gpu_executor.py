@@ -27,7 +27,7 @@ from quire.executor.executor import AdapterLoader, FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
 from quire.mesh import Mesh
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.startup.threads import cpu_quota
@@ -60,7 +60,9 @@ class GpuExecutor:
     """One worker on one GPU.
 
     A step that raises is the last: `collect` raises its error for it and for every later step. The step behind one that
-    waits for bitmasks is launched when these are there, since its rows begin with the tokens that are sampled then.
+    waits for bitmasks is launched when these are there, since its rows begin with the tokens that are sampled then. A
+    step that gets drafts is launched when all results before it are taken, since what is proposed depends on all
+    tokens: as the last of them is collected, before the engine processes it.
 
     Args:
         config: Resolved settings; see Worker.
@@ -79,7 +81,8 @@ class GpuExecutor:
         self._clock = clock
         self._fault = fault
         self._handles: deque[StepHandle] = deque()
-        self._plans: deque[Plan] = deque()  # not launched yet
+        self._plans: deque[tuple[Plan, bool]] = deque()  # not launched yet; and whether they await all results
+        self._masked_drafts: deque[MaskedDrafts] = deque()  # not collected yet
         self._awaits_bitmasks = False  # the step that was launched last
         self._failure: BaseException | None = None
         self._worker: Worker | None = None
@@ -105,12 +108,12 @@ class GpuExecutor:
                 raise
             device_limits = self._worker.load(*([] if self._ranks is None else [self._ranks.agree]))
         _shorten_timer_slack()
-        return msgspec.structs.replace(device_limits, startup={"import": imported, **device_limits.startup})
+        startup = {"import": imported, **device_limits.startup}
+        return msgspec.structs.replace(device_limits, startup=startup, masked_drafts=True)
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
-        assert not plan.drafts, "this worker has no drafts"
-        self._plans.append(plan)
+        self._plans.append((plan, bool(plan.drafts) and self._awaits_results(plan)))
         self._launch_plans()
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
@@ -125,7 +128,9 @@ class GpuExecutor:
         self._awaits_bitmasks = False
         self._launch_plans()
 
-    def collect(self, timeout: float | None) -> Result | None:
+    def collect(self, timeout: float | None) -> Result | MaskedDrafts | None:
+        if self._masked_drafts:
+            return self._masked_drafts.popleft()
         if not self._handles:
             if self._failure is not None:
                 raise self._failure
@@ -140,6 +145,7 @@ class GpuExecutor:
             raise
         if result is not None:
             self._fault("collect", result.step)
+            self._launch_plans()
         return result
 
     def check(self) -> None:
@@ -176,16 +182,25 @@ class GpuExecutor:
         return Worker(self._config, self._clock, precompiler, mesh, cards, rehearsed=cards.rehearsed())
 
     def _launch_plans(self) -> None:
-        """Launch plans until a step waits for bitmasks; none after a failure."""
+        """Launch plans until one has to wait for bitmasks or results; none after a failure."""
         while self._plans and self._failure is None and not self._awaits_bitmasks:
             assert self._worker is not None, "not started, or closed"
-            plan = self._plans.popleft()
+            plan, awaits_results = self._plans[0]
+            if awaits_results and self._handles:
+                return
+            self._plans.popleft()
             try:
                 self._fault("execute", plan.step)
                 self._handles.append(self._worker.launch(plan))
                 self._awaits_bitmasks = bool(plan.masked)
+                if plan.drafts and plan.masked and (masked := self._worker.take_masked_drafts()) is not None:
+                    self._masked_drafts.append(masked)
             except BaseException as error:
                 self._failure = error
+
+    def _awaits_results(self, plan: Plan) -> bool:
+        assert self._worker is not None, "not started, or closed"
+        return self._failure is None and self._worker.awaits_results(plan)
 
     def _release_memory(self) -> None:
         """The device's memory."""
@@ -240,7 +255,7 @@ def _kernel_settings_key(config: Config) -> bytes:
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
     tp = config.parallel.tensor_parallel_size
-    settings = (config.cache, config.scheduler, config.device, environment.kernel_settings(), tp)
+    settings = (config.cache, config.scheduler, config.speculation, config.device, environment.kernel_settings(), tp)
     return msgspec.json.encode((of_model, *settings))
 
 

@@ -11,7 +11,13 @@ from quire import builtin
 from quire.config import Config, SpeculationConfig
 from quire.errors import ConfigError
 from quire.models.spec import ModelSpec, read_spec
+from quire.planning.footprint import gpu_activation_bytes
+from quire.planning.step_limits import StepLimits
 from quire.weights import hub
+
+DRAFT_TOKENS_A_STEP = 256
+"""Tokens that the draft model is behind by are computed in a step up to this number, of all sequences together; those
+that are still behind have no drafts in it."""
 
 
 def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config:
@@ -59,6 +65,16 @@ def draft_bytes(config: Config) -> DraftBytes:
         return DraftBytes()
     draft = read_spec(speculation.model)
     return DraftBytes(draft.weight_bytes(dtype), draft.kv_block_bytes(dtype, config.cache.block_size))
+
+
+def draft_model_bytes(config: Config) -> int:
+    """What the draft model takes of a GPU beside its KV cache: weights and its largest step. An estimate."""
+    speculation, limits = config.speculation.speculation, StepLimits.of(config)
+    if speculation is None or speculation.method != "draft_model":
+        return 0
+    draft, dtype = read_spec(speculation.model), config.model.dtype
+    steps = StepLimits(limits.rows, max(DRAFT_TOKENS_A_STEP, limits.rows), limits.length)
+    return draft.weight_bytes(dtype) + gpu_activation_bytes(draft, dtype, config.cache.block_size, steps)
 
 
 def _download(config: Config, name: str) -> Path:

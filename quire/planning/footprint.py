@@ -135,7 +135,7 @@ def gpu_activation_bytes(spec: ModelSpec, dtype: str, block_size: int, limits: S
     attention = limits.tokens * ((q + 2 * kv) + 2 * q) * width
     chosen = spec.experts.chosen * (3 * spec.experts.width + spec.hidden) if spec.experts else 0
     mlp = limits.tokens * max(3 * spec.intermediate, chosen) * width
-    logits = min(limits.rows, limits.tokens) * spec.vocab_size * (width + GPU_LOGIT_BYTES)
+    logits = min(limits.sampled, limits.tokens) * spec.vocab_size * (width + GPU_LOGIT_BYTES)
     counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
     gathered = 2 * kv * width * gathered_tokens(2 * kv * width, limits.tokens, limits.length)

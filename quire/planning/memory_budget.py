@@ -128,9 +128,12 @@ class GpuBudget:
         self._demand, self._gpu, self._host_bytes = demand, gpu, host_bytes
         self._share = memory_share(config.cache)
         dtype = config.model.dtype
-        limits = StepLimits(demand.rows, demand.chunk, length_limit(config, spec))
+        speculation = config.speculation.speculation
+        drafts = 0 if speculation is None else speculation.tokens
+        limits = StepLimits(demand.rows, demand.chunk, length_limit(config, spec), drafts)
         self._weights = spec.weight_bytes(dtype) + adapter_bytes(config, spec)
         self._activations = gpu_activation_bytes(spec, dtype, demand.block_size, limits)
+        self._weights += draft_bytes(config).weights
         self._others = gpu.memory_bytes - gpu.free_bytes
         self._left = int(self._share * gpu.memory_bytes) - self._others - self._weights - self._activations
 

@@ -130,6 +130,7 @@ class Scheduler:
         )  # fmt: skip
         self._steps_in_flight: deque[ScheduledStep] = deque()
         self._next_step = 1
+        self._undrafted = 0  # up to this step the worker makes no drafts
         self.stats = SchedulerStats()
 
     # --- state, for the engine's loop, metrics and leak tests -------------------------------------------------------
@@ -357,7 +358,9 @@ class Scheduler:
         if len(moving) < len(requests):
             requests, index, counts = [requests[i] for i in moving.tolist()], index[moving], counts[moving]
         if requests:
-            drafts = None if self._max_drafts is None else self._grant_drafts(requests, index, counts, step)
+            drafts = None
+            if self._max_drafts is not None and step.number > self._undrafted:
+                drafts = self._grant_drafts(requests, index, counts, step)
             self._move(requests, index, counts, step, drafts)
 
     def _grant_drafts(
@@ -468,6 +471,7 @@ class Scheduler:
             self.stats.speculation.count(result)
         if not any(result.drafted):  # predictions are those of steps without drafts
             self._budget.learn(step, result.device_ms)
+        self._undrafted = max(self._undrafted, result.undrafted)
         self.host.grow(result.ready_host_blocks)
         of_prompts = list(zip(step.prompt_logprobs_requests, result.prompt_logprobs, strict=True))
         prompt_logprobs = [(request.id, entries) for request, entries in of_prompts if request.ended is None]

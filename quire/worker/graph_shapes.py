@@ -29,6 +29,8 @@ _MIXED_ROWS = {64: 64, 128: 128, **dict.fromkeys(_MIDDLE, 128)}
 _WIDE_MIXED_ROWS = {256: 255, 384: 255, 512: 255}
 """The same of mixed shapes for more sequences. With a token of padding they have 256 rows of one token at most, a power
 of two, as the kernel that plans KV splits works on."""
+_FEW_SAMPLED = 64
+"""Positions whose logits take no longer than reading the head's weights. With drafts, a row samples several."""
 MOST_ROWS = max(_WIDE_MIXED_ROWS.values()) + _PADDING_ROWS
 """Rows of a captured step with prompts, at most."""
 
@@ -52,13 +54,15 @@ class GraphShape:
         kind: What rows it may have.
         tokens: Number of tokens.
         rows: Number of rows.
-        sampled: Number of sampled positions; a plan may have as many rows.
+        sampled: Number of sampled positions.
+        plan_rows: Rows that a plan may have; 0: as many as sampled positions.
     """
 
     kind: StepKind
     tokens: int
     rows: int
     sampled: int
+    plan_rows: int = 0
 
     @classmethod
     def decode(cls, rows: int) -> GraphShape:
@@ -66,9 +70,16 @@ class GraphShape:
         return cls(StepKind.DECODE, rows, rows, rows)
 
     @classmethod
-    def with_prompts(cls, kind: StepKind, tokens: int, rows: int, max_seqs: int) -> GraphShape:
-        """Of so many tokens, and rows without padding, in an engine of `max_seqs` sequences."""
-        return cls(kind, tokens, rows + _PADDING_ROWS, min(rows, max_seqs))
+    def with_prompts(
+        cls, kind: StepKind, tokens: int, rows: int, max_seqs: int, max_sampled: int | None = None
+    ) -> GraphShape:
+        """Of so many tokens, and rows without padding, in an engine of `max_seqs` sequences, of which a step samples
+        `max_sampled` positions: as many, or with drafts more."""
+        plan_rows = min(rows, max_seqs)
+        sampled = plan_rows
+        if max_sampled is not None and max_sampled > max_seqs:
+            sampled = min(max(rows, min(tokens, _FEW_SAMPLED)), max_sampled)
+        return cls(kind, tokens, rows + _PADDING_ROWS, sampled, 0 if sampled == plan_rows else plan_rows)
 
     @property
     def is_decode(self) -> bool:
@@ -76,9 +87,14 @@ class GraphShape:
         return self.kind is StepKind.DECODE
 
     @property
+    def most_rows(self) -> int:
+        """Rows that a plan may have."""
+        return self.plan_rows or self.sampled
+
+    @property
     def decode_rows(self) -> int:
         """Rows of one token that a plan may have."""
-        return 0 if self.kind is StepKind.PREFILL else self.sampled
+        return 0 if self.kind is StepKind.PREFILL else self.most_rows
 
     @property
     def limits(self) -> PaddedLimits | None:
@@ -87,9 +103,10 @@ class GraphShape:
             return None
         return PaddedLimits(self.tokens, self.rows, self.decode_rows + (self.kind is StepKind.MIXED))
 
-    def holds(self, tokens: int, rows: int, decode_rows: int) -> bool:
-        """Whether a step with prompts, of these sizes, can be padded to this shape."""
-        return tokens <= self.tokens and rows <= self.sampled and decode_rows <= self.decode_rows
+    def holds(self, tokens: int, rows: int, decode_rows: int, sampled: int = 0) -> bool:
+        """Whether a step with rows of several tokens, of these sizes, can be padded to this shape."""
+        fits = tokens <= self.tokens and rows <= self.most_rows and decode_rows <= self.decode_rows
+        return fits and sampled <= self.sampled
 
 
 class GraphShapes:
@@ -98,12 +115,13 @@ class GraphShapes:
     Args:
         most: Tokens of the largest captured step; 0: none is captured.
         rows, tokens, length: Limits of a step: its rows, its tokens, and the tokens of one of its rows.
+        sampled: The same of sampled positions; None: one a row.
     """
 
-    def __init__(self, most: int, rows: int, tokens: int, length: int) -> None:
+    def __init__(self, most: int, rows: int, tokens: int, length: int, sampled: int | None = None) -> None:
         self._rows = rows
         self._decode = [GraphShape.decode(size) for size in _decode_sizes(min(most, rows))] if most else []
-        self._with_prompts = _shapes_with_prompts(min(most, _MOST_TOKENS, tokens, length), rows)
+        self._with_prompts = _shapes_with_prompts(min(most, _MOST_TOKENS, tokens, length), rows, sampled)
 
     def all(self) -> list[GraphShape]:
         """The largest first."""
@@ -114,16 +132,16 @@ class GraphShapes:
         """The smallest shape for a step of these sizes; `decode_rows` of its rows have one token."""
         if tokens == rows == sampled:
             return self.for_decode(rows)
-        return self.for_prompts(tokens, rows, decode_rows)
+        return self.for_prompts(tokens, rows, decode_rows, sampled)
 
     def for_decode(self, rows: int) -> GraphShape | None:
         """The smallest shape for a decode step of so many rows."""
         at = bisect_left(self._decode, rows, key=lambda shape: shape.rows)
         return self._decode[at] if at < len(self._decode) else None
 
-    def for_prompts(self, tokens: int, rows: int, decode_rows: int) -> GraphShape | None:
+    def for_prompts(self, tokens: int, rows: int, decode_rows: int, sampled: int = 0) -> GraphShape | None:
         """The smallest shape for any other step; `decode_rows` of its rows have one token."""
-        return next((shape for shape in self._with_prompts if shape.holds(tokens, rows, decode_rows)), None)
+        return next((shape for shape in self._with_prompts if shape.holds(tokens, rows, decode_rows, sampled)), None)
 
     def mixed_sizes(self, most: int) -> list[tuple[int, int]]:
         """Sizes of mixed steps that are worth filling up, as (tokens, rows), for steps of up to `most` tokens.
@@ -133,7 +151,7 @@ class GraphShapes:
         of which are captured sizes too up to 512, so they hold for any number of rows.
         """
         tiles = dict.fromkeys([*range(_TILE, most, _TILE), most], self._rows)
-        captured = {shape.tokens: shape.sampled for shape in self._with_prompts if shape.kind is StepKind.MIXED}
+        captured = {shape.tokens: shape.most_rows for shape in self._with_prompts if shape.kind is StepKind.MIXED}
         return sorted((captured | tiles).items())
 
 
@@ -145,7 +163,7 @@ def _decode_sizes(most: int) -> list[int]:
     return sorted({min(size, most) for size in sizes})
 
 
-def _shapes_with_prompts(most: int, rows: int) -> list[GraphShape]:
+def _shapes_with_prompts(most: int, rows: int, sampled: int | None) -> list[GraphShape]:
     """Prefill and mixed shapes of up to `most` tokens, for an engine of `rows` sequences; the smallest first.
 
     Up to some 64 tokens a step takes as long as reading the weights. Above, two sizes are as far apart as the GPU
@@ -158,5 +176,7 @@ def _shapes_with_prompts(most: int, rows: int) -> list[GraphShape]:
         mixed += _WIDE_MIXED_ROWS.items()
     sizes = [(StepKind.PREFILL, tokens, _PREFILL_ROWS) for tokens in _PREFILL_TOKENS]
     sizes += [(StepKind.MIXED, tokens, its_rows) for tokens, its_rows in mixed]
-    shapes = [GraphShape.with_prompts(kind, tokens, own, rows) for kind, tokens, own in sizes if tokens <= most]
+    shapes = [
+        GraphShape.with_prompts(kind, tokens, own, rows, sampled) for kind, tokens, own in sizes if tokens <= most
+    ]
     return sorted(shapes, key=lambda shape: (shape.tokens, shape.sampled, shape.decode_rows))

@@ -37,6 +37,7 @@ from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, PromptLogp
 from quire.worker.sampling.sampler import Deferred
 from quire.worker.sampling.step_sampler import StepSampler, StepSampling
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.device_verification import DeviceVerifier
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.verification import Verification, Verifier
 from quire.worker.staging_buffer import StagingBuffer
@@ -100,11 +101,21 @@ class ModelRunner:
         self._graphs = CudaGraphs()
         self._recorded: RecordedSteps | None = None
         self._take_rows = kernel("take_rows", slots.device.type)
-        self._sampler = StepSampler(slots, limits.rows, logprobs_mode, ring, limits.sampled)
+        most = limits.sampled
+        self._sampler = StepSampler(slots, max(limits.rows, most), logprobs_mode, ring, most)
         self._verifier = Verifier(slots, logprobs_mode, self._sampler.bitmasks)
+        self._device_verifier: DeviceVerifier | None = None
+        if limits.drafts and ring.has_device_memory:
+            buffers = self._sampler.bitmasks, self._sampler.outputs
+            self._device_verifier = DeviceVerifier(slots, most, logprobs_mode, *buffers)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         self._timers = StepTimers(slots.device)
         self._masked_step: MaskedStepHandle | None = None
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are only launched, and the host may not know what they sample."""
+        return self._ring.has_device_memory
 
     # --- start ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +137,7 @@ class ModelRunner:
                 largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
         """
         limits, dummy = self._limits, self._slots.dummy
-        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length)
+        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled)
         ran: set[tuple[StepKind, bool]] = set()
         with torch.inference_mode():
             for shape, adapted in product(shapes.all(), self._kinds):
@@ -166,13 +177,16 @@ class ModelRunner:
                 positions as a step can have.
         """
         rows, positions = self._limits.rows, self._prompt_logprobs.positions
+        verified = 0 if self._device_verifier is None else self._limits.sampled
         with torch.inference_mode():
             self._slots.init_dummy()
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             for adapted in self._kinds:
                 _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host, adapted=adapted))
-            logits = self._model.logits(hidden[: max(rows, positions)].clone())
+            logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
             if sample:
+                if self._device_verifier is not None:
+                    self._device_verifier.warm_up(logits[:verified])
                 self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
                 self._prompt_logprobs.warm_up(logits[:positions], self._max_logprobs)
 
@@ -268,8 +282,10 @@ class ModelRunner:
         return self._sampler.sample_late(sampling, logits, inputs.late, prompts)
 
     def _run_with_drafts(self, plan: Plan, host: HostBatch, drafts: StepDrafts, timer: StepTimer) -> StepHandle:
-        """A step on a CPU whose tokens are sampled behind it."""
+        """A step whose tokens are sampled behind it."""
         verification = Verification(plan.step, drafts, host.sampled_slots, host.masked, timer)
+        if self._device_verifier is not None:
+            return self._run_ahead(plan, host, verification, self._device_verifier)
         shape = None if plan.prompt_logprobs_rows or self._recorded is None else self._shape_for(host)
         inputs, prompts = self._stage(plan, host), NO_PROMPT_LOGPROBS
         self._apply(plan, inputs)
@@ -281,11 +297,28 @@ class ModelRunner:
             logits = self._logits(hidden, inputs)
         return self._verifier.verify(verification, logits, prompts)
 
+    def _run_ahead(
+        self, plan: Plan, host: HostBatch, verification: Verification, verifier: DeviceVerifier
+    ) -> StepHandle:
+        """The same on a device that decides by itself; a graph samples for the dummy in place of all positions."""
+        shape, prompts = None if plan.prompt_logprobs_rows else self._shape_for(host), NO_PROMPT_LOGPROBS
+        padded = host if shape is None else host.padded_to(shape, self._slots.dummy)
+        inputs = self._stage(plan, padded, verification, shape)
+        self._apply(plan, inputs)
+        if shape is not None:
+            logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)[: len(verification.slots)]
+        else:
+            batch, hidden = self._forward(host, inputs)
+            prompts = self._launch_prompt_logprobs(plan, host, batch, hidden)
+            logits = self._logits(hidden, inputs)
+        assert inputs.late is not None, "each sampled row has a position"
+        return verifier.verify(verification, logits, inputs.late, prompts)
+
     def _stage(
         self,
         plan: Plan,
         host: HostBatch,
-        sampling: StepSampling | None = None,
+        sampling: StepSampling | Verification | None = None,
         shape: GraphShape | None = None,
         adapted: bool = False,
     ) -> StepInputs:

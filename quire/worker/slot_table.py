@@ -19,6 +19,7 @@ from quire.kernels.dispatch import kernel
 from quire.logits_processors import LogitsProcessor
 from quire.messages import Admitted, Plan
 from quire.sampling import LARGEST_EFFECT
+from quire.worker.pinned_memory import upload
 from quire.worker.sampling.logits_transforms import LogitsTransforms
 from quire.worker.sampling.logprobs import NO_LOGPROBS, LogprobsMode, LogprobsRequest
 from quire.worker.staging_buffer import StagingBuffer
@@ -73,12 +74,14 @@ class HostSlotMirror:
         max_lengths: [slots] int64, the most tokens that each may have by now.
         prompt_logprobs: By slot, how many of the likeliest tokens are reported for each prompt token.
         adapters: [slots] int64, where each one's adapter is on the device, from 1; 0: it has none.
+        owners: [slots] int64, how many each has had: a result may come when a slot is another sequence's.
     """
 
     def __init__(self, slots: int) -> None:
         self.max_lengths = np.zeros(slots, dtype=np.int64)
         self.prompt_logprobs: dict[int, int] = {}
         self.adapters = np.zeros(slots, dtype=np.int64)
+        self.owners = np.zeros(slots, dtype=np.int64)
         self._logprobs = np.full(slots, NO_LOGPROBS, dtype=np.int64)
         self._named: dict[int, list[int]] = {}  # tokens whose log probabilities are reported
 
@@ -86,6 +89,7 @@ class HostSlotMirror:
         """A slot's new owner."""
         slot, sampling = owner.slot, owner.sampling
         self.max_lengths[slot] = owner.length
+        self.owners[slot] += 1
         self.adapters[slot] = owner.adapter_slot
         self._logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
         self._named.pop(slot, None)
@@ -157,11 +161,12 @@ class SlotTable:
             self.transforms.admit(owner)
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
-        """Set slots to these lengths, and to these numbers of sampled tokens; on a CPU."""
-        where, length, sampled = torch.tensor([slots, lengths, num_sampled]).unbind()
+        """Set slots to these lengths, and to these numbers of sampled tokens."""
+        columns = np.array([slots, lengths, num_sampled], dtype=np.int64)
+        where, length, sampled = upload(columns, self.device).unbind()
         self.length.index_copy_(0, where, length)
         self.num_sampled.index_copy_(0, where, sampled)
-        self.host.max_lengths[where.numpy()] = length.numpy()
+        self.host.max_lengths[columns[0]] = columns[1]
 
     def stage(self, plan: Plan, staging: StagingBuffer) -> SlotUpdates:
         """The plan's changes of the device's columns."""

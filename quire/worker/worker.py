@@ -38,6 +38,7 @@ from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmas
 from quire.models.model import Model, build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
+from quire.planning.draft_model import draft_model_bytes
 from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cache
 from quire.planning.step_limits import StepLimits
 from quire.weights.hub import HubAccess
@@ -49,6 +50,7 @@ from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.adaptive import AdaptiveDrafter
 from quire.worker.speculation.drafters import build_drafter
+from quire.worker.speculation.drafts_ahead import DraftsAhead
 from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
 from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
@@ -126,6 +128,7 @@ class Worker:
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
         self._drafter: Drafter | None = None
+        self._ahead: DraftsAhead | None = None  # on a GPU
         self._runner: ModelRunner
         self._slots: SlotTable
         self._transfer: BlockTransfer | None = None
@@ -151,9 +154,7 @@ class Worker:
             blocks = agree(plan_kv_cache(self._config, loaded.spec, measured).blocks)
             self.allocate(loaded, blocks)
             self.capture_graphs(loaded)
-            drafter = build_drafter(self._config, loaded.spec, blocks.device, self._load_draft_model)
-            alone = drafter is not None and self._mesh.tp == 1  # ranks would measure different times
-            self._drafter = AdaptiveDrafter(drafter, self._clock) if drafter is not None and alone else drafter
+            self._start_drafting(build_drafter(self._config, loaded.spec, blocks.device, self._load_draft_model))
             self._finish_compilation()
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
@@ -217,7 +218,8 @@ class Worker:
             kv_cache = self._allocate_kv_cache(loaded.spec, 0)
             runner = self._build_runner(loaded, kv_cache)
             runner.run_largest(self._deferred)
-            return MeasuredMemory(gpu_memory.bytes_left(self._device, self._config.cache.memory_share))
+            left = gpu_memory.bytes_left(self._device, self._config.cache.memory_share)
+            return MeasuredMemory(left - draft_model_bytes(self._config))
 
     def allocate(self, loaded: LoadedModel, blocks: NumBlocks) -> None:
         """Make the KV cache and the host pool, and the buffers of steps."""
@@ -245,8 +247,19 @@ class Worker:
 
     def launch(self, plan: Plan, drafts: StepDrafts | None = None) -> StepHandle:
         """Begin one step, with the drafts that were proposed for it; on a CPU it is over then, unless rows wait for
-        bitmasks."""
+        bitmasks. On a GPU the drafts are found here: see `awaits_results`."""
+        if self._ahead is not None:
+            drafts = self._ahead.launch(plan)
         return self._runner.launch(plan, drafts)
+
+    def awaits_results(self, plan: Plan) -> bool:
+        """On a GPU, of a plan that allows drafts: whether it gets any, so that all steps before it must be finished
+        before it is launched. Asked once, in the order of the plans."""
+        return self._ahead is not None and self._ahead.awaits_results(plan)
+
+    def take_masked_drafts(self) -> MaskedDrafts | None:
+        """On a GPU: what was proposed for the masked rows of the step that was launched last, if these may have any."""
+        return None if self._ahead is None else self._ahead.take_masked()
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         """The bitmasks of the step that was begun last; no other begins before they are there."""
@@ -255,6 +268,8 @@ class Worker:
     def finish(self, step: StepHandle) -> Result:
         """The step's result; waits for the device. Says how many host blocks are ready, when more are than before."""
         result = step.result()
+        if self._ahead is not None:
+            result = self._ahead.finish(result)
         if self._transfer is None or self._transfer.ready_host_blocks == self._reported_host_blocks:
             return result
         self._reported_host_blocks = self._transfer.ready_host_blocks
@@ -364,16 +379,27 @@ class Worker:
         gemms = gemms_of(factory.layers, head, spec.hidden, self._limits, self._shapes().all())
         return start_warmup(gemms, factory.options)
 
+    def _start_drafting(self, drafter: Drafter | None) -> None:
+        if drafter is None or self._mesh.tp > 1:  # ranks would measure different times
+            self._drafter = drafter
+        elif not self._runner.runs_ahead:
+            self._drafter = AdaptiveDrafter(drafter, self._clock)
+        else:
+            adaptive = AdaptiveDrafter(drafter, self._clock, waits=True, barred=self._slots.transforms.are_active)
+            self._ahead = DraftsAhead(adaptive, self._clock)
+
     def _load_draft_model(self, config: Config) -> Worker:
         with self._stage("draft_model"):
             worker = Worker(config, self._clock)
             worker.load()
+            if self._device.type == "cuda":
+                launch_all_kernels(worker._runner, worker._limits)  # so that each is compiled
         return worker
 
     def _shapes(self) -> GraphShapes:
         """Of the steps that are captured."""
         limits, most = self._limits, self._config.device.max_cudagraph_capture_size or 0
-        return GraphShapes(most, limits.rows, limits.tokens, limits.length)
+        return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled)
 
     def _allocate_kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
         dtype = ELEMENTS[self._config.kv_dtype]

@@ -13,6 +13,7 @@ import pytest
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.flags import parse_config
+from quire.config import Config
 from quire.errors import ConfigError
 from quire.messages import MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.metrics.reader import Counter, Vector
@@ -225,5 +226,10 @@ def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
             LLM(str(checkpoint), speculative_config=asked)
         assert said in refused.value.message
         assert refused.value.param == "speculative_config"
+    on_gpus = Config().with_values(speculative_config=NGRAM).speculation
+    on_gpus.check_device("cuda", 1)
+    for ranks, stages in ((2, 1), (1, 2)):
+        with pytest.raises(ConfigError, match="several GPUs"):
+            on_gpus.check_device("cuda", ranks, stages)
     with pytest.raises(ConfigError, match="3 for num_speculative_tokens, and its own flag says 2"):
         LLM(str(checkpoint), speculative_config={**NGRAM, "num_speculative_tokens": 3}, num_speculative_tokens=2)

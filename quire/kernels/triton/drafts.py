@@ -82,7 +82,7 @@ def _keep_drafts(
     first = tl.load(ends + row - 1, inside & (row > 0), 0)
     end = tl.load(ends + row, inside, 0)
     place, goes_on = first, inside
-    for _ in range(0, most):
+    for _ in range(most):
         token, draft = tl.load(tokens + place, goes_on, 0), tl.load(next_drafts + place, goes_on, -1)
         goes_on = goes_on & (token == draft) & (tl.load(faults + place, goes_on, 1) == 0)
         place = tl.where(goes_on, place + 1, place)

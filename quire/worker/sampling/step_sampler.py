@@ -97,6 +97,7 @@ class StepSampler:
 
     Attributes:
         bitmasks: Of the step whose masked positions are sampled.
+        outputs: Where sampling leaves tokens and faults.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class StepSampler:
     ) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
-        self._outputs = SampledOutputs(most, ring)
+        self.outputs = SampledOutputs(most, ring)
         self.bitmasks = BitmaskBuffer(most_masked or most, slots.vocab_size, slots.device)
 
     def warm_up(self, logits: Tensor, deferred: Deferred, max_logprobs: int) -> None:
@@ -112,7 +113,7 @@ class StepSampler:
         warm_up(logits, self._slots, self._mode, deferred, max_logprobs)
         with deferred():
             self.bitmasks.warm_up(logits)
-        self._outputs.send()
+        self.outputs.send()
 
     def begin(self, step: int, slots: IntArray, masked: IntArray, timer: StepTimer) -> StepSampling:
         """What the step samples for these slots, [sampled]; `masked` are positions that wait for their bitmasks."""
@@ -132,8 +133,8 @@ class StepSampler:
             slots: [sampled] int64.
         """
         number = len(logits)
-        sample_and_advance(logits, slots, self._slots, self._outputs.tokens[:number], self._outputs.faults[:number])
-        self._outputs.send()
+        sample_and_advance(logits, slots, self._slots, self.outputs.tokens[:number], self.outputs.faults[:number])
+        self.outputs.send()
 
     def finish(
         self, sampling: StepSampling, logits: Tensor, prompts: StepPromptLogprobs, errors: Errors = errors_of
@@ -148,8 +149,8 @@ class StepSampler:
         """
         number = len(sampling.slots)
         request = sampling.logprobs
-        reported = request.launch(logits, self._outputs.tokens[:number]) if request else None
-        tokens, faults = self._outputs.on_host()
+        reported = request.launch(logits, self.outputs.tokens[:number]) if request else None
+        tokens, faults = self.outputs.on_host()
 
         def result(device_ms: float) -> Result:
             logprobs = [] if reported is None else request.collect(reported)
@@ -223,7 +224,7 @@ class StepSampler:
             self._copy_to_outputs(late, sampled)
         else:
             sampled = self._sample_plain(sampling, own, late)
-        self._outputs.send()
+        self.outputs.send()
         scores = logits if sampled.scores is None else sampled.scores  # of all positions, where they are kept
         return self.finish(sampling, scores, prompts, partial(_late_errors, sampling, sampled))
 
@@ -231,7 +232,7 @@ class StepSampler:
         """By the slots' parameters alone; with few calls, since on a CPU a step has to wait for each."""
         number = len(own)
         if sampling.all_late:
-            sampled = Sampled(self._outputs.tokens[:number], self._outputs.faults[:number], {}, None)
+            sampled = Sampled(self.outputs.tokens[:number], self.outputs.faults[:number], {}, None)
         else:
             sampled = Sampled(torch.empty_like(late.slots), torch.empty_like(late.slots, dtype=torch.int8), {}, None)
         sample_and_advance(own, late.slots, self._slots, sampled.tokens, sampled.faults)
@@ -240,8 +241,8 @@ class StepSampler:
         return sampled
 
     def _copy_to_outputs(self, late: LateColumns, sampled: Sampled) -> None:
-        self._outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
-        self._outputs.faults.index_copy_(0, late.positions, sampled.faults)
+        self.outputs.tokens.index_copy_(0, late.positions, sampled.tokens)
+        self.outputs.faults.index_copy_(0, late.positions, sampled.faults)
 
 
 def _check(masks: TokenBitmasks, sampling: StepSampling) -> None:

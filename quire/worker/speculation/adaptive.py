@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
+from quire.attention.metadata import IntArray
 from quire.clock import Clock
 from quire.messages import EXPECTED_OUTPUT, Plan, Result
 from quire.worker.speculation.draft_lengths import DraftLengths
@@ -15,6 +20,25 @@ _READS_A_PASS = 16.0
 """Tokens that a drafter reads in the time of a pass, before that is measured."""
 _LONG_READ = 16
 """Tokens from which on reading is timed by itself."""
+_LOOKS_A_STEP = 8
+"""Rows without drafts of which it is looked up, after a step, what would have been proposed; some µs each."""
+_QUIET = 16
+"""Where drafts do not pay, one step in so many is learned from, as long as nothing would have been right."""
+_HITS = 4
+"""So many guesses in a row that would have been right let drafts be tried."""
+BoolArray = npt.NDArray[np.bool_]
+
+
+class _Grant(NamedTuple):
+    """What a step may have.
+
+    Attributes:
+        drafts: By sampled row.
+        worth: Tokens of a sequence that may be read for them.
+    """
+
+    drafts: list[int]
+    worth: int
 
 
 class AdaptiveDrafter:
@@ -23,19 +47,39 @@ class AdaptiveDrafter:
     Args:
         inner: Who proposes.
         clock: Times it.
+        waits: See DraftLengths. Then `grant` comes when a plan is submitted, and steps with prompts have no drafts.
+        barred: [slots] → which of them may have none now.
     """
 
-    def __init__(self, inner: Drafter, clock: Clock) -> None:
+    def __init__(
+        self, inner: Drafter, clock: Clock, waits: bool = False, barred: Callable[[IntArray], BoolArray] | None = None
+    ) -> None:
         self._inner = inner
         self._clock = clock
-        self._lengths = DraftLengths()
+        self._waits = waits
+        self._barred = barred
+        self._lengths = DraftLengths(waits)
         self._outputs = float(EXPECTED_OUTPUT)  # tokens of a sequence, on average
         self._sampled: dict[int, int] = {}  # by slot
         self._reading_ms = 0.0  # of a token that the drafter has to catch up with; 0: not measured
+        self._granted: dict[int, _Grant] = {}  # by step, until it is recorded
+        self._drafting_ms = 0.0  # of the last step that has asked
+        self._looked = 0  # at sequences without drafts
+        self._hits = 0  # looks in a row that would have been right
+        self._quiet = 0  # steps since one was learned from
 
     @property
     def read(self) -> int:
         return self._inner.read
+
+    @property
+    def resting(self) -> int:
+        """How many of the next plans surely get none."""
+        return self._lengths.resting
+
+    def skip(self) -> None:
+        """A plan that allows none."""
+        self._lengths.skip()
 
     def begin(self, plan: Plan) -> None:
         for owner in plan.admitted:
@@ -44,33 +88,101 @@ class AdaptiveDrafter:
                 self._outputs += _RATE * (before - self._outputs)
         self._inner.begin(plan)
 
-    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+    def grant(self, plan: Plan) -> bool:
+        """Decide how many drafts its rows may have; whether any. Called once, before `propose` or in place of it."""
         places = [place for place, most in enumerate(plan.drafts) if most]
         slots = [plan.slots[plan.sampled_rows[place]] for place in places]
         most = np.array([plan.drafts[place] for place in places], dtype=np.int64)
-        choice = self._lengths.choose(sum(plan.counts) - sum(plan.drafts), slots, most)
+        if self._barred is not None and slots:
+            most[self._barred(np.array(slots))] = 0
+        tokens = sum(plan.counts) - sum(plan.drafts)
+        if not most.any() or (self._waits and not tokens == len(plan.slots) == len(plan.sampled_rows)):
+            self.skip()
+            return False
+        choice = self._lengths.choose(tokens, slots, most)
         granted = [0] * len(plan.drafts)
         for place, slot, drafts in zip(places, slots, choice.drafts.tolist(), strict=True):
             granted[place] = drafts
             if not drafts:
                 self._lengths.acceptance.rest(slot)
         if not any(granted):
-            return StepDrafts.of([()] * len(granted))
+            return False
+        self._granted[plan.step] = _Grant(granted, self._worth(len(places), choice.saved_ms))
+        return True
+
+    def grants(self, plan: Plan) -> bool:
+        """What `grant` has decided."""
+        return plan.step in self._granted
+
+    def propose(self, plan: Plan, most_read: int) -> StepDrafts:
+        if not self._waits:
+            self.grant(plan)
+        grant = self._granted.get(plan.step)
+        if grant is None:
+            return StepDrafts.of([()] * len(plan.drafts))
+        granted = grant.drafts
+        if self._barred is not None:  # slots may have owners that were not known then
+            barred = self._barred(np.array(plan.slots)[plan.sampled_rows])
+            granted = [0 if bar else most for bar, most in zip(barred.tolist(), granted, strict=True)]
         began = self._clock.now()
-        found = self._inner.propose(replace(plan, drafts=granted), self._worth(len(places), choice.saved_ms))
-        self._learn_drafting(found, (self._clock.now() - began) * 1e3)
+        found = self._inner.propose(replace(plan, drafts=granted), min(most_read, grant.worth))
+        self._drafting_ms = (self._clock.now() - began) * 1e3
+        self._learn_drafting(found, self._drafting_ms)
+        if self._waits:
+            for place, count in enumerate(found.counts.tolist()):
+                if granted[place]:
+                    self._lengths.acceptance.learn_found(plan.slots[plan.sampled_rows[place]], count > 0)
         return found
 
-    def record(self, plan: Plan, result: Result) -> None:
+    def record(self, plan: Plan, result: Result, ms: float | None = None) -> None:
+        """`ms`: what the step took, if that is not what the device says; 0: nobody knows."""
+        asked = bool(self._granted) and self._granted.pop(plan.step, None) is not None
+        weight = 1
+        if self._waits and not asked:
+            self._quiet += 1
+            if self._quiet < _QUIET and not self._hits and self._lengths.resting:
+                self._inner.record(plan, result)
+                return
+            weight, self._quiet = self._quiet, 0
+            self._look_back(plan, result)
         self._inner.record(plan, result)
         for place, (row, count) in enumerate(zip(plan.sampled_rows, result.counts, strict=True)):
             slot = plan.slots[row]
-            self._sampled[slot] = self._sampled.get(slot, 0) + count
+            self._sampled[slot] = self._sampled.get(slot, 0) + count * weight
             if result.drafted and result.drafted[place]:
                 self._lengths.acceptance.learn(slot, max(0, count - 1), result.drafted[place])
+        self._learn_time(plan, result, result.device_ms if ms is None else ms, asked=asked)
+
+    def first_guess(self, slot: int) -> list[int] | None:
+        """See Drafter."""
+        return self._inner.first_guess(slot)
+
+    def _learn_time(self, plan: Plan, result: Result, ms: float, *, asked: bool) -> None:
         rows = len(plan.slots)
-        if len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts):
-            self._lengths.steps.learn(rows + sum(result.drafted), result.device_ms)
+        if rows and len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts) and ms > 0:
+            if self._waits and asked:
+                ms = max(0.0, ms - self._drafting_ms)
+            times = self._lengths.steps if asked else self._lengths.alone
+            times.learn(rows + sum(result.drafted), ms)
+
+    def _look_back(self, plan: Plan, result: Result) -> None:
+        """Of some rows without drafts: whether the token that they have sampled would have been proposed."""
+        rows = len(plan.sampled_rows)
+        if len(result.tokens) != rows or len(plan.slots) != rows or result.errors:
+            return
+        for _ in range(min(rows, _LOOKS_A_STEP)):
+            self._looked += 1
+            place = self._looked % rows
+            slot = plan.slots[plan.sampled_rows[place]]
+            if (guess := self._inner.first_guess(slot)) is None:
+                return
+            right = bool(guess) and guess[0] == result.tokens[place]
+            self._lengths.acceptance.learn_found(slot, bool(guess))
+            if guess:
+                self._lengths.acceptance.learn(slot, int(right), 1)
+            self._hits = self._hits + 1 if right else 0
+            if self._hits == _HITS * min(rows, _LOOKS_A_STEP):
+                self._lengths.wake()
 
     def _worth(self, rows: int, saved_ms: float) -> int:
         """How many tokens of a sequence may be read for the drafts that it is expected to have."""

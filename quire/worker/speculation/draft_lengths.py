@@ -4,6 +4,9 @@ A step of n tokens brings the tokens of its rows, and for a row whose drafts are
 a² + … + a^d more (Leviathan, Kalman, Matias 2023, section 3.1). The number of drafts is chosen that brings most tokens
 a millisecond; none where that is next to nothing. Now and then a step tries the other side, so that what is known stays
 true: one without drafts where there are some, one with a few where there are none, ever more seldom while they fail.
+
+A device that runs ahead of the host has to wait for a step that asks for drafts, whether any are found or not. There,
+steps that ask are timed by themselves, and how often drafts are found counts as well.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Without drafts, steps before some are tried."""
 _LOOK_EVERY = 8
 """Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
+_LOOK_EVERY_AHEAD = 64
+"""The same where the host's time may be what a step takes."""
 _TRIED_DRAFTS = 2
 _TRIED_MS = 0.2
 """What these are taken to save for each token, in shares of the time that it takes without."""
@@ -38,10 +43,19 @@ class Acceptance:
     def __init__(self) -> None:
         self._all = [FIRST_GUESS * 10, 10.0]  # accepted, tried
         self._by_slot: dict[int, list[float]] = {}
+        self._found_all = [5.0, 10.0]  # found, asked
+        self._found: dict[int, list[float]] = {}
 
     def admit(self, slot: int) -> None:
         """It has a new owner."""
         self._by_slot.pop(slot, None)
+        self._found.pop(slot, None)
+
+    def learn_found(self, slot: int, found: bool) -> None:
+        """Drafts of a row were asked for."""
+        for counts, kept in ((self._found_all, 0.98), (self._found.setdefault(slot, [0.0, 0.0]), 0.9)):
+            counts[0] = counts[0] * kept + found
+            counts[1] = counts[1] * kept + 1
 
     def learn(self, slot: int, accepted: int, proposed: int) -> None:
         """So many of a row's drafts were accepted."""
@@ -66,6 +80,11 @@ class Acceptance:
         accepted, tried = self._by_slot.get(slot, (0.0, 0.0))
         return (5 * self.usual + accepted) / (5 + tried)
 
+    def found(self, slot: int) -> float:
+        """How likely any are found for the slot's owner; it counts as much as two askings of others."""
+        found, asked = self._found.get(slot, (0.0, 0.0))
+        return (2 * self._found_all[0] / self._found_all[1] + found) / (2 + asked)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -83,14 +102,21 @@ class Choice:
 class DraftLengths:
     """Chooses how many drafts each row of a step has.
 
+    Args:
+        waits: Whether a step that asks for drafts has to be waited for.
+
     Attributes:
-        steps: Times of steps by tokens, without drafting.
+        alone: Times of steps by tokens that ask for none.
+        steps: Of those that do, without drafting; the same where nothing waits.
         passes: Times of drafting one token more, by rows.
         acceptance: Of drafts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waits: bool = False) -> None:
         self.steps, self.passes = StepTimes(), StepTimes()
+        self.alone = StepTimes() if waits else self.steps
+        self._waits = waits
+        self._look_every = _LOOK_EVERY_AHEAD if waits else _LOOK_EVERY
         self.acceptance = Acceptance()
         self._since_baseline = self._since_drafts = 0
         self._pause = _FIRST_PAUSE
@@ -98,17 +124,19 @@ class DraftLengths:
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
         """For a step of `tokens` without drafts, whose rows of these slots may have up to `most` [rows] drafts."""
         none = np.zeros_like(most)
-        if not self.steps:
+        if not self.alone:
             return Choice(none)  # a step without drafts comes first
         choice = None
-        if self._since_drafts % _LOOK_EVERY == 0:
-            choice = self._best(tokens, np.array([self.acceptance.of(slot) for slot in slots]), most)
+        if self._since_drafts % self._look_every == 0:
+            rates = np.array([self.acceptance.of(slot) for slot in slots])
+            finds = np.array([self.acceptance.found(slot) for slot in slots]) if self._waits else np.ones(len(slots))
+            choice = self._best(tokens, rates, finds, most)
         if choice is None:
             self._since_drafts += 1
             if self._since_drafts <= self._pause:
                 return Choice(none)
             self._since_drafts, self._pause = 1, min(2 * self._pause, _LONGEST_PAUSE)
-            return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.steps.of(tokens) / len(slots))
+            return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.alone.of(tokens) / len(slots))
         self._since_baseline += 1
         self._since_drafts, self._pause = 0, _FIRST_PAUSE
         if self._since_baseline > _BASELINE_STEPS:
@@ -116,16 +144,31 @@ class DraftLengths:
             return Choice(none)
         return choice
 
-    def _best(self, tokens: int, rates: FloatArray, most: IntArray) -> Choice | None:
+    def skip(self) -> None:
+        """A step that could have no drafts."""
+        if self._since_drafts:
+            self._since_drafts += 1
+
+    @property
+    def resting(self) -> int:
+        """How many of the next steps surely have none."""
+        since = self._since_drafts
+        return max(0, min(-since % self._look_every, self._pause - since)) if since else 0
+
+    def wake(self) -> None:
+        """The next step that may have drafts asks whether they would pay."""
+        self._since_drafts = 0
+
+    def _best(self, tokens: int, rates: FloatArray, finds: FloatArray, most: IntArray) -> Choice | None:
         """The best number of drafts; None if that is 0."""
         longest, rows = int(most.max(initial=0)), len(rates)
         powers = np.cumprod(np.repeat(rates[:, None], longest, axis=1), axis=1)  # [rows, drafts]
         powers[np.arange(longest) >= most[:, None]] = 0.0
-        alone_ms, one_more_ms = self.steps.of(tokens), self.passes.of(rows)
+        alone_ms, one_more_ms, steps = self.alone.of(tokens), self.passes.of(rows), self.steps or self.alone
         best, chosen, best_ms, brought = rows / alone_ms * _MARGIN, 0, 0.0, float(rows)
         for drafts in range(1, longest + 1):
-            brought += float(powers[:, drafts - 1].sum())
-            ms = self.steps.of(tokens + int(np.minimum(most, drafts).sum())) + drafts * one_more_ms
+            brought += float((powers[:, drafts - 1] * finds).sum())
+            ms = steps.of(tokens + round(float((np.minimum(most, drafts) * finds).sum()))) + drafts * one_more_ms
             if brought / ms > best:
                 best, chosen, best_ms = brought / ms, drafts, ms
         if not chosen:

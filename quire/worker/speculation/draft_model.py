@@ -7,7 +7,7 @@ and then as far as it has grown since. Knows nothing about how drafts are verifi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,12 +15,10 @@ from msgspec.structs import replace
 
 from quire.config.speculation import MOST_DRAFTS
 from quire.messages import Admitted, Plan, Result
+from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.sampling import SamplingParams
 from quire.worker.speculation.step_drafts import StepDrafts
 
-TOKENS_A_STEP = 256
-"""Tokens that the draft model is behind by are computed in a step up to this number, of all sequences together; those
-that are still behind have no drafts in it."""
 _FEW = 16
 """So many tokens of a sequence are always read."""
 
@@ -28,8 +26,12 @@ _FEW = 16
 class DraftWorker(Protocol):
     """A worker with the draft model."""
 
-    def execute(self, plan: Plan) -> Result:
-        """Run a step."""
+    def change(self, plan: Plan) -> None:
+        """Make the changes of a plan without rows, without waiting for them."""
+        ...
+
+    def execute_all(self, plans: Iterable[Plan]) -> list[Result]:
+        """Run steps, one launched behind another."""
         ...
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
@@ -77,9 +79,10 @@ class DraftModel:
         self._group = group
         self._block_size = block_size
         self._longest = longest
-        self._most_tokens = min(TOKENS_A_STEP, most_tokens)
+        self._most_tokens = min(DRAFT_TOKENS_A_STEP, most_tokens)
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._written: dict[int, int] = {}  # by block
+        self._changes = _Changes()
         self.read = 0
 
     def begin(self, plan: Plan) -> None:
@@ -91,8 +94,7 @@ class DraftModel:
         for place in places:
             if (sequence := self._sequences.get(plan.block_slots[place])) is not None:
                 sequence.blocks[plan.block_indices[place]] = plan.block_ids[place]
-        if places or plan.admitted:
-            self._worker.execute(_changes_of(plan, places))
+        self._changes.add(plan, places)
         for owner in plan.admitted:
             if owner.slot in self._sequences:
                 self._find_computed(self._sequences[owner.slot])
@@ -134,6 +136,9 @@ class DraftModel:
                 self._note_written(sequence)
             at += count
 
+    def first_guess(self, slot: int) -> None:
+        """It would have to compute."""
+
     def _run(
         self,
         rows: list[tuple[int, int, _Sequence, int]],
@@ -144,26 +149,27 @@ class DraftModel:
         sequences = [(slot, sequence) for _, slot, sequence, _ in rows]
         every = [*sequences, *((slot, sequence) for slot, sequence, _ in behind)]
         slots = [slot for slot, _ in every]
+        if (changes := self._changes.take()) is not None:
+            self._worker.change(changes)
         self._worker.rewind(slots, [each.computed for _, each in every], [each.sampled for _, each in every])
         inputs = [each.tokens[each.computed :] for _, each in sequences]
         inputs += [each.tokens[each.computed : each.computed + count] for _, each, count in behind]
         for (_, each), tokens in zip(every, inputs, strict=True):
             self._forget_written(each, each.computed + len(tokens) + MOST_DRAFTS)
             each.computed += len(tokens)
-        result, left = self._worker.execute(_first_step(slots, inputs, len(rows))), rows
-        while True:
-            at, going_on = 0, []
-            for row, count in zip(left, result.counts, strict=True):
-                place, _, sequence, most = row
-                proposed[place] += result.tokens[at : at + count]
-                at += count
-                sequence.proposed += count
-                if count and sequence.proposed < most:
-                    going_on.append(row)
-            if not going_on:
-                return
-            left = going_on
-            result = self._worker.execute(_next_step([slot for _, slot, _, _ in left]))
+        longest = max((most for *_, most in rows), default=0)
+        going_on = [[row for row in rows if row[3] > number] for number in range(1, longest)]
+        plans = [_first_step(slots, inputs, len(rows)), *(_next_step([row[1] for row in some]) for some in going_on)]
+        failed: set[int] = set()
+        for some, result in zip([rows, *going_on], self._worker.execute_all(plans), strict=True):
+            sampled = iter(result.tokens)
+            for (place, _, sequence, _), count in zip(some, result.counts, strict=True):
+                token = next(sampled) if count else -1
+                if not count or place in failed:
+                    failed.add(place)  # what comes behind means nothing
+                    continue
+                proposed[place].append(token)
+                sequence.proposed += 1
 
     def _forget_written(self, sequence: _Sequence, end: int) -> None:
         """Blocks from the first one that is not computed in full up to the token `end` change."""
@@ -191,21 +197,30 @@ class DraftModel:
             self._written[sequence.blocks[index]] = keys[-1]
 
 
-def _changes_of(plan: Plan, places: list[int]) -> Plan:
-    """The plan's new owners, and its changes of one group's tables."""
-    return Plan(
-        step=0,
-        admitted=[_drafting(owner) for owner in plan.admitted],
-        block_slots=[plan.block_slots[place] for place in places],
-        block_groups=[0] * len(places),
-        block_indices=[plan.block_indices[place] for place in places],
-        block_ids=[plan.block_ids[place] for place in places],
-        slots=[],
-        counts=[],
-        token_rows=[],
-        tokens=[],
-        sampled_rows=[],
-    )
+class _Changes:
+    """Of the draft worker's slots, until it runs next: where nothing is drafted, it is not bothered."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, Admitted] = {}  # by slot
+        self._blocks: dict[int, dict[int, int]] = {}  # by slot, block ids by index
+
+    def add(self, plan: Plan, places: list[int]) -> None:
+        """A plan's new owners, and its entries at these places."""
+        for owner in plan.admitted:
+            self._owners[owner.slot] = owner
+            self._blocks[owner.slot] = {}
+        for place in places:
+            self._blocks.setdefault(plan.block_slots[place], {})[plan.block_indices[place]] = plan.block_ids[place]
+
+    def take(self) -> Plan | None:
+        """All of them as a plan without rows; None: there are none."""
+        if not self._blocks:
+            return None
+        entries = [(slot, *each) for slot, own in self._blocks.items() for each in own.items()]
+        slots, indices, ids = ([each[column] for each in entries] for column in range(3))
+        owners = list(map(_drafting, self._owners.values()))
+        self._owners, self._blocks = {}, {}
+        return Plan(0, owners, slots, [0] * len(slots), indices, ids, [], [], [], [], [])
 
 
 def _drafting(owner: Admitted) -> Admitted:

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from quire.config import Config
 from quire.errors import ConfigError
 from quire.models.spec import ModelSpec, read_spec
+from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.planning.step_limits import StepLimits
-from quire.worker.speculation.draft_model import DraftModel, DraftWorker
+from quire.worker.speculation.draft_model import DraftModel
+from quire.worker.speculation.draft_steps import DraftSteps, LaunchesSteps
 from quire.worker.speculation.ngram_drafter import NgramDrafter
 from quire.worker.speculation.step_drafts import Drafter
 
 
 def build_drafter(
-    config: Config, spec: ModelSpec, blocks: int, load: Callable[[Config], DraftWorker]
+    config: Config, spec: ModelSpec, blocks: int, load: Callable[[Config], LaunchesSteps]
 ) -> Drafter | None:
     """The drafter; None: there are no drafts.
 
@@ -40,10 +42,13 @@ def build_drafter(
             param="speculative_config",
         )
     limits, draft = StepLimits.of(config), read_spec(speculation.model)
+    tokens = limits.tokens
+    if config.device.device != "cpu":  # whose buffers are made for the largest step
+        tokens = min(tokens, max(DRAFT_TOKENS_A_STEP, limits.rows))
     own = config.with_values(
         model=speculation.model, quantization=None, kv_cache_dtype="auto", logits_processors=(), swap_space=0.0,
         num_gpu_blocks_override=blocks, speculative_config={}, speculative_model=None, num_speculative_tokens=None,
-        enable_lora=False, lora_modules=(), lora_pinned=(), lora_dir=None,
+        enable_lora=False, lora_modules=(), lora_pinned=(), lora_dir=None, max_num_batched_tokens=tokens,
     )  # fmt: skip
     longest = min(limits.length, draft.max_model_len)
-    return DraftModel(load(own), whole[0], config.cache.block_size, longest, limits.tokens)
+    return DraftModel(DraftSteps(load(own)), whole[0], config.cache.block_size, longest, tokens)

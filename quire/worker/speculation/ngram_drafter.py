@@ -1,7 +1,6 @@
 """Drafts by prompt lookup, for the slots of a table.
 
-The indices lie on the host, so this serves devices whose steps the host computes: there every token is known when the
-next step begins, however many plans are in flight.
+The indices lie on the host, which must know all tokens: on a device that runs ahead of it, see `drafts_ahead.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from quire.worker.speculation.step_drafts import StepDrafts
 TOKENS_A_STEP = 2048
 """Tokens of prompts that are read in a step, of all slots together: some 2 ms. Meanwhile their sequences have fewer
 drafts, and nobody waits."""
+_TOKENS_A_GUESS = 256
+"""The same of one slot where nobody has asked for drafts."""
 
 
 class NgramDrafter:
@@ -53,3 +54,10 @@ class NgramDrafter:
             if index is not None:
                 index.append(result.tokens[at : at + count])
             at += count
+
+    def first_guess(self, slot: int) -> list[int] | None:
+        index = self._indices.get(slot)
+        if index is None:
+            return []
+        index.catch_up(_TOKENS_A_GUESS)
+        return index.propose(1)

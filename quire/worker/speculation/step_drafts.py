@@ -101,3 +101,7 @@ class Drafter(Protocol):
     def record(self, plan: Plan, result: Result) -> None:
         """What the plan's rows gained."""
         ...
+
+    def first_guess(self, slot: int) -> list[int] | None:
+        """The first token that it would propose for a slot, or none; None: it would take too long to say."""
+        ...

@@ -8,7 +8,7 @@ probability that the model gives it, which for a draft without alternatives is a
 Kalman, Matias 2023) reaches. Samplers that share random numbers in this way are studied by Daliri, Musco, Suresh 2024,
 "Coupling without Communication and Drafter-Invariant Speculative Decoding".
 
-The host decides here, so this serves devices whose steps the host computes.
+The host decides here, so this serves devices whose steps the host computes; `device_verification.py` serves others.
 """
 
 from __future__ import annotations
@@ -53,6 +53,17 @@ class Verification:
     slots: IntArray
     masked: IntArray
     timer: StepTimer
+
+    @property
+    def late(self) -> IntArray:
+        """Positions that are sampled behind a captured graph: all of them."""
+        return np.arange(len(self.slots))
+
+    def columns(self) -> IntArray:
+        """What a device that decides by itself needs; see DraftColumns."""
+        drafts = self.drafts
+        ends = drafts.first_positions + drafts.counts + 1
+        return np.concatenate((self.slots, drafts.offsets, drafts.next_drafts, ends))
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class Verifier:
 
         def verify_masked(masks: TokenBitmasks) -> StepHandle:
             assert masks.step == step.step, f"bitmasks of step {masks.step}, expected those of {step.step}"
-            masked = _with_bitmasks(step, masks)
+            masked = with_bitmasks(step, masks)
             with torch.inference_mode():
                 own = logits.clone()  # log probabilities are reported of what no mask has changed
                 self._bitmasks.apply(own, torch.from_numpy(masked.masked), masks.bits)
@@ -133,7 +144,7 @@ class Verifier:
         scores = logits if verified.scores is None else verified.scores
         logprobs = self._logprobs(scores, step.slots[kept], kept, verified.tokens[kept]) if reports else []
         return step.timer.stop(
-            partial(_result, step, gained, verified.tokens[kept].tolist(), logprobs, failed, prompts)
+            partial(result_of, step, gained, verified.tokens[kept].tolist(), logprobs, failed, prompts)
         )
 
     def _verify(self, step: Verification, logits: Tensor, *, keep_scores: bool) -> Verified:
@@ -210,7 +221,7 @@ class Verifier:
         return request.collect(request.launch(own, torch.from_numpy(tokens)))
 
 
-def _with_bitmasks(step: Verification, masks: TokenBitmasks) -> Verification:
+def with_bitmasks(step: Verification, masks: TokenBitmasks) -> Verification:
     """A position without one is not reached: the draft before it cannot stay."""
     counts = np.array(masks.counts or [1] * len(masks.rows), dtype=np.int64)
     places = np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
@@ -218,7 +229,7 @@ def _with_bitmasks(step: Verification, masks: TokenBitmasks) -> Verification:
     return replace(step, drafts=drafts, masked=step.masked.repeat(counts) + places)
 
 
-def _result(
+def result_of(
     step: Verification,
     gained: IntArray,
     tokens: list[int],

@@ -57,7 +57,8 @@ def test_keep_drafts(counts: list[int], device: str) -> None:
     length, last, drawn = expected
     for row, end in enumerate(ends.tolist()):
         first = end - 1 - counts[row]
-        gained = next(n for n in range(1, 20) if tokens[first + n - 1] != drafts[first + n - 1] or faults[first + n - 1])
+        stays = [tokens[place] == drafts[place] and not faults[place] for place in range(first, end)]
+        gained = stays.index(False) + 1
         slot = int(slots[first])
         length[slot] -= end - first - gained
         last[slot], drawn[slot] = tokens[first + gained - 1], drawn[slot] + gained

@@ -60,6 +60,49 @@ def test_it_is_never_slower_and_nearly_as_fast_as_the_best(machine: str, rows: i
     assert chosen >= 0.9 * max(fixed)
 
 
+WAIT_MS = 0.3
+
+
+@pytest.mark.parametrize(("found", "rate"), [(0.0, 0.0), (0.1, 0.6), (1.0, 0.0), (1.0, 0.9)])
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_where_asking_for_drafts_takes_time_it_is_never_slower(
+    machine: str, rows: int, found: float, rate: float
+) -> None:
+    """On a device that runs ahead, a step that asks waits for all results, though nothing may be found."""
+    step_ms, pass_ms = MACHINES[machine]
+    rng, lengths, spent, brought = random.Random(rows), DraftLengths(waits=True), 0.0, 0
+    slots, most, told = list(range(rows)), np.full(rows, MOST), 0
+    for step in range(3_000 if rows < 32 else 1_500):
+        given = np.zeros(rows, dtype=np.int64)
+        if step < told:
+            lengths.skip()
+        else:
+            given = lengths.choose(rows, slots, most).drafts
+            told = step + 1 + lengths.resting
+        asked = bool(given.any())
+        for slot in slots if asked else ():
+            lucky = rng.random() < found
+            lengths.acceptance.learn_found(slot, lucky)
+            given[slot] *= lucky
+        tokens, passes = rows + int(given.sum()), int(given.max())
+        ms = (step_ms(tokens) + WAIT_MS * asked) * rng.lognormvariate(0, 0.1)
+        drafting_ms = sum(pass_ms(int((given > number).sum())) for number in range(passes))
+        spent += ms + drafting_ms
+        for slot, proposed in enumerate(given.tolist()):
+            accepted = next((number for number in range(proposed) if rng.random() >= rate), proposed)
+            brought += 1 + accepted
+            if proposed:
+                lengths.acceptance.learn(slot, accepted, proposed)
+        if passes:
+            lengths.passes.learn(rows, drafting_ms / passes)
+        (lengths.steps if asked else lengths.alone).learn(tokens, ms)
+    alone = rows / step_ms(rows)
+    assert brought / spent >= 0.98 * alone
+    if (machine, rows, rate) == ("bound by memory", 1, 0.9):
+        assert brought / spent > 1.5 * alone
+
+
 def test_drafts_come_back_when_they_pay_again() -> None:
     lengths = DraftLengths()
 

@@ -1,0 +1,134 @@
+"""What speculation brings on a GPU: tokens a second with drafts and without, in turns, by the wall clock.
+
+    python benchmarks/h200/speculation.py --model DIRECTORY [--rows 1,32,256] [--tokens 256]
+    python benchmarks/h200/speculation.py --quill [--prompts 6] [--drafts 4]
+
+The first form makes a model of dummy weights and an engine without drafts beside one with prompt lookup. Prompts are
+random tokens. Drawn at temperature 1, outputs are too, so next to nothing can be looked up: what counts is that nothing
+is lost; the same greedily. The second form answers questions of Quill's examination one by one, greedily, and goes on
+with a text that repeats itself; its engines have no drafts, the draft model, or prompt lookup. Times include prompts.
+One line of JSON a figure; ratios are of medians over the repeats, after one that is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from speculation import PHRASE, questions
+
+from quire import LLM, SamplingParams
+from quire.metrics.reader import Counter
+
+BLOCK = 16
+
+
+def drafts_of(llm: LLM) -> tuple[float, float]:
+    """Draft tokens and accepted ones since the start."""
+    found = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
+    return tuple(found.get(f"vllm:spec_decode_num_{name}_tokens", 0.0) for name in ("draft", "accepted"))  # type: ignore
+
+
+def compare(name: str, engines: dict[str, LLM], run: Any, repeats: int) -> None:
+    """Run each engine in turns and say how fast it was. `run` returns output tokens."""
+    seconds: dict[str, list[float]] = {each: [] for each in engines}
+    tokens, before = dict[str, int](), {each: drafts_of(llm) for each, llm in engines.items()}
+    for turn in range(1 + repeats):
+        for each, llm in engines.items():
+            began = time.perf_counter()
+            tokens[each] = run(llm)
+            if turn:
+                seconds[each].append(time.perf_counter() - began)
+    plain = tokens["off"] / statistics.median(seconds["off"])
+    for each, llm in engines.items():
+        rate = tokens[each] / statistics.median(seconds[each])
+        drafts, accepted = (now - then for now, then in zip(drafts_of(llm), before[each], strict=True))
+        print(json.dumps({
+            "case": name, "engine": each, "tokens_per_s": round(rate, 1), "ratio": round(rate / plain, 3),
+            "drafts": int(drafts), "accepted": round(accepted / drafts, 2) if drafts else None,
+            "spread": round(max(seconds[each]) / min(seconds[each]), 3),
+        }), flush=True)  # fmt: skip
+
+
+def of_dummy_weights(options: argparse.Namespace) -> None:
+    rows = [int(each) for each in options.rows.split(",")]
+    length = options.prompt + options.tokens
+    shared: dict[str, Any] = {
+        "load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": max(rows), "max_model_len": 2048,
+        "num_gpu_blocks_override": max(rows) * (length // BLOCK + 3), "disable_log_stats": False, "swap_space": 0,
+        "enable_prefix_caching": False,
+    }  # fmt: skip
+    lookup = {"method": "ngram", "num_speculative_tokens": options.drafts}
+    engines = {"off": LLM(options.model, **shared), "ngram": LLM(options.model, speculative_config=lookup, **shared)}
+    rng = random.Random(0)
+    for number, greedy in [(number, greedy) for greedy in (False, True) for number in rows]:
+        prompts: list[Any] = [
+            {"prompt_token_ids": [rng.randrange(1_000, 100_000) for _ in range(options.prompt)]} for _ in range(number)
+        ]
+        params = SamplingParams(
+            temperature=0.0 if greedy else 1.0, seed=1, max_tokens=options.tokens, ignore_eos=True,
+            detokenize=False,
+        )  # fmt: skip
+
+        def run(llm: LLM, prompts: Any = prompts, params: SamplingParams = params) -> int:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            return sum(len(each.outputs[0].token_ids) for each in outputs)
+
+        kind = "greedy" if greedy else "random text"
+        compare(f"{Path(options.model).name}, b={number}, {kind}", engines, run, options.repeats)
+
+
+def of_quill(options: argparse.Namespace) -> None:
+    shared: dict[str, Any] = {
+        "dtype": options.dtype, "max_model_len": 1024, "max_num_seqs": 8, "enable_prefix_caching": False,
+        "disable_log_stats": False, "num_gpu_blocks_override": 600, "swap_space": 0,
+    }  # fmt: skip
+    lookup = {"method": "ngram", "num_speculative_tokens": options.drafts}
+    engines = {
+        "off": LLM("quill", **shared),
+        "draft model": LLM("quill", speculative_model="quill_draft", num_speculative_tokens=options.drafts, **shared),
+        "ngram": LLM("quill", speculative_config=lookup, **shared),
+    }
+    params = SamplingParams(temperature=0, max_tokens=160)
+
+    def of(outputs: Any) -> int:
+        return sum(len(each.outputs[0].token_ids) for each in outputs)
+
+    for task, conversations in questions(options.prompts).items():
+        compare(
+            f"quill, {task}", engines,
+            lambda llm, own=conversations: sum(of(llm.chat([each], params, use_tqdm=False)) for each in own),
+            options.repeats,
+        )  # fmt: skip
+    going_on = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    compare("quill, repeat", engines, lambda llm: of(llm.generate([PHRASE * 8], going_on, use_tqdm=False)), 5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--quill", action="store_true")
+    parser.add_argument("--rows", default="1,32,256")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    options = parser.parse_args()
+    if options.quill:
+        of_quill(options)
+    else:
+        of_dummy_weights(options)
+
+
+if __name__ == "__main__":
+    main()

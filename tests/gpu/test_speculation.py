@@ -1,0 +1,138 @@
+"""Speculation on a card, end to end: whatever guesses, the output is the one without, token for token in fp32.
+
+A step of several tokens adds up in another order than one of one, so a tie may fall the other way: an output that
+differs must be one that the model itself finds as likely, at the first token that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.metrics.reader import Counter
+from quire.worker.cuda_graphs import CudaGraphs
+from quire.worker.graph_shapes import GraphShape
+from quire.worker.speculation.draft_lengths import Choice, DraftLengths
+from tests.checkpoints import make_llama
+from tests.offline.test_speculation import ASKED, NGRAM, prompts
+
+pytestmark = pytest.mark.gpu
+LIMITS: dict[str, Any] = {
+    "device": "cuda", "dtype": "float32", "max_model_len": 160, "max_num_seqs": 8, "max_num_batched_tokens": 64,
+    "block_size": 16, "num_gpu_blocks_override": 26, "disable_log_stats": False,
+}  # fmt: skip
+"""So few blocks that sequences are preempted."""
+TIE = 1e-3
+TRANSFORMED = ("penalties", "bias, min_tokens", "choice")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def always() -> Iterator[None]:
+    """However little it pays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama") / "model")
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Iterator[LLM]:
+    with LLM(str(checkpoint), **LIMITS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module", params=["ngram", "itself", "another"])
+def guessing(
+    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LLM]:
+    """By the text, by the model itself, which is right, and by one that is wrong about almost everything."""
+    asked: dict[str, Any] = NGRAM
+    if request.param != "ngram":
+        other = checkpoint
+        if request.param == "another":
+            other = make_llama(tmp_path_factory.mktemp("draft") / "model", layers=1, seed=9)
+        asked = {"model": str(other), "num_speculative_tokens": 3}
+    with LLM(str(checkpoint), speculative_config=asked, **LIMITS) as llm:
+        yield llm
+
+
+def counters(llm: LLM) -> dict[str, float]:
+    return {metric.name: metric.value for metric in llm.get_metrics() if isinstance(metric, Counter)}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_guessing_changes_no_output(
+    asked: str, plain: LLM, guessing: LLM, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """With chunked prompts, a common prefix that is cached, and too few blocks for all; steps with drafts replay."""
+    replayed: list[GraphShape] = []
+    replay = CudaGraphs.replay
+
+    def noting(self: CudaGraphs, shape: GraphShape, **others: Any) -> Any:
+        replayed.append(shape)
+        return replay(self, shape, **others)
+
+    monkeypatch.setattr(CudaGraphs, "replay", noting)
+    params = SamplingParams(**{"max_tokens": 50, "ignore_eos": True, "detokenize": False, "logprobs": 2} | ASKED[asked])
+    given: list[Any] = [{"prompt_token_ids": each} for each in prompts(14)]
+    before = counters(guessing)
+    found = guessing.generate(given, params, use_tqdm=False)
+    after = counters(guessing)
+    drafts, tokens, accepted = (
+        after[f"vllm:spec_decode_num_{name}"] - before[f"vllm:spec_decode_num_{name}"]
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    assert after["vllm:num_preemptions"] > 0
+    if asked in TRANSFORMED:
+        assert drafts == 0
+    else:
+        assert 0 < drafts <= tokens
+        assert any(shape.sampled > shape.most_rows and not shape.is_decode for shape in replayed)
+        if "itself" in request.node.name:
+            assert accepted > 0.95 * tokens
+    for ours, theirs in zip(found, plain.generate(given, params, use_tqdm=False), strict=True):
+        for mine, other in zip(ours.outputs, theirs.outputs, strict=True):
+            assert mine.finish_reason == other.finish_reason or mine.token_ids != other.token_ids
+            assert_same(mine, other, greedy=params.temperature == 0)
+
+
+def assert_same(mine: Any, other: Any, *, greedy: bool) -> None:
+    """Token for token; greedily, up to a tie."""
+    if list(mine.token_ids) == list(other.token_ids):
+        return
+    place = next(i for i, (a, b) in enumerate(zip(mine.token_ids, other.token_ids, strict=False)) if a != b)
+    assert greedy, f"token {place} differs"
+    entries = other.logprobs[place]
+    ours, theirs = (entries.get(token) for token in (mine.token_ids[place], other.token_ids[place]))
+    assert ours is not None
+    assert abs(ours.logprob - theirs.logprob) < TIE, f"token {place} differs, and is no tie"
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_structured_output_of_quill(method: str) -> None:
+    """Masks go as far as the drafts."""
+    asked: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    if method == "draft_model":
+        asked = {"model": "quill_draft", "num_speculative_tokens": 4}
+    from quire.sampling import StructuredOutputsParams
+
+    schema = {"type": "object", "properties": {"names": {"type": "array", "items": {"enum": ["fox", "hen"]},
+              "minItems": 4, "maxItems": 6}}, "required": ["names"]}  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=60, structured_outputs=StructuredOutputsParams(json=schema))
+    texts = []
+    for own in ({}, {"speculative_config": asked}):
+        with LLM("quill", dtype="float32", device="cuda", max_model_len=512, max_num_seqs=8,
+                 num_gpu_blocks_override=200, disable_log_stats=False, **own) as llm:  # fmt: skip
+            outputs = llm.generate(["The fox and the hen. ", "A list: "], params, use_tqdm=False)
+            texts.append([output.outputs[0].text for output in outputs])
+            if own:
+                assert counters(llm)["vllm:spec_decode_num_drafts"] > 0
+    assert texts[0] == texts[1]

@@ -1,0 +1,84 @@
+"""Speculation on a device that runs ahead of the host, as a GPU does: a CPU takes its place, whose steps are staged,
+replayed and verified by the same code. `tests/gpu/test_speculation.py` is the same on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM
+from quire.executor import factory
+from quire.executor.gpu_executor import GpuExecutor
+from quire.messages import Plan
+from quire.metrics.reader import Counter
+from quire.worker import buffer_ring
+from quire.worker.worker import LoadedModel, Worker
+from tests.offline.test_speculation import ASKED, LIMITS, NGRAM, always, answers, checkpoint, draft, plain
+from tests.worker.replay_by_running import ReplayByRunning
+
+__all__ = ["always", "checkpoint", "draft", "plain"]
+CAPTURED = 64
+
+
+@pytest.fixture(scope="module")
+def graphs() -> list[ReplayByRunning]:
+    return []
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+def ahead(
+    request: pytest.FixtureRequest, checkpoint: Path, draft: Path, plain: LLM, graphs: list[ReplayByRunning]
+) -> Iterator[LLM]:
+    """An engine whose executor has no thread, on a device with memory of its own."""
+
+    def capture(self: Worker, loaded: LoadedModel) -> None:
+        self._runner._graphs = replay = ReplayByRunning()  # type: ignore[assignment]
+        self._runner.capture_graphs(CAPTURED)
+        graphs.append(replay)
+
+    asked: dict[str, Any] = NGRAM
+    if request.param == "draft_model":
+        asked = {"model": str(draft), "num_speculative_tokens": 3}
+    graphs.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(factory, "CpuExecutor", GpuExecutor)
+        patch.setattr(buffer_ring, "_has_memory", lambda device: True)
+        patch.setattr(Worker, "capture_graphs", capture)
+        limits = {**LIMITS, "max_num_batched_tokens": CAPTURED}
+        with LLM(str(checkpoint), speculative_config=asked, disable_log_stats=False, **limits) as llm:
+            yield llm
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_guessing_ahead_changes_no_output(
+    asked: str, plain: LLM, ahead: LLM, graphs: list[ReplayByRunning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows with logits transforms nothing is guessed, of all others it is; and their steps are replayed."""
+    launched: list[tuple[int, bool]] = []
+    launch = Worker.launch
+
+    def noting(self: Worker, plan: Plan, *others: Any) -> Any:
+        handle = launch(self, plan, *others)
+        launched.append((plan.step, self._ahead is not None and bool(plan.drafts)))
+        return handle
+
+    def drafts() -> float:
+        return next(each.value for each in ahead.get_metrics() if each.name.endswith("decode_num_drafts"))  # type: ignore
+
+    monkeypatch.setattr(Worker, "launch", noting)
+    before = drafts()
+    for replay in graphs:
+        replay.replayed.clear()
+    expected, found = answers(plain, ASKED[asked]), answers(ahead, ASKED[asked])
+    assert found == expected
+    transformed = asked in ("penalties", "bias, min_tokens", "choice")
+    assert (drafts() > before) is not transformed
+    assert any(drafting for _, drafting in launched)
+    if not transformed:
+        assert any(not shape.is_decode for shape in graphs[0].replayed)
+    metrics = {each.name: each.value for each in ahead.get_metrics() if isinstance(each, Counter)}
+    assert metrics["vllm:num_preemptions"] > 0
