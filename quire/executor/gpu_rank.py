@@ -78,6 +78,7 @@ class GpuRank:
         """Tell the engine of the oldest step, if it is done."""
         if (result := self._executor.collect(timeout)) is None:
             return False
+        assert isinstance(result, Result), "ranks make no drafts"
         self._in_flight -= 1
         self._channel.send(self._said(result))
         return True
