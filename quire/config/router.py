@@ -34,6 +34,8 @@ class RouterConfig:
     backend_api_key: str | None = None
     """Key that servers ask for. Default: the variable QUIRE_BACKEND_API_KEY. Without one, and without keys of the
     router, clients' own keys are passed on."""
+    backend_ssl_ca_certs: str | None = None
+    """File of the certificates that those of https servers must come from. Default: the system's."""
     tenant_header: str | None = None
     """Header that tells servers whose a request is (their --tenant-header): the name of its key. What clients send
     under this name is dropped."""
@@ -75,6 +77,11 @@ class RouterConfig:
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to route without one.")
         if self.routing_logic == "session" and not self.session_key:
             raise ConfigError("--routing-logic session needs --session-key, the name of a header.", param="session_key")
+        if self.routing_logic == "roundrobin" and self.session_key:
+            raise ConfigError(
+                "--session-key has no meaning with --routing-logic roundrobin: leave one of them out.",
+                param="session_key",
+            )
         for name in (
             "request_timeout_secs", "health_check_interval", "engine_stats_interval", "cb_timeout_duration_secs",
             "cb_failure_threshold", "max_request_bytes", "requests_per_minute", "max_concurrent_requests",

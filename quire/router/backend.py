@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,24 +38,35 @@ class ScrapedLoad:
 class Backend:
     """One server.
 
-    Attributes:
-        address: From the list; a new one when it changes.
+    Args:
+        address: From the list.
         number: Its place among the chooser's replicas.
+        config: When it is left alone.
+        clock: For that.
+        tls: For connections to servers with https.
+
+    Attributes:
+        address: From the list as it is now.
+        number: As given.
         pool: Connections to it.
         breaker: Counts its failures.
         complaint: Why it gets no requests; empty if it is ready.
         cards: What its /v1/models says, by name.
+        models: Names of models and adapters that requests may ask it for.
         load: What its /metrics said last.
         in_flight: Requests of this router that it has.
     """
 
-    def __init__(self, address: BackendAddress, number: int, config: RouterConfig, clock: Clock) -> None:
+    def __init__(
+        self, address: BackendAddress, number: int, config: RouterConfig, clock: Clock, tls: ssl.SSLContext
+    ) -> None:
         self.address = address
         self.number = number
-        self.pool = ConnectionPool(address)
+        self.pool = ConnectionPool(address, tls)
         self.breaker = CircuitBreaker(config.cb_failure_threshold, config.cb_timeout_duration_secs, clock)
         self.complaint = "It was not asked yet."
-        self.cards: dict[str, dict[str, Any]] = {}
+        self.cards: Mapping[str, Any] = {}
+        self.models = frozenset(address.models)
         self.load = ScrapedLoad()
         self.in_flight = 0
         self._left = False
@@ -64,14 +77,19 @@ class Backend:
         return not self.complaint
 
     @property
-    def models(self) -> frozenset[str]:
-        """Names of models and adapters that requests may ask it for."""
-        return frozenset(self.address.models or self.cards)
-
-    @property
     def takes_requests(self) -> bool:
         """Whether it may get one now."""
         return self.is_ready and not self.address.drain and self.breaker.passes
+
+    def relist(self, address: BackendAddress) -> None:
+        """The list was read again; the URL is the same."""
+        self.address = address
+        self.models = frozenset(address.models or self.cards)
+
+    def learn_cards(self, cards: Mapping[str, Any]) -> None:
+        """Its /v1/models was read."""
+        self.cards = cards
+        self.models = frozenset(self.address.models or cards)
 
     def replica_load(self) -> ReplicaLoad:
         """What it has to do, in the chooser's terms: its blocks are those of text."""

@@ -43,7 +43,7 @@ class BackendConnection(asyncio.Protocol):
 
         Args:
             data: Head and body.
-            timeout_s: Most seconds without a byte.
+            timeout_s: Most seconds until the answer's head is complete, and then without a byte.
         """
         assert self._transport is not None
         assert self._answer is None
@@ -132,7 +132,6 @@ class BackendConnection(asyncio.Protocol):
         if self._error is not None:
             return
         self._has_byte = True
-        self._last_byte = self._loop.time()
         try:
             if self._answer is None:
                 raise BackendError("It sent what it was not asked for.")
@@ -140,6 +139,8 @@ class BackendConnection(asyncio.Protocol):
         except BackendError as error:
             self.fail(error)
             return
+        if self._answer.head is not None:  # a head in many small parts gets no more time than one that comes at once
+            self._last_byte = self._loop.time()
         if self._answer.held > HIGH_WATER and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()

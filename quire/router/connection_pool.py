@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from quire.errors import reason
+from quire.errors import ConfigError, reason
 from quire.router.answer_parser import BackendError
 from quire.router.backend_connection import BackendConnection
 from quire.router.backend_list import BackendAddress
@@ -16,16 +16,34 @@ IDLE_S = 15.0
 MAX_IDLE = 256
 
 
+def backend_tls(ca_certs: str | None) -> ssl.SSLContext:
+    """How servers prove who they are: by certificates for the names under which they are listed.
+
+    Args:
+        ca_certs: File of the certificates that these must come from; None: the system's.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca_certs)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"--backend-ssl-ca-certs {ca_certs} cannot be used: {reason(error)}.", param="backend_ssl_ca_certs"
+        ) from error
+
+
 class ConnectionPool:
     """Of one server.
 
     Args:
         address: Where it listens.
+        tls: For https.
     """
 
-    def __init__(self, address: BackendAddress) -> None:
+    def __init__(self, address: BackendAddress, tls: ssl.SSLContext) -> None:
         self._address = address
-        self._tls = ssl.create_default_context() if address.tls else None
+        self._tls = tls if address.tls else None
         self._idle: list[BackendConnection] = []
         self._open: set[BackendConnection] = set()
 

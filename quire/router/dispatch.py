@@ -6,6 +6,7 @@ Owns attempts, and what counts as failure. Knows nothing about clients.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import TracebackType
 
 from quire.clock import Clock
@@ -28,17 +29,32 @@ _FAILED = frozenset({502, 503})
 class Answer:
     """A server's answer, whose body has begun. A context: leaving it before the end tells the server to stop.
 
+    Args:
+        backend: Who answers.
+        connection: Has the rest of the body.
+        head: Status and headers.
+        first: The first part of the body.
+        on_failure: Called if the rest does not come.
+
     Attributes:
         backend: Who answers.
         head: Status and headers.
         first: The first part of the body; empty if there is no body.
     """
 
-    def __init__(self, backend: Backend, connection: BackendConnection, head: AnswerHead, first: bytes) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        connection: BackendConnection,
+        head: AnswerHead,
+        first: bytes,
+        on_failure: Callable[[Backend, BackendError], None],
+    ) -> None:
         self.backend = backend
         self.head = head
         self.first = first
         self._connection = connection
+        self._on_failure = on_failure
 
     async def read(self) -> bytes:
         """The next part of the body; empty at its end.
@@ -46,7 +62,11 @@ class Answer:
         Raises:
             BackendError: The rest does not come.
         """
-        return await self._connection.read()
+        try:
+            return await self._connection.read()
+        except BackendError as error:
+            self._on_failure(self.backend, error)
+            raise
 
     def __enter__(self) -> Answer:
         return self
@@ -141,7 +161,7 @@ class Dispatcher:
             self._metrics.failures[backend.address.url, str(head.status)] += 1
         else:
             backend.breaker.succeeded()
-        return Answer(backend, connection, head, first)
+        return Answer(backend, connection, head, first, self._failed)
 
     def _other(self, request: RoutedRequest, tried: list[Backend]) -> Backend | None:
         if len(tried) > self._config.max_instance_failover_reroute_attempts:

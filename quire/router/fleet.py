@@ -14,6 +14,7 @@ from quire.config.router import RouterConfig
 from quire.errors import RequestError, UnavailableError, UnknownModelError
 from quire.router.backend import Backend
 from quire.router.backend_list import BackendAddress
+from quire.router.connection_pool import backend_tls
 from quire.router.prompt_prefix import BLOCK_TOKENS
 from quire.router.routed_request import RoutedRequest
 from quire.routing.replica_chooser import ReplicaChooser, ReplicaLoad
@@ -28,11 +29,15 @@ class Fleet:
     Args:
         config: How one is chosen, and when one is left alone.
         clock: For what was sent lately.
+
+    Raises:
+        ConfigError: The certificates for servers cannot be read.
     """
 
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
+        self._tls = backend_tls(config.backend_ssl_ca_certs)
         self._backends: dict[str, Backend] = {}
         self._chooser = ReplicaChooser(0, BLOCK_TOKENS, clock)
         self._turns = itertools.count()
@@ -54,8 +59,8 @@ class Fleet:
             backend = before.pop(address.url, None)
             if backend is None:
                 number = self._chooser.add(address.url.encode())
-                backend = Backend(address, number, self._config, self._clock)
-            backend.address = address
+                backend = Backend(address, number, self._config, self._clock, self._tls)
+            backend.relist(address)
             self._backends[address.url] = backend
         for backend in before.values():
             self._chooser.remove(backend.number)

@@ -30,6 +30,10 @@ _CACHE = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.M)
 _LABEL = re.compile(rb'\b(block_size|num_gpu_blocks)="(\d{1,12})"')
 
 
+class _NotUnderstood(Exception):
+    """A server answers, but not what it was asked."""
+
+
 class Prober:
     """Keeps the servers' states.
 
@@ -62,12 +66,13 @@ class Prober:
             try:
                 complaint = await self._complaint(backend)
                 unanswered = 0
-                await self._learn_models(backend)
+                no_models = await self._learn_models(backend)
+                complaint = complaint or no_models
                 if loop.time() - asked_load >= self._config.engine_stats_interval:
                     asked_load = loop.time()
                     backend.load = await self._load(backend)
-                if not complaint and not backend.models:
-                    complaint = "It has no models."
+            except _NotUnderstood as error:
+                complaint = str(error)
             except BackendError as error:
                 complaint, unanswered = str(error), unanswered + 1
                 if unanswered >= LOST_AFTER:
@@ -97,19 +102,29 @@ class Prober:
             return ""
         return f"It answers {status}: {body[:200].decode(errors='replace')}"
 
-    async def _learn_models(self, backend: Backend) -> None:
-        """A server that is not ready may have no list; then the last one stays."""
+    async def _learn_models(self, backend: Backend) -> str:
+        """Why requests cannot name any; empty if they can. A server without a list keeps the last one.
+
+        Raises:
+            _NotUnderstood: The list is none.
+        """
         status, body = await _get(backend, b"/v1/models")
-        if status != 200:
-            return
-        try:
-            cards = msgspec.json.decode(body)["data"]
-            backend.cards = {str(card["id"]): card for card in cards[:_MAX_MODELS]}
-        except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise BackendError("Its /v1/models is not OpenAI's.") from error
+        if status == 200:
+            try:
+                cards = msgspec.json.decode(body)["data"]
+                backend.learn_cards({str(card["id"]): card for card in cards[:_MAX_MODELS]})
+            except (msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
+                raise _NotUnderstood("Its /v1/models is not OpenAI's.") from error
+        if backend.models:
+            return ""
+        return "It has no models." if status == 200 else f"It answers {status} to GET /v1/models."
 
     async def _load(self, backend: Backend) -> ScrapedLoad:
-        status, body = await _get(backend, b"/metrics")
+        """Nothing, where it cannot be learned: a server may well serve requests without metrics."""
+        try:
+            status, body = await _get(backend, b"/metrics")
+        except (BackendError, _NotUnderstood):
+            return ScrapedLoad()
         return parse_load(body) if status == 200 else ScrapedLoad()
 
 
@@ -144,7 +159,8 @@ async def _get(backend: Backend, path: bytes) -> tuple[int, bytes]:
     """Status and body of a GET, on a connection of its own: an old one says nothing about whether the server listens.
 
     Raises:
-        BackendError: There is no answer, or one that is too large.
+        BackendError: There is no answer.
+        _NotUnderstood: It is too large.
     """
     address = backend.address
     lines = [b"GET %s%s HTTP/1.1" % (address.path.encode(), path), b"host: " + address.authority.encode()]
@@ -159,7 +175,7 @@ async def _get(backend: Backend, path: bytes) -> tuple[int, bytes]:
             while part := await connection.read():
                 body += part
                 if len(body) > MAX_BYTES:
-                    raise BackendError(f"Its {path.decode()} is too large.")
+                    raise _NotUnderstood(f"Its {path.decode()} is too large.")
     except TimeoutError:
         raise BackendError(f"It did not answer GET {path.decode()} within {PROBE_S:g} s.") from None
     finally:

@@ -38,7 +38,8 @@ class StubBackend:
     """A server. A context inside an event loop.
 
     Attributes:
-        models: What /v1/models lists.
+        models: What /v1/models lists; None: it shows something else.
+        probes: Questions that it got.
         ready: The status of /ready.
         metrics: What /metrics says.
         behaviour: Answers POSTs.
@@ -50,7 +51,8 @@ class StubBackend:
         self, name: str = "stub", models: tuple[str, ...] = ("m",), behaviour: Behaviour | None = None
     ) -> None:
         self.name = name
-        self.models = models
+        self.models: tuple[str, ...] | None = models
+        self.probes = 0
         self.ready = 200
         self.metrics = ""
         self.behaviour = behaviour or json_answer(name)
@@ -111,9 +113,10 @@ class StubBackend:
             writer.transport.abort()
 
     async def _answer_probe(self, writer: asyncio.StreamWriter, path: str) -> None:
+        self.probes += 1
         if path == "/v1/models":
-            cards = [{"id": name, "object": "model", "owned_by": self.name} for name in self.models]
-            body, status = json.dumps({"object": "list", "data": cards}).encode(), 200
+            cards = [{"id": name, "object": "model", "owned_by": self.name} for name in self.models or ()]
+            body, status = json.dumps({"data": cards} if self.models is not None else {}).encode(), 200
         else:
             body, status = (self.metrics.encode(), 200) if path == "/metrics" else (b"{}", self.ready)
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)

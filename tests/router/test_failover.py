@@ -199,7 +199,8 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_is_no_failure() -
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
             await writer.drain()
 
-        async with StubBackend(behaviour=once) as one, running_router(one, cb_failure_threshold=1) as router:
+        settings = {"cb_failure_threshold": 1, "health_check_interval": 3_600.0}  # questions would be cut, too
+        async with StubBackend(behaviour=once) as one, running_router(one, **settings) as router:
             assert (await router.ask()).content == b"ok"
             for _ in range(5):
                 for task in list(one._connections):
