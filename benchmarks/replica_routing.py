@@ -18,13 +18,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from quire.api.engine_queue import EngineQueue
 from quire.api.placement import Placement
 from quire.clock import Clock
 from quire.config import Config
+from quire.config.router import RouterConfig
 from quire.engine.build import ModelRuntimeInfo
 from quire.engine.core import EngineCore
-from quire.messages import Add, Deltas, DeviceLimits, FromEngine, Heartbeat, Plan, Result, ToEngine
+from quire.messages import Add, Deltas, DeviceLimits, FromEngine, Heartbeat, Load, Plan, Result, ToEngine
+from quire.router.backend import ScrapedLoad
+from quire.router.backend_list import BackendAddress
+from quire.router.fleet import Fleet
+from quire.router.prompt_prefix import PromptFields, prefix_blocks
+from quire.router.routed_request import RoutedRequest
 from quire.sampling import SamplingParams
 
 BLOCK_SIZE = 16
@@ -32,6 +40,8 @@ SLOTS = 64
 STEP_S, TOKEN_S = 0.005, 50e-6
 TURN_S = 0.005
 VOCABULARY = 32_000
+SCRAPE_S = 5.0
+"""How often a router asks for the load of servers."""
 
 
 @dataclass(frozen=True)
@@ -215,11 +225,43 @@ def prefix_and_load(replicas: Sequence[Replica], clock: Clock) -> Choose:
     return lambda add: placement.place(add, placement.blocks(add), able)
 
 
+def router(replicas: Sequence[Replica], clock: Clock) -> Choose:
+    """As `quire route` does it, which sees the prompt's text, and the servers' load now and then."""
+    fleet = Fleet(RouterConfig(), clock)
+    fleet.update([BackendAddress(f"http://server-{number}") for number in range(len(replicas))])
+    backends = list(fleet.backends)
+    for backend in backends:
+        backend.learn_cards({"m": {}})
+        backend.complaint = ""
+    scraped_at = -SCRAPE_S
+
+    def choose(add: Add) -> int:
+        nonlocal scraped_at
+        if clock.now() - scraped_at >= SCRAPE_S:
+            scraped_at = clock.now()
+            for backend, replica in zip(backends, replicas, strict=True):
+                backend.load = _scraped(replica.queue.load)
+        for backend, replica in zip(backends, replicas, strict=True):
+            backend.in_flight = replica.requests - replica.ended
+        fields = PromptFields(model="m", prompt=msgspec.Raw("".join(f"{token:04x}" for token in add.tokens).encode()))
+        blocks = prefix_blocks(fields)
+        request = RoutedRequest(b"", [], b"", "m", blocks, fields.num_tokens, clock.now())
+        return backends.index(fleet.choose(request))
+
+    return choose
+
+
+def _scraped(load: Load) -> ScrapedLoad:
+    used = 1 - load.free_blocks / load.num_blocks if load.num_blocks else 0.0
+    return ScrapedLoad(load.running, load.waiting, load.num_blocks * BLOCK_SIZE, used)
+
+
 WAYS = {
     "round robin": round_robin,
     "least loaded": least_loaded,
     "consistent hashing": consistent_hashing,
     "prefix and load": prefix_and_load,
+    "quire route": router,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,8 @@ class StubBackend:
     """A server. A context inside an event loop.
 
     Attributes:
-        models: What /v1/models lists; None: it shows something else.
+        models: What /v1/models lists.
+        models_page: What it shows in place of that, if anything.
         probes: Questions that it got.
         ready: The status of /ready.
         metrics: What /metrics says.
@@ -48,10 +50,15 @@ class StubBackend:
     """
 
     def __init__(
-        self, name: str = "stub", models: tuple[str, ...] = ("m",), behaviour: Behaviour | None = None
+        self,
+        name: str = "stub",
+        models: tuple[str, ...] = ("m",),
+        behaviour: Behaviour | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
-        self.models: tuple[str, ...] | None = models
+        self.models = models
+        self.models_page = b""
         self.probes = 0
         self.ready = 200
         self.metrics = ""
@@ -59,6 +66,7 @@ class StubBackend:
         self.seen: list[Seen] = []
         self.aborted = asyncio.Event()
         self.url = ""
+        self._tls = tls
         self._connections: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> StubBackend:
@@ -66,8 +74,8 @@ class StubBackend:
         return self
 
     async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port, ssl=self._tls)
+        self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     @property
     def port(self) -> int:
@@ -108,15 +116,15 @@ class StubBackend:
                         with contextlib.suppress(asyncio.CancelledError, OSError):
                             await task
         except (OSError, asyncio.IncompleteReadError):
-            pass
+            self.aborted.set()
         finally:
             writer.transport.abort()
 
     async def _answer_probe(self, writer: asyncio.StreamWriter, path: str) -> None:
         self.probes += 1
         if path == "/v1/models":
-            cards = [{"id": name, "object": "model", "owned_by": self.name} for name in self.models or ()]
-            body, status = json.dumps({"data": cards} if self.models is not None else {}).encode(), 200
+            cards = [{"id": name, "object": "model", "owned_by": self.name} for name in self.models]
+            body, status = self.models_page or json.dumps({"data": cards}).encode(), 200
         else:
             body, status = (self.metrics.encode(), 200) if path == "/metrics" else (b"{}", self.ready)
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
@@ -202,7 +210,8 @@ async def running_router(
     config = RouterConfig(**{"static_backends": urls} | usual | settings)
     with listen(ServerConfig(host="127.0.0.1", port=0)) as listener:
         router = Router(config, read_backend_list(config), clock or SystemClock())
-        serving = asyncio.create_task(router.serve(ServerConfig(host="127.0.0.1", port=0), listener))
+        tls = {name: getattr(config, name) for name in ("ssl_keyfile", "ssl_certfile")}
+        serving = asyncio.create_task(router.serve(ServerConfig(host="127.0.0.1", port=0, **tls), listener))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
             under_test = RouterUnderTest(router, client, url)

@@ -145,7 +145,7 @@ def test_a_server_whose_models_are_not_understood_gets_nothing_and_keeps_what_wa
         async with StubBackend("one", behaviour=behave) as one, running_router(one) as router:
             waiting = asyncio.create_task(router.ask())
             await until(lambda: len(one.seen) == 1)
-            one.models = None
+            one.models_page = b"{}"
             await until(lambda: _not_ready(router, one.url))
             asked = one.probes
             await until(lambda: one.probes > asked + 12)
