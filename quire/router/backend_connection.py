@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import cast
 
 from quire.router.answer_parser import AnswerHead, AnswerParser, BackendError, BackendTimeout
 
@@ -125,8 +126,7 @@ class BackendConnection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without being an instance
 
     def data_received(self, data: bytes) -> None:
         if self._error is not None:

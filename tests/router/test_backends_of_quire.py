@@ -11,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+import uvloop
 
 from quire.api.request_traces import open_traces
 from quire.config.router import RouterConfig
@@ -30,7 +31,7 @@ def in_front_of(url: str, check: Any, **settings: Any) -> None:
         async with running_router(static_backends=(url,), **settings) as router:
             await check(router)
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_openais_client_gets_streams_and_errors_through_the_router(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_servers_with_tls_are_asked_by_name_and_must_prove_it(files: Files, monk
                 assert (await router.ask()).status_code == 503
             assert len(one.seen) == 1
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _complains(router: RouterUnderTest, url: str, what: str) -> bool:
@@ -130,7 +131,7 @@ def test_a_router_with_a_certificate_serves_https_alone(files: Files) -> None:
             with pytest.raises(httpx.TransportError):
                 await router.client.get("/health")
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _answers(asking: Coroutine[Any, Any, Any]) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 
 import httpx
 import pytest
+import uvloop
 
 from tests.engine.test_client_liveness import ManualClock
 from tests.router.stubs import Behaviour, StubBackend, chunked, json_answer, raw, read_all, running_router, until
@@ -47,7 +48,7 @@ def test_another_server_answers_for_one_that_fails_before_the_first_byte() -> No
                 assert len(bad.seen) == before + 1, f"{name}: sent once, not again"
             assert await router.metric(f'quire:router_retries_total{{backend="{bad.url}"}}') == len(HOSTILE)
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_without_another_server_a_hostile_one_is_a_clear_error() -> None:
@@ -63,7 +64,7 @@ def test_without_another_server_a_hostile_one_is_a_clear_error() -> None:
             bad.behaviour = json_answer("well")
             assert (await router.ask()).json() == {"from": "well"}
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_an_answer_that_breaks_off_does_not_look_whole(answer: tuple[bytes, ...]
             assert got in ([b"data: 1\n\n"], [b"half"])
             assert len(bad.seen) == 1, "it had begun: nobody is asked again"
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_body_until_the_connection_closes_is_whole_and_what_follows_an_answer_is_dropped() -> None:
@@ -108,7 +109,7 @@ def test_a_body_until_the_connection_closes_is_whole_and_what_follows_an_answer_
             assert answer.content == b"ok"
             assert "x" not in answer.headers
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_silent_server_is_504_and_not_asked_twice() -> None:
@@ -125,7 +126,7 @@ def test_a_silent_server_is_504_and_not_asked_twice() -> None:
                 await router.metric(f'quire:router_backend_failures_total{{backend="{bad.url}",reason="timeout"}}') == 1
             )
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_requests_that_wait_for_a_server_that_stopped_go_to_another() -> None:
@@ -141,7 +142,7 @@ def test_requests_that_wait_for_a_server_that_stopped_go_to_another() -> None:
             await bad.kill()
             assert [answer.json() for answer in await asyncio.gather(*asking)] == [{"from": "good"}] * 6
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_circuit_opens_and_one_request_tries_it_again() -> None:
@@ -167,7 +168,7 @@ def test_a_circuit_opens_and_one_request_tries_it_again() -> None:
             assert answers.count("bad") >= 2
             assert not (await router.states())[bad.url]["circuit_open"]
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_server_that_comes_back_is_used_again() -> None:
@@ -186,7 +187,7 @@ def test_a_server_that_comes_back_is_used_again() -> None:
             await until(lambda: _ready_is(router, one.url, True))
             assert (await router.ask()).json() == {"from": "one"}
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _ready_is(router: object, url: str, ready: bool) -> bool:
@@ -208,4 +209,4 @@ def test_a_connection_that_the_server_closed_while_it_was_idle_is_no_failure() -
                 assert (await router.ask()).content == b"ok"
             assert not (await router.states())[one.url]["circuit_open"]
 
-    asyncio.run(check())
+    uvloop.run(check())

@@ -6,6 +6,7 @@ import asyncio
 
 import httpx
 import pytest
+import uvloop
 
 from tests.router.stubs import StubBackend, chunked, json_answer, raw, running_router
 
@@ -31,7 +32,7 @@ def test_an_answer_is_the_servers() -> None:
             assert "x-hop" not in seen.headers
             assert "connection" not in seen.headers
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_stream_has_the_same_bytes() -> None:
@@ -41,7 +42,7 @@ def test_a_stream_has_the_same_bytes() -> None:
             assert answer.content == b"".join(SSE)
             assert answer.headers["content-type"] == "text/event-stream"
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_each_part_of_a_stream_comes_before_the_next_is_made() -> None:
@@ -65,7 +66,7 @@ def test_each_part_of_a_stream_comes_before_the_next_is_made() -> None:
                     turns[len(got) - 1].set()
             assert got == SSE
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_trace_context_and_request_id_go_on_as_they_are() -> None:
@@ -79,7 +80,7 @@ def test_trace_context_and_request_id_go_on_as_they_are() -> None:
             assert headers["x-request-id"] == "mine-1"
             assert headers["x-forwarded-for"] == "10.1.1.1, 127.0.0.1"
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_an_error_of_a_server_is_passed_on() -> None:
@@ -88,7 +89,7 @@ def test_an_error_of_a_server_is_passed_on() -> None:
             answer = await router.ask()
             assert (answer.status_code, answer.json()) == (422, {"from": "one"})
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_what_operates_a_server_is_not_reached() -> None:
@@ -106,7 +107,7 @@ def test_what_operates_a_server_is_not_reached() -> None:
                 assert "does not serve" in answer.json()["error"]["message"]
             assert one.seen == []
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_large_body_is_refused_and_a_bad_one_too() -> None:
@@ -120,7 +121,7 @@ def test_a_large_body_is_refused_and_a_bad_one_too() -> None:
             assert one.seen == []
             assert (await router.ask()).status_code == 200
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_errors_of_the_router_have_the_shape_of_the_endpoint() -> None:
@@ -132,7 +133,7 @@ def test_errors_of_the_router_have_the_shape_of_the_endpoint() -> None:
             ollama = await router.client.post("/api/chat", json={"model": "other"})
             assert isinstance(ollama.json()["error"], str)
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_an_abandoned_request_is_aborted_at_the_server() -> None:
@@ -148,4 +149,4 @@ def test_an_abandoned_request_is_aborted_at_the_server() -> None:
                     await one.aborted.wait()
             assert (await router.states())[one.url]["requests"] == 0
 
-    asyncio.run(check())
+    uvloop.run(check())

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+import uvloop
 
 from quire.api.http_protocol import BoundedHttpProtocol
 from quire.router import app, prober
@@ -61,7 +62,7 @@ def test_what_has_no_end_is_cut_off_soon(what: str) -> None:
             assert peak_kib() - before < 60_000
             await until(lambda: _no_requests(router))
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _no_requests(router: RouterUnderTest) -> bool:
@@ -81,7 +82,7 @@ def test_a_head_in_drips_gets_the_time_of_one_that_comes_at_once() -> None:
             assert (await router.ask()).status_code == 504
             assert time.monotonic() - began < 5
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_stream_whose_parts_come_slowly_is_no_timeout_and_one_that_stops_is() -> None:
@@ -104,7 +105,7 @@ def test_a_stream_whose_parts_come_slowly_is_no_timeout_and_one_that_stops_is() 
                 f'quire:router_backend_failures_total{{backend="{one.url}",reason="timeout"}}'
             ) == 1  # fmt: skip
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_small_chunks_cost_no_memory_and_arrive_whole() -> None:
@@ -114,7 +115,7 @@ def test_small_chunks_cost_no_memory_and_arrive_whole() -> None:
         async with StubBackend(behaviour=raw(answer)) as one, running_router(one) as router:
             assert (await router.ask()).content == body
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_client_that_does_not_read_makes_the_server_wait_and_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_a_client_that_does_not_read_makes_the_server_wait_and_is_cut_off(monkey
             assert router.router._app.num_open == 0
             writer.transport.abort()
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def ask_raw(router: RouterUnderTest, data: bytes | None = None) -> tuple[asyncio.StreamReader, Any]:
@@ -180,14 +181,17 @@ def test_clients_that_do_not_speak_http_as_they_should(
             assert one.seen == []
             assert (await router.ask()).status_code == 200
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_client_cannot_smuggle_a_second_request_or_a_header() -> None:
     async def check() -> None:
         async with StubBackend() as one, running_router(one) as router:
             body = b'{"model": "m"}'
-            smuggled = b"POST /v1/completions HTTP/1.1\r\nx: a\rb: c\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            smuggled = b"POST /v1/completions HTTP/1.1\r\nx: a\rb: c\r\ncontent-length: %d\r\n\r\n%s" % (
+                len(body),
+                body,
+            )
             reader, writer = await ask_raw(router, smuggled)
             assert b" 400 " in await reader.readline()
             writer.transport.abort()
@@ -201,7 +205,7 @@ def test_a_client_cannot_smuggle_a_second_request_or_a_header() -> None:
             assert (seen.body, seen.headers["content-length"], seen.headers["x-a"]) == (body, "14", "\xff\t1")
             assert "transfer-encoding" not in seen.headers
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
@@ -218,7 +222,7 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
             one.behaviour = raw(HEAD + b"2\r\nok\r\n0\r\n\r\n", close=False)
             assert (await router.ask()).text == "ok"
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 HUGE = json.dumps({"data": [{"id": "m" * 1_000, "number": number} for number in range(20_000)]}).encode()
@@ -244,7 +248,7 @@ def test_a_server_with_strange_lists_of_models_is_kept_out(models: bytes, said: 
                 assert (await router.ask()).json() == {"from": "two"}
 
     assert len(HUGE) > prober.MAX_BYTES
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _ready(router: RouterUnderTest, url: str) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import uvloop
 
 from quire.errors import OverloadedError
 from quire.router.backend_list import KeyLimits
@@ -34,7 +35,7 @@ def test_without_a_key_only_health_and_metrics_are_shown() -> None:
             assert (await router.ask(headers=bearer("other-key"))).status_code == 200
             assert "authorization" not in one.seen[0].headers, "a key of the router is no server's business"
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_without_keys_of_its_own_clients_keys_go_on_to_servers() -> None:
@@ -46,7 +47,7 @@ def test_without_keys_of_its_own_clients_keys_go_on_to_servers() -> None:
                 await with_key.ask(headers=bearer("mine"))
             assert one.seen[1].headers["authorization"] == "Bearer theirs"
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_more_than_a_minutes_requests_are_429_until_time_has_passed() -> None:
@@ -72,7 +73,7 @@ def test_more_than_a_minutes_requests_are_429_until_time_has_passed() -> None:
             anthropic = await router.client.post("/v1/messages", json={"model": "m"}, headers={"x-api-key": "one-key"})
             assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_more_than_may_be_open_at_once_are_429_until_one_ends() -> None:
@@ -97,7 +98,7 @@ def test_more_than_may_be_open_at_once_are_429_until_one_ends() -> None:
                 done.clear()
             assert await router.metric('quire:router_rejections_total{reason="max_concurrent_requests"}') == 2
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def limits(per_minute: int | None = None, at_once: int | None = None, name: bytes = b"k") -> KeyLimits:

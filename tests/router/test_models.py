@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.router.stubs import StubBackend, json_answer, running_router, until
 
@@ -26,7 +27,7 @@ def test_a_model_or_an_adapter_is_asked_of_a_server_that_has_it() -> None:
             both = {(await router.ask("x" * number, model="base")).json()["from"] for number in range(0, 6_000, 200)}
             assert both == {"one", "two"}
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_v1_models_is_the_union_and_shows_each_servers_own_card() -> None:
@@ -45,7 +46,7 @@ def test_v1_models_is_the_union_and_shows_each_servers_own_card() -> None:
             missing = await router.client.get("/v1/models/none")
             assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_an_unknown_model_is_404_in_the_shape_of_the_endpoint(path: str, said: o
             assert said(answer.json()), answer.text  # type: ignore[operator]
             assert one.seen == []
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_model_must_be_named_where_servers_have_different_ones() -> None:
@@ -78,7 +79,7 @@ def test_a_model_must_be_named_where_servers_have_different_ones() -> None:
             answer = await router.ask(model=None)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _models_of(router: object, url: str, models: list[str]) -> bool:
@@ -96,7 +97,7 @@ def test_an_adapter_that_is_loaded_or_unloaded_is_noticed() -> None:
             await until(lambda: _models_of(router, one.url, ["m"]))
             assert (await router.ask(model="late")).status_code == 404
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_model_whose_servers_are_away_is_503_and_no_unknown_one() -> None:
@@ -113,7 +114,7 @@ def test_a_model_whose_servers_are_away_is_503_and_no_unknown_one() -> None:
             assert (await router.ask(model="none")).status_code == 404
             assert "other" not in (await router.client.get("/v1/models")).text
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _not_ready(router: object, url: str) -> bool:
@@ -131,7 +132,7 @@ def test_names_in_the_list_take_the_place_of_the_servers_own(tmp_path: Path) -> 
                 assert (await router.ask(model="secret")).status_code == 404
                 assert (await router.ask(model="extra")).status_code == 200
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_server_whose_models_are_not_understood_gets_nothing_and_keeps_what_waits() -> None:
@@ -153,4 +154,4 @@ def test_a_server_whose_models_are_not_understood_gets_nothing_and_keeps_what_wa
             going_on.set()
             assert (await waiting).json() == {"from": "one"}
 
-    asyncio.run(check())
+    uvloop.run(check())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 
 import pytest
+import uvloop
 
 from benchmarks.replica_routing import Trace, round_robin, router, run
 from quire.config.router import RouterConfig
@@ -61,7 +61,7 @@ def test_a_session_stays_with_one_server_and_sessions_are_spread() -> None:
             without = {(await router.ask("the same prompt " * 50)).json()["from"] for _ in range(30)}
             assert len(without) == 3, "requests of no session go by load alone"
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_session_whose_server_is_gone_moves_to_another() -> None:
@@ -74,7 +74,7 @@ def test_a_session_whose_server_is_gone_moves_to_another() -> None:
             moved = [(await router.ask(headers=headers)).json()["from"] for _ in range(3)]
             assert set(moved) == {"one", "two"} - {first}
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

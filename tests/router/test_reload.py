@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from quire.config.router import RouterConfig
 from quire.errors import ConfigError
@@ -76,7 +77,7 @@ def test_a_server_that_is_added_is_used_and_one_that_is_removed_finishes_its_str
                 assert (await streaming).content == b"data: 1\n\ndata: 2\n\n"
                 assert len(one.seen) == 1
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_server_that_drains_gets_nothing_new_and_finishes_what_it_has(listed: ListFile) -> None:
@@ -107,7 +108,7 @@ def test_a_server_that_drains_gets_nothing_new_and_finishes_what_it_has(listed: 
                 await router.ask()
                 assert len(one.seen) > before + 1
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _drains(router: RouterUnderTest, url: str, drains: bool = True) -> bool:
@@ -123,7 +124,7 @@ def test_all_servers_that_drain_are_503_and_not_ready(listed: ListFile) -> None:
                 ready = await router.client.get("/ready")
                 assert (ready.status_code, ready.json()["reason"]) == (503, "No server takes requests.")
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_list_that_is_wrong_changes_nothing_and_sighup_reads_it_again(
@@ -146,7 +147,7 @@ def test_a_list_that_is_wrong_changes_nothing_and_sighup_reads_it_again(
                 await until(lambda: only(router, two))
                 assert await router.metric('quire:router_reloads_total{result="ok"}') == 1
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _counted(router: RouterUnderTest, result: str, count: float) -> bool:
@@ -164,7 +165,7 @@ def test_a_file_that_is_away_for_a_moment_is_read_when_it_is_back(listed: ListFi
                 listed.write({"url": two.url})
                 await until(lambda: only(router, two))
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_keys_come_and_go_with_the_list(listed: ListFile) -> None:
@@ -188,7 +189,7 @@ def test_keys_come_and_go_with_the_list(listed: ListFile) -> None:
                 assert (await router.ask(headers={"x-api-key": "second"})).status_code == 200
                 assert "x-api-key" not in one.seen[-1].headers
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _refused(router: RouterUnderTest, key: str = "") -> bool:

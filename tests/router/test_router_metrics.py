@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.router.backend import ScrapedLoad
@@ -35,7 +36,7 @@ def test_the_page_has_the_documented_names_types_and_labels() -> None:
             await router.ask()
             return (await router.client.get("/metrics")).text
 
-    families = [f for f in text_string_to_metric_families(asyncio.run(check())) if f.name.startswith("quire:")]
+    families = [f for f in text_string_to_metric_families(uvloop.run(check())) if f.name.startswith("quire:")]
     found = {}
     for family in families:
         labels = sorted({name for sample in family.samples for name in sample.labels} - {"le"})
@@ -69,7 +70,7 @@ def test_requests_are_counted_by_server_model_key_and_status() -> None:
             assert await router.metric(histogram) == 4
             assert await router.metric("quire:router_choice_seconds_count") == 4
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_states_of_servers_are_shown() -> None:
@@ -95,7 +96,7 @@ def test_states_of_servers_are_shown() -> None:
             two.ready = 200
             await until(lambda: _is(router, two, 1))
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def state(router: RouterUnderTest, name: str, backend: StubBackend) -> float:
@@ -119,7 +120,7 @@ def test_it_is_healthy_as_long_as_it_runs_and_ready_while_a_server_is() -> None:
             one.ready = 404  # vLLM has no /ready: its /health is asked
             await until(lambda: _status(router, "/ready", 200))
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 async def _status(router: RouterUnderTest, path: str, status: int) -> bool:
@@ -145,7 +146,7 @@ def test_a_router_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new
             going_on.set()
             assert (await begun).json() == {"from": "one"}
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_load_is_read_from_metrics_of_all_engines_under_either_name() -> None:
@@ -177,7 +178,7 @@ def test_a_server_that_others_keep_busy_is_passed_over() -> None:
             one.metrics = ""
             await until(lambda: busy.load == ScrapedLoad())
 
-    asyncio.run(check())
+    uvloop.run(check())
 
 
 def test_a_server_of_quire_is_read_as_it_is(tmp_path: Path) -> None:
