@@ -85,10 +85,10 @@ class Fleet:
         able = [backend for backend in serving if backend.takes_requests and backend not in tried]
         if not able:
             raise UnavailableError(self._complaint(request.model))
+        if self._config.routing_logic == "roundrobin":
+            return able[next(self._turns) % len(able)] if len(able) > 1 else able[0]
         if len(serving) == 1:  # where others are only away, what this one gets now is remembered
             return able[0]
-        if self._config.routing_logic == "roundrobin":
-            return able[next(self._turns) % len(able)]
         loads: list[ReplicaLoad | None] = [None] * self._chooser.num_replicas
         for backend in able:
             loads[backend.number] = backend.replica_load()

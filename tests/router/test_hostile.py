@@ -99,7 +99,7 @@ def test_a_stream_whose_parts_come_slowly_is_no_timeout_and_one_that_stops_is() 
         async with StubBackend(behaviour=slow) as one, running_router(one, request_timeout_secs=1.0) as router:
             assert len((await router.ask()).content) == 8 * 9
             one.behaviour = raw(*chunked(b"data: x\n\n"), wait=asyncio.Event())
-            with pytest.raises(Exception, match="closed|incomplete|peer"):
+            with pytest.raises(Exception, match=r"closed|incomplete|peer"):
                 await router.ask()
             assert await router.metric(
                 f'quire:router_backend_failures_total{{backend="{one.url}",reason="timeout"}}'
