@@ -1,6 +1,7 @@
 """Replicas behind one address: how many prefix hits are kept, and how evenly work is spread.
 
-    python -m benchmarks.replica_routing [--replicas 8] [--prefixes 512] [--requests 20000] [--blocks 2560]
+    python -m benchmarks.replica_routing [--replicas 8] [--prefixes 512] [--prefix-tokens 1000] [--requests 20000]
+        [--blocks 2560]
 
 Requests ask for prefixes by Zipf's law, each with a suffix of its own, and arrive at random. Schedulers, block pools
 and the placement are the real ones; the device is a stub whose steps take a time that grows with their tokens, on a
@@ -310,10 +311,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--prefixes", type=int, default=512)
+    parser.add_argument("--prefix-tokens", type=int, default=1_000)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--blocks", type=int, default=2_560, help="in the KV cache of each replica")
     options = parser.parse_args()
-    trace = Trace(prefixes=options.prefixes, requests=options.requests)
+    trace = Trace(prefixes=options.prefixes, prefix_tokens=options.prefix_tokens, requests=options.requests)
     one = run(round_robin, 1, options.blocks, trace, speed=options.replicas)
     print(f"one engine: {one.hits / one.queries:.1%} of prompt tokens found", flush=True)
     for name, way in WAYS.items():

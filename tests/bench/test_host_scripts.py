@@ -22,6 +22,7 @@ SWEEPS = sorted((ROOT / "tuning").glob("*/tune_*.py"))
         ("host_choices.py", ["--tokens", "300", "--choices", "1,3", "--runs", "2"], ["3 choices", "longest turn"]),
         ("host_arrivals.py", ["--requests", "16", "--runs", "1"], ["refused chat", "arrival chat", "end"]),
         ("live_frames.py", ["--sequences", "4", "--steps", "9", "--blocks", "600"], ["a step", "of a core"]),
+        ("router.py", ["--seconds", "1", "--rate", "20"], ["whole", "streams", "added", "µs of processor time"]),
         ("kv_waste.py", ["--requests", "40", "--blocks", "1024"], ["waste"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Three servers behind `quire route` under 200 clients; one is killed and one drained: nothing that had not begun is lost."""
+"""Three servers behind `quire route` under 200 clients, one killed, one drained: what has not begun is not lost."""
 
 from __future__ import annotations
 

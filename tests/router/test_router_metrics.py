@@ -185,9 +185,7 @@ def test_a_server_of_quire_is_read_as_it_is(tmp_path: Path) -> None:
     from tests.api.server import running
 
     with running(tmp_path, num_blocks=128) as server:
-        assert (
-            server.post("/v1/completions", {"prompt": "a", "max_tokens": 1}).status_code == 200
-        )  # it has said its load
+        server.post("/v1/completions", {"prompt": "a", "max_tokens": 1})  # then it has said how many blocks it has
         load = parse_load(server.get("/metrics").content)
         assert load.cache_tokens == 128 * 16
         assert (load.running, load.waiting) == (0, 0)
