@@ -44,17 +44,19 @@ def conversation(*turns: str) -> list[bytes]:
 
 
 def test_a_session_stays_with_one_server_and_sessions_are_spread() -> None:
+    settings = {"routing_logic": "session", "session_key": "X-User-Id", "health_check_interval": 3_600.0}
+
     async def check() -> None:
         async with (
             StubBackend("one") as one,
             StubBackend("two") as two,
             StubBackend("three") as three,
-            running_router(one, two, three, routing_logic="session", session_key="X-User-Id") as router,
+            running_router(one, two, three, **settings) as router,
         ):
             names: Counter[str] = Counter()
-            for user in range(12):
+            for user in range(30):
                 headers = {"X-User-Id": f"user-{user}"}
-                served = {(await router.ask(f"{n} " * 300, headers=headers)).json()["from"] for n in range(3)}
+                served = {(await router.ask(f"{n} " * 300, headers=headers)).json()["from"] for n in range(2)}
                 assert len(served) == 1, "whatever it asks"
                 names.update(served)
             assert set(names) == {"one", "two", "three"}
