@@ -60,8 +60,17 @@ def test_a_session_stays_with_one_server_and_sessions_are_spread() -> None:
                 assert len(served) == 1, "whatever it asks"
                 names.update(served)
             assert set(names) == {"one", "two", "three"}
-            without = {(await router.ask("the same prompt " * 50)).json()["from"] for _ in range(30)}
-            assert len(without) == 3, "requests of no session go by load alone"
+
+    uvloop.run(check())
+
+
+def test_requests_of_no_session_go_by_load_alone() -> None:
+    settings = {"routing_logic": "session", "session_key": "X-User-Id", "health_check_interval": 3_600.0}
+
+    async def check() -> None:
+        async with StubBackend("one") as one, StubBackend("two") as two, running_router(one, two, **settings) as router:
+            served = [(await router.ask(SYSTEM)).json()["from"] for _ in range(6)]
+            assert sorted(served) == ["one"] * 3 + ["two"] * 3
 
     uvloop.run(check())
 
