@@ -4,7 +4,8 @@
 
 Stub servers of one process answer at once: whole answers of 1 KB, and streams of an event each 5 ms. Requests arrive at
 random, so many a second, through a router with three of its keys; as many are sent to the stubs directly, in turn with
-these, so that whatever else the machine does meets both. Printed for each kind, in milliseconds: time to the first byte
+these, so that whatever else the machine does meets both; before that, whole answers one by one, which wait for little
+else than the processes themselves. Printed for each kind, in milliseconds: time to the first byte
 directly and through the router, and what was added, as differences of percentiles; then processor time (user and
 system) of the router by request. A router with nothing to do takes some too, for its questions to servers: it is
 measured before, and left out.
@@ -36,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEYS = ("key-a", "key-b", "key-c")
 GAP_S = 0.005
 IDLE_S = 3.0
+ONE_BY_ONE = 200
 WAIT_S = 60.0
 EVENT = b'data: {"choices": [{"index": 0, "text": " word", "finish_reason": null}]}\n\n'
 WHOLE = json.dumps({"choices": [{"index": 0, "text": "word " * 190, "finish_reason": "length"}]}).encode()
@@ -158,6 +160,13 @@ async def ask_all(targets: Sequence[Target], rate: float, seconds: float, prompt
     await asyncio.wait_for(asyncio.gather(*asking), WAIT_S)
 
 
+async def ask_one_by_one(targets: Sequence[Target], prompt_bytes: int) -> None:
+    """Whole answers, each request after the answer of the one before."""
+    for number in range(ONE_BY_ONE):
+        for target in targets:
+            await target.ask(number, str(number) * (prompt_bytes // len(str(number))), False)
+
+
 def processor_s(pid: int) -> float:
     """User and system time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -211,14 +220,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return 1e3 * statistics.quantiles(values, n=1_000, method="inclusive")[round(share * 1_000) - 1]
 
 
-def report(direct: Target, routed: Target) -> None:
+def report(direct: Target, routed: Target, kinds: Sequence[tuple[bool, str]]) -> None:
     """A line for each kind."""
-    for stream, kind in ((False, "whole"), (True, "streams")):
+    for stream, kind in kinds:
         cells = []
         for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
             before, after = percentile(direct.first_s[stream], share), percentile(routed.first_s[stream], share)
             cells.append(f"{name} {before:6.2f} → {after:6.2f}, added {after - before:6.2f}")
-        print(f"{kind:8} {len(routed.first_s[stream]):6} requests   " + "   ".join(cells), flush=True)
+        print(f"{kind:10} {len(routed.first_s[stream]):6} requests   " + "   ".join(cells), flush=True)
 
 
 async def measure(options: argparse.Namespace, ports: Sequence[int], router: subprocess.Popen[str]) -> None:
@@ -232,12 +241,16 @@ async def measure(options: argparse.Namespace, ports: Sequence[int], router: sub
     idle = (processor_s(router.pid) - before) / IDLE_S
     for target in (direct, routed):
         target.first_s = {False: [], True: []}
+    await ask_one_by_one([direct, routed], options.prompt_bytes)
+    report(direct, routed, [(False, "one by one")])
+    for target in (direct, routed):
+        target.first_s = {False: [], True: []}
     before, began = processor_s(router.pid), time.perf_counter()
     await ask_all([direct, routed], options.rate, options.seconds, options.prompt_bytes)
     took = processor_s(router.pid) - before - idle * (time.perf_counter() - began)
-    report(direct, routed)
+    report(direct, routed, [(False, "whole"), (True, "streams")])
     count = sum(map(len, routed.first_s.values()))
-    print(f"router   {1e6 * took / count:.0f} µs of processor time a request; {idle:.2%} of a core without any")
+    print(f"router     {1e6 * took / count:.0f} µs of processor time a request; {idle:.2%} of a core without any")
 
 
 def main() -> None:
