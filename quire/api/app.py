@@ -36,7 +36,6 @@ from quire.api.routes.adapters import add_adapters
 from quire.api.routes.batches import add_batches, make_batch_runner
 from quire.api.routes.chat import add_chat
 from quire.api.routes.chat_batch import add_chat_batch
-from quire.api.routes.chat_page import add_page
 from quire.api.routes.completions import add_completions
 from quire.api.routes.debug import add_debug
 from quire.api.routes.docs_pages import add_docs_pages
@@ -51,6 +50,7 @@ from quire.api.routes.monitoring import add_monitoring
 from quire.api.routes.ollama import add_ollama
 from quire.api.routes.ollama_models import add_ollama_models
 from quire.api.routes.operations import add_operations
+from quire.api.routes.page import add_page
 from quire.api.routes.render import add_render
 from quire.api.routes.responses import add_responses
 from quire.api.routes.tokenize import add_tokenize

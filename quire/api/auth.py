@@ -27,6 +27,7 @@ PUBLIC = frozenset({
     "/metrics",
     "/docs",
     "/docs/files/{name}",
+    "/page/{version}/{name}",
     "/redoc",
     "/openapi.json",
 })  # fmt: skip
