@@ -3,14 +3,15 @@
 import { element, svg } from "./elements.js";
 
 const WIDTH = 300, HEIGHT = 60;
-const SPAN_S = 300;
+const SPANS = [[60, "1 minute ago"], [300, "5 minutes ago"]];  // the shortest that has the history, in seconds
 
 export class Chart {
   #svg = svg("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
   #lines;
   #top = element("span", { class: "note" });
+  #begin = element("span");
 
-  // `lines`: {name, class, value(entry)} of each.
+  // `lines`: {name, class, value(entry)} of each; a value may be null.
   constructor(title, unit, lines) {
     this.title = title;
     this.unit = unit;
@@ -20,19 +21,22 @@ export class Chart {
       ...(lines.length > 1 ? [element("i", { class: `swatch ${line.swatch}` })] : []), line.now));
     this.node = element("section", { class: "card" },
       element("header", {}, element("h3", {}, title), ...legend), this.#svg,
-      element("div", { class: "axis" }, element("span", {}, "5 minutes ago"), this.#top, element("span", {}, "now")));
+      element("div", { class: "axis" }, this.#begin, this.#top, element("span", {}, "now")));
   }
 
   draw(history) {
     const end = history.findLast(Boolean)?.now ?? 0;
-    const known = history.filter(Boolean);
-    const most = roundUp(Math.max(1e-9, ...this.#lines.flatMap(line => known.map(line.value))));
+    const known = history.filter(Boolean), age = end - (known[0]?.now ?? end);
+    const [span, begin] = SPANS.find(([seconds]) => age <= seconds) ?? SPANS.at(-1);
+    this.#begin.textContent = begin;
+    const most = roundUp(Math.max(1e-9, ...this.#lines.flatMap(line => known.map(entry => line.value(entry) ?? 0))));
     for (const line of this.#lines) {
-      line.group.replaceChildren(...stretches(history).map(part => svg("polyline", {
+      line.group.replaceChildren(...stretches(history, line.value).map(part => svg("polyline", {
         class: line.class,
-        points: part.map(entry => `${(WIDTH * (1 - (end - entry.now) / SPAN_S)).toFixed(1)},${(HEIGHT * (1 - line.value(entry) / most)).toFixed(1)}`).join(" "),
+        points: part.map(entry => `${(WIDTH * (1 - (end - entry.now) / span)).toFixed(1)},${(HEIGHT * (1 - line.value(entry) / most)).toFixed(1)}`).join(" "),
       })));
-      line.now.textContent = known.length ? `${compact(line.value(known.at(-1)))}${line.name ? ` ${line.name}` : ` ${this.unit}`}` : "–";
+      const value = known.length ? line.value(known.at(-1)) : null;
+      line.now.textContent = value === null ? "–" : `${compact(value)} ${line.name ?? this.unit}`;
     }
     this.#top.textContent = most > 1e-9 ? `top line ${compact(most)} ${this.unit}` : "";
     this.#svg.setAttribute("aria-label", `${this.title} over the last minutes, up to ${compact(most)} ${this.unit}; now ${this.#lines.map(line => line.now.textContent).join(", ")}`);
@@ -40,10 +44,10 @@ export class Chart {
 }
 
 // The history between its gaps.
-function stretches(history) {
+function stretches(history, value) {
   const parts = [[]];
   for (const entry of history) {
-    if (entry) parts.at(-1).push(entry);
+    if (entry && value(entry) !== null) parts.at(-1).push(entry);
     else parts.push([]);
   }
   return parts.filter(part => part.length);

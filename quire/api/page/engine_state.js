@@ -10,7 +10,7 @@ const KINDS = { ".": FREE, c: CACHED, h: HELD, H: HELD, s: SHARED, S: SHARED };
 
 export class EngineState {
   kinds = new Uint8Array(0);  // of each block, the first at 0
-  history = [];  // {now, stepMs, generated, computed} with tokens a second; null where frames were missing
+  history = [];  // {now, stepMs, generated, computed} with tokens a second, stepMs null without a step; null where frames were missing
   tables = new Map();  // of each running request: {blocks, seen}
   waited = 0;
   #frames = [];
@@ -80,7 +80,8 @@ export class EngineState {
     }
   }
 
-  #applyRates({ now, step_ms: stepMs }) {
+  #applyRates({ now, step, step_ms }) {
+    const stepMs = step > (this.#frames.at(-2)?.step ?? step) ? step_ms : null;
     const [first] = this.#frames, last = this.frame, seconds = last.now - first.now;
     if (seconds > 0) {
       const rate = name => Math.max(0, last[name] - first[name]) / seconds;

@@ -29,9 +29,9 @@ export class EngineView {
   #map;
   #running = new RequestsView("Running", id => this.#map.choose(id));
   #waiting = new RequestsView("Waiting", () => {});
-  #tokens = new Chart("Tokens", "tokens/s", [
-    { name: "answered/s", class: "first", swatch: "held", value: entry => entry.generated },
-    { name: "computed/s", class: "second", swatch: "cached", value: entry => entry.computed },
+  #tokens = new Chart("Tokens/s", "tokens/s", [
+    { name: "answered", class: "first", swatch: "held", value: entry => entry.generated },
+    { name: "computed", class: "second", swatch: "cached", value: entry => entry.computed },
   ]);
   #steps = new Chart("Step time", "ms", [{ class: "alone", value: entry => entry.stepMs }]);
 

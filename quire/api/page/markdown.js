@@ -33,7 +33,7 @@ function block(lines, at, made, depth) {
   let found;
   if (found = FENCE.exec(line)) return fence(lines, at, found, made);
   if (found = HEADING.exec(line)) {
-    const level = Math.min(6, found[1].length + 2);  // the page has its own above
+    const level = Math.min(6, found[1].length + 3);  // the page has its own above
     made.append(element(`h${level}`, {}, inline(found[2].trimEnd().replace(/(?<=[ \t])#+$/, ""))));
     return at + 1;
   }

@@ -5,7 +5,7 @@ import { element } from "./elements.js";
 const MAX_DEPTH = 5;
 const MAX_ADDRESS = 2048;
 const SPECIAL = /[\\`*_~[!<\n]|https?:\/\//g;
-const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "s"], ["*", "em"], ["_", "em"]];
+const MARKS = [["***", "strong"], ["**", "strong"], ["__", "strong"], ["~~", "s"], ["*", "em"], ["_", "em"]];
 const ESCAPED = /[!-/:-@[-`{-~]/;
 const ADDRESS = /https?:\/\/[^\s<>"'`]+/y;
 const WORD = /[\p{L}\p{N}]/u;
@@ -74,7 +74,8 @@ function emphasis(text, at, depth, missing) {
     let end = find(text, mark, start + 1, missing);
     if (mark.length === 1 && end >= 0 && text[end + 1] === mark) end = closing(text, mark, end);
     if (end < 0 || !text[end - 1].trim() || (mark[0] === "_" && WORD.test(text[end + mark.length] ?? ""))) continue;
-    return [element(name, {}, inline(text.slice(start, end), depth + 1)), end + mark.length];
+    const made = element(name, {}, inline(text.slice(start, end), depth + 1));
+    return [mark === "***" ? element("em", {}, made) : made, end + mark.length];
   }
 }
 
@@ -92,11 +93,20 @@ function closing(text, mark, from) {
 function link(text, at, depth, missing) {
   const middle = find(text, "](", at, missing);
   if (middle < 0 || middle - at > MAX_ADDRESS || depth >= MAX_DEPTH) return undefined;
-  const end = text.slice(middle, middle + MAX_ADDRESS).search(/[)\n]/);
-  if (end < 0 || text[middle + end] === "\n" || text.slice(at + 1, middle).includes("[")) return undefined;
-  const target = text.slice(middle + 2, middle + end).trim().split(/\s/)[0];
+  const end = endOfAddress(text, middle + 2);
+  if (end < 0 || text.slice(at + 1, middle).includes("[")) return undefined;
+  const target = text.slice(middle + 2, end).trim().split(/\s/)[0];
   const words = text.slice(at + 1, middle) || target;
-  return [anchor(target, inline(words, MAX_DEPTH)) ?? words, middle + end + 1];
+  return [anchor(target, inline(words, MAX_DEPTH)) ?? words, end + 1];
+}
+
+// Where the bracket closes that was opened before `from`; -1 if it does not on this line.
+function endOfAddress(text, from) {
+  for (let at = from, open = 1; at < text.length && at < from + MAX_ADDRESS && text[at] !== "\n"; at++) {
+    if (text[at] === "(") open++;
+    if (text[at] === ")" && --open === 0) return at;
+  }
+  return -1;
 }
 
 function bareLink(text, at, start) {

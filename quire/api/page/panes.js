@@ -4,6 +4,7 @@ import { byId } from "./elements.js";
 
 const KEPT = "quire-view";
 const NARROW = matchMedia("(max-width: 860px)");
+const OVERLAID = matchMedia("(max-width: 1080px)");  // the settings lie over the rest
 const ROOMY = matchMedia("(min-width: 1280px)");
 
 export class Panes {
@@ -17,8 +18,9 @@ export class Panes {
     this.#toggle.addEventListener("click", () => this.#open(this.#settings.hidden));
     byId("close-settings").addEventListener("click", () => { this.#open(false); this.#toggle.focus(); });
     this.#settings.addEventListener("keydown", event => {
-      if (event.key === "Escape" && !ROOMY.matches) { this.#open(false); this.#toggle.focus(); }
+      if (event.key === "Escape" && OVERLAID.matches) { this.#open(false); this.#toggle.focus(); }
     });
+    OVERLAID.addEventListener("change", () => this.#open(!this.#settings.hidden));
     this.#open(ROOMY.matches);
   }
 
@@ -41,6 +43,7 @@ export class Panes {
   #open(isOpen) {
     this.#settings.hidden = !isOpen;
     this.#toggle.setAttribute("aria-expanded", String(isOpen));
-    if (isOpen && !ROOMY.matches) this.#settings.querySelector("textarea").focus();
+    for (const behind of document.querySelectorAll("#chat, #engine, .top")) behind.inert = isOpen && OVERLAID.matches;
+    if (isOpen && OVERLAID.matches) this.#settings.querySelector("textarea").focus();
   }
 }

@@ -19,12 +19,13 @@ export function userTurn(text) {
 export class AnswerView {
   #words = element("div", { class: "text" });
   #foot = element("div", { class: "foot" });
-  #asTokens = false;
+  #asTokens;
   #thinks = false;  // whether the reasoning is unfolded
 
   constructor(answer, actions) {
     this.answer = answer;
     this.actions = actions;
+    this.#asTokens = Boolean(answer.body.logprobs && !answer.body.tools);
     this.node = element("article", { class: "turn assistant" }, element("h3", {}, shortName(answer.model)), this.#words, this.#foot);
     this.draw();
   }
@@ -92,6 +93,7 @@ function figures(answer) {
   const { usage, firstTokenS, tokensPerS } = answer;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const facts = [
+    answer.isOpen && firstTokenS === null && "Waiting for the first token",
     firstTokenS !== null && `${firstTokenS < 10 ? Math.round(firstTokenS * 1000) + " ms" : firstTokenS.toFixed(1) + " s"} to the first token`,
     tokensPerS !== null && `${tokensPerS.toFixed(tokensPerS < 10 ? 1 : 0)} tokens/s`,
     usage && `${usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""} + ${usage.completion_tokens} tokens`,

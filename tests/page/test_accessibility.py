@@ -1,0 +1,59 @@
+"""Nobody is kept out: axe finds no serious fault, and all can be done by keyboard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.serve import QuireServe
+from tests.page.visitor import Visitor
+
+pytestmark = pytest.mark.long("operations")
+
+DESKTOP, PHONE = (1440, 900), (390, 844)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size", "view"),
+    [("light", DESKTOP, "both"), ("dark", DESKTOP, "both"), ("light", PHONE, "chat"), ("dark", PHONE, "engine")],
+)
+def test_axe_finds_nothing_serious(
+    browser: Any, server: QuireServe, scheme: str, size: tuple[int, int], view: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    with Visitor(browser, server, size=size, color_scheme=scheme, bypass_csp=True) as visitor:
+        page = visitor.page
+        if size == DESKTOP:
+            page.check("[name=logprobs]")
+            page.check("[name=use_tools]")
+        visitor.ask("What is the weather in Paris?")
+        page.locator(f"input[value={view}]").check(force=True)
+        found = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        assert [(one["impact"], one["id"], one["nodes"][0]["html"]) for one in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_everything_is_reached_by_the_keyboard(browser: Any, server: QuireServe) -> None:
+    with Visitor(browser, server, size=PHONE) as visitor:
+        page = visitor.page
+        assert page.evaluate("document.activeElement.id") == "text"
+        page.keyboard.type("What is the capital of France?")
+        page.keyboard.press("Enter")
+        visitor.wait_for("document.querySelector('.regenerate')")
+        reached = set()
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+        assert {"model", "toggle-settings", "give-key", "turns", "text", "send", "new-chat", "Regenerate", "curl"} <= reached
+        page.focus("#toggle-settings")
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.name") == "system"
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.id") == "toggle-settings"
+
+
+def test_nothing_moves_for_those_who_want_it_still(browser: Any, server: QuireServe) -> None:
+    with Visitor(browser, server, reduced_motion="reduce") as visitor:
+        visitor.wait_for("document.querySelector('#stream-state').dataset.state === 'live'")
+        assert visitor.page.evaluate("document.getAnimations().length") == 0

@@ -1,0 +1,110 @@
+"""The live picture against a real server: it says what the engine holds, and asks only while it is seen."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.e2e.serve import QuireServe
+from tests.page.conftest import BLOCKS
+from tests.page.visitor import Visitor, counts, load
+
+pytestmark = pytest.mark.long("operations")
+
+LIVE = "document.querySelector('#stream-state').textContent === 'Live'"
+MAP = "document.querySelector('canvas.map').getAttribute('aria-label')"
+
+
+def is_fact(name: str, value: str) -> str:
+    """JavaScript that says whether the picture has this figure."""
+    return f"[...document.querySelectorAll('.facts div')].some(one => one.textContent === '{name}{value}')"
+
+
+def sums(visitor: Visitor) -> dict[str, int]:
+    """Blocks of each kind, as the map says it."""
+    return {kind: int(number) for number, kind in re.findall(r"(\d+) (free|cached|held|shared)", visitor.page.evaluate(MAP))}
+
+
+def test_it_moves_under_load_and_agrees_with_the_counts(visitor: Visitor, server: QuireServe) -> None:
+    page = visitor.page
+    visitor.wait_for(LIVE)
+    with load(server, 6):
+        visitor.wait_for("document.querySelectorAll('[aria-label=\"Running requests\"] .row').length === 4")
+        visitor.wait_for("document.querySelectorAll('[aria-label=\"Waiting requests\"] .row').length === 2")
+        now = counts(server)
+        assert (now["running"], now["waiting"]) == (4, 2)
+        assert (visitor.facts["Running"], visitor.facts["Waiting"]) == ("4", "2")
+        visitor.wait_for(f"/ [1-9]\\d* shared/.test({MAP})")
+        before = counts(server)
+        shown = sums(visitor)
+        after = counts(server)
+        held = [each["blocks"] - each["free_blocks"] for each in (before, after)]
+        assert sum(shown.values()) == BLOCKS
+        assert min(held) - 40 <= shown["held"] + shown["shared"] <= max(held)  # a frame is up to half a second old
+        picture = page.evaluate("document.querySelector('canvas.map').toDataURL()")
+        progress = page.locator("[aria-label='Running requests'] .how").all_inner_texts()
+        visitor.wait_for(f"document.querySelector('canvas.map').toDataURL() !== {picture!r}")
+        assert progress != page.locator("[aria-label='Running requests'] .how").all_inner_texts()
+        assert whose_blocks(visitor) == 4
+        visitor.wait_for("document.querySelectorAll('.chart polyline').length >= 3")
+    visitor.wait_for(is_fact("Running", "0"))
+    visitor.wait_for(f"/ 0 held, 0 shared/.test({MAP})")
+    idle = counts(server)
+    assert idle["free_blocks"] == idle["blocks"] == BLOCKS
+    assert sums(visitor)["cached"] > 0
+    assert visitor.facts["Preemptions"] == str(idle["preemptions"])
+
+
+def whose_blocks(visitor: Visitor) -> int:
+    """How many requests the map names under the pointer and under the keyboard's cell."""
+    page = visitor.page
+    listed = set(page.locator("[aria-label='Running requests'] .who").all_inner_texts())
+    box = page.locator("canvas.map").bounding_box()
+    found: set[str] = set()
+    for y in range(4, int(box["height"]) - 2, 6):
+        for x in range(4, int(box["width"]) - 2, 24):
+            page.mouse.move(box["x"] + x, box["y"] + y)
+            if match := re.search(r"Requests? (.*)", page.inner_text("#tip")):
+                found.update(match[1].split(", "))
+            if found == listed:
+                return len(found)
+    return len(found & listed)
+
+
+def test_the_map_is_told_to_the_keyboard(visitor: Visitor) -> None:
+    visitor.wait_for(LIVE)
+    visitor.wait_for(f"/ [1-9]\\d* cached/.test({MAP})")
+    visitor.page.focus("canvas.map")
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+        visitor.page.keyboard.press(key)
+    assert re.match("Block 1: (free|held)", visitor.page.inner_text(".card [role=status]"))
+
+
+def test_nothing_is_asked_while_nobody_sees_it(visitor: Visitor, server: QuireServe) -> None:
+    page = visitor.page
+    visitor.wait_for(LIVE)
+    page.locator("input[value=chat]").check(force=True)
+    visitor.wait_for("document.querySelector('#stream-state').dataset.state === 'off'")
+    asked = len(visitor.asked)
+    time.sleep(1.5)
+    assert visitor.asked[asked:] == []
+    page.locator("input[value=engine]").check(force=True)
+    visitor.wait_for(LIVE)
+    assert visitor.asked[asked:] == ["/engine/frames"]
+
+
+def test_it_says_when_the_stream_ends_and_connects_again(browser: Any, server: QuireServe) -> None:
+    with Visitor(browser, server) as visitor:
+        visitor.wait_for(LIVE)
+        os.kill(server.children()["api"], signal.SIGKILL)
+        visitor.wait_for("document.querySelector('#stream-state').textContent.includes('trying again in')")
+        visitor.wait_for(LIVE)
+        number = "document.querySelectorAll('.facts dd')[5].textContent"
+        before = visitor.page.evaluate(number)
+        visitor.ask("What is the capital of France?")
+        visitor.wait_for(f"{number} !== {before!r}")
