@@ -39,7 +39,7 @@ def test_every_route_is_public_on_purpose_or_guarded(guarded: Server) -> None:
     for route in guarded.app.router.routes:
         assert isinstance(route, Route), "a mounted application would need a look of its own"
         for method in route.methods or ():
-            path = route.path.replace("{name:path}", "tiny").replace("{name}", "swagger-ui.css").replace("{version}", "0")
+            path = route.path.replace("{name:path}", "tiny").replace("{name}", "swagger-ui.css")
             answer = ask(guarded, method, path, {})
             if route.path in PUBLIC:
                 assert answer.status_code != 401, path

@@ -47,4 +47,3 @@ def visitor(browser: Any, server: QuireServe) -> Iterator[Visitor]:
     """Somebody with the key at a large window."""
     with Visitor(browser, server) as visitor:
         yield visitor
-

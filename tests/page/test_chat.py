@@ -41,9 +41,8 @@ def test_an_answer_streams_in_with_what_it_took(visitor: Visitor) -> None:
 def test_an_answer_is_stopped_and_asked_for_again(visitor: Visitor) -> None:
     page = visitor.page
     page.fill("[name=stop]", "never to be found")
-    page.fill("[name=presence_penalty]", "1.5")
     page.fill("[name=temperature]", "2")
-    page.fill("[name=max_tokens]", "1500")
+    page.fill("[name=min_tokens]", "1500")
     with page.expect_request("**/v1/chat/completions") as asked:
         visitor.begin("Write a story, a very long one.")
     sent = asked.value.post_data_json
@@ -53,6 +52,7 @@ def test_an_answer_is_stopped_and_asked_for_again(visitor: Visitor) -> None:
     visitor.wait_for("document.querySelector('#send').textContent === 'Send'")
     assert "stopped" in page.inner_text(".figures")
     page.fill("[name=temperature]", "0")
+    page.fill("[name=min_tokens]", "")
     page.fill("[name=max_tokens]", "7")
     with page.expect_request("**/v1/chat/completions") as again:
         page.click(".regenerate")
@@ -142,7 +142,7 @@ def test_each_token_says_how_likely_it_was(visitor: Visitor) -> None:
 def test_a_request_goes_on_in_a_terminal_and_in_python(visitor: Visitor, tmp_path: Path) -> None:
     visitor.page.fill("[name=temperature]", "0")
     visitor.page.fill("[name=min_p]", "0.1")  # which OpenAI's client does not know
-    visitor.page.fill("[name=system]", "It's \"so\": $HOME `x` \\ and\nnew lines")
+    visitor.page.fill("[name=system]", 'It\'s "so": $HOME `x` \\ and\nnew lines')
     visitor.ask(CAPITAL)
     said = visitor.answers[-1]
     environment = {"QUIRE_API_KEY": KEY, "PATH": "/usr/bin:/bin"}

@@ -27,7 +27,8 @@ def is_fact(name: str, value: str) -> str:
 
 def sums(visitor: Visitor) -> dict[str, int]:
     """Blocks of each kind, as the map says it."""
-    return {kind: int(number) for number, kind in re.findall(r"(\d+) (free|cached|held|shared)", visitor.page.evaluate(MAP))}
+    found = re.findall(r"(\d+) (free|cached|held|shared)", visitor.page.evaluate(MAP))
+    return {kind: int(number) for number, kind in found}
 
 
 def test_it_moves_under_load_and_agrees_with_the_counts(visitor: Visitor, server: QuireServe) -> None:

@@ -50,7 +50,7 @@ class Visitor:
         self._context = browser.new_context(viewport=viewport, **options)
         self._context.grant_permissions(["clipboard-read", "clipboard-write"])
         if key:
-            self._context.add_init_script(f"sessionStorage.getItem('quire-key') ?? sessionStorage.setItem('quire-key', '{key}')")
+            self._context.add_init_script(f"sessionStorage['quire-key'] ??= '{key}'")
         self._context.on("request", self._note_request)
         self.page = self._context.new_page()
         self.page.set_default_timeout(WAIT_MS)
@@ -77,7 +77,6 @@ class Visitor:
         """Send a message."""
         self.page.fill("#text", text)
         self.page.press("#text", "Enter")
-        self.wait_for("document.querySelector('#send').textContent === 'Stop' || !document.querySelector('#text').value")
 
     def wait_for(self, condition: str) -> None:
         """Until an expression is true in the page, whose policy keeps Playwright from waiting there."""

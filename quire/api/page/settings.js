@@ -3,7 +3,7 @@
 import { byId } from "./elements.js";
 
 const KEPT = "quire-settings";
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"];
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty"];
 const EXAMPLE_SCHEMA = {
   type: "object",
   properties: { name: { type: "string" }, age: { type: "integer" } },
