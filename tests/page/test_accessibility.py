@@ -56,5 +56,7 @@ def test_everything_is_reached_by_the_keyboard(browser: Any, server: QuireServe)
 
 def test_nothing_moves_for_those_who_want_it_still(browser: Any, server: QuireServe) -> None:
     with Visitor(browser, server, reduced_motion="reduce") as visitor:
-        visitor.wait_for("document.querySelector('#stream-state').dataset.state === 'live'")
+        visitor.page.fill("[name=min_tokens]", "1000")
+        visitor.begin("Write a short story about a fox.")
+        visitor.wait_for("document.querySelector('.waiting') && document.querySelector('.turn .text').innerText")
         assert visitor.page.evaluate("document.getAnimations().length") == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from tests.page.visitor import Visitor, counts, load
 pytestmark = pytest.mark.long("operations")
 
 LIVE = "document.querySelector('#stream-state').textContent === 'Live'"
+HOW = "[...document.querySelectorAll('[aria-label=\"Running requests\"] .how')].map(one => one.textContent)"
 MAP = "document.querySelector('canvas.map').getAttribute('aria-label')"
 
 
@@ -48,9 +50,9 @@ def test_it_moves_under_load_and_agrees_with_the_counts(visitor: Visitor, server
         assert sum(shown.values()) == BLOCKS
         assert min(held) - 40 <= shown["held"] + shown["shared"] <= max(held)  # a frame is up to half a second old
         picture = page.evaluate("document.querySelector('canvas.map').toDataURL()")
-        progress = page.locator("[aria-label='Running requests'] .how").all_inner_texts()
+        progress = page.evaluate(HOW)
         visitor.wait_for(f"document.querySelector('canvas.map').toDataURL() !== {picture!r}")
-        assert progress != page.locator("[aria-label='Running requests'] .how").all_inner_texts()
+        visitor.wait_for(f"JSON.stringify({HOW}) !== JSON.stringify({json.dumps(progress)})")
         assert whose_blocks(visitor) == 4
         visitor.wait_for("document.querySelectorAll('.chart polyline').length >= 3")
     visitor.wait_for(is_fact("Running", "0"))
