@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from quire.cli.flags import parse_config
+from quire.clock import SystemClock
 from quire.config import Config, environment
-from quire.errors import ConfigError, SetupError
+from quire.errors import ConfigError, EngineDeadError, SetupError
+from quire.executor.nodes.follower import Follower
 from quire.planning.auto_config import resolve
-from quire.supervisor.announce import announce_settings, log_as_json, print_error
+from quire.processes.launch import EXIT_CRASHED
+from quire.supervisor.announce import announce_settings, log_as_json, print_error, print_log
 from quire.supervisor.listener import listen
 from quire.supervisor.supervisor import Supervisor
 
@@ -25,6 +28,8 @@ def run(arguments: Sequence[str]) -> int:
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
     config = environment.apply(config)
+    if config.parallel.nnodes > 1:
+        environment.node_key(config.parallel.node_key_file)  # or an error at once
 
     def reread() -> Config:
         return environment.apply(parse_config(arguments, "quire serve", DESCRIPTION))
@@ -40,8 +45,20 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _serve(config: Config, reread: Callable[[], Config]) -> int:
+    if config.server.headless:
+        return _follow(config)
     with listen(config.server) as listener:
         resolved = resolve(config, replicas=True)
         supervisor = Supervisor(resolved.config, listener, environment.developer_mode(), asked=config, reread=reread)
         announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()
+
+
+def _follow(config: Config) -> int:
+    resolved = resolve(config)
+    announce_settings(resolved.config, resolved.reasons)
+    try:
+        return Follower(resolved.config, SystemClock(), print_log).run()
+    except EngineDeadError as error:
+        print_error(error.message)
+        return EXIT_CRASHED

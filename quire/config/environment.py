@@ -28,6 +28,7 @@ _SHOWN_PREFIXES = (
 )
 _KERNEL_CACHE = "TRITON_CACHE_DIR"
 _INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "none")
+_SHORTEST_NODE_KEY = 16
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
@@ -60,6 +61,33 @@ def apply_to_router(config: RouterConfig) -> RouterConfig:
             raise ConfigError("QUIRE_BACKEND_API_KEY is set but empty: give it the servers' key, or unset it.")
         config = replace(config, backend_api_key=key)
     return config
+
+
+def node_key(file: str | None) -> bytes:
+    """The key that the machines of an engine share: what the file has, or QUIRE_NODE_KEY.
+
+    Raises:
+        ConfigError: There is none, or it is too short to keep anyone out.
+    """
+    source, text = "QUIRE_NODE_KEY", os.environ.get("QUIRE_NODE_KEY", "")
+    if file is not None:
+        source = f"--node-key-file {file}"
+        try:
+            text = Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source} cannot be read: {error}.", param="node_key_file") from error
+    if not (key := text.strip()):
+        raise ConfigError(
+            "Several nodes need a key that all of them have: give it by --node-key-file or in QUIRE_NODE_KEY "
+            "('openssl rand -hex 32' makes one).",
+            param="node_key_file",
+        )
+    if len(key) < _SHORTEST_NODE_KEY:
+        raise ConfigError(
+            f"{source}: a key has at least {_SHORTEST_NODE_KEY} characters ('openssl rand -hex 32' makes one).",
+            param="node_key_file",
+        )
+    return key.encode()
 
 
 def developer_mode() -> bool:

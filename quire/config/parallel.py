@@ -26,7 +26,25 @@ class ParallelConfig:
     """Seconds that ranks wait for the last one of them, after which the engine ends and says which. Default: at
     the start 300 after the first one, and 20 within a step."""
 
+    nnodes: int = 1
+    """Machines that the ranks of one engine are on, each with as many stages of --pipeline-parallel-size. Give the same
+    on all. Short: -n."""
+    node_rank: int = 0
+    """Which of them this is: 0 the head, which serves; the others need --headless. Short: -r."""
+    master_addr: str = "127.0.0.1"
+    """Address of the head: it listens there while an engine starts, and the others connect to it."""
+    master_port: int = 29501
+    """Port of the head."""
+    node_key_file: str | None = None
+    """File with the key that all nodes share, 16 characters or more. Default: the variable QUIRE_NODE_KEY. With several
+    nodes there has to be one."""
+
     @property
     def ranks(self) -> int:
         """How many there are."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_of_a_node(self) -> int:
+        """How many of them share a machine."""
+        return self.ranks // self.nnodes

@@ -19,6 +19,8 @@ class ServerConfig:
     """Address to listen on. Default: all interfaces."""
     port: int = 8000
     """Port to listen on; 0 for any free one."""
+    headless: bool = False
+    """Serve nothing here: start this machine's ranks for the server at --master-addr, as --node-rank says."""
     api_key: tuple[str, ...] = ()
     """Keys of which a request must carry one, as 'Authorization: Bearer KEY'. Default: the variable QUIRE_API_KEY or
     VLLM_API_KEY; without either, none is needed."""

@@ -69,18 +69,21 @@ _NO_EFFECT: dict[str, VllmSetting] = {
 
 _DEVICES: dict[str, VllmSetting] = {
     **_group("one API process serves all engines; leave it out", api_server_count=1),
-    **_group("this version runs on one machine, with --tensor-, --pipeline- and --data-parallel-size; leave it out",
+    **_group("this version has --tensor-, --pipeline- and --data-parallel-size; leave it out",
         decode_context_parallel_size=1,
-        prefill_context_parallel_size=1, nnodes=1, data_parallel_size_local=1,
+        prefill_context_parallel_size=1, data_parallel_size_local=1,
     ),
-    **_group("ranks are processes of one machine, and --tensor-parallel-size says how many; leave it out",
-        distributed_executor_backend=("uni", "mp"),
-        node_rank=0, master_addr="127.0.0.1", master_port=29501, data_parallel_rank=0, data_parallel_start_rank=0,
+    **_group("ranks are processes that each machine starts itself: for several give --nnodes, --node-rank and "
+        "--master-addr on each, without Ray",
+        distributed_executor_backend=("uni", "mp"), worker_use_ray=False, ray_workers_use_nsight=False,
+    ),
+    **_group("ranks are processes, and --tensor-parallel-size says how many; leave it out",
+        data_parallel_rank=0, data_parallel_start_rank=0,
         data_parallel_address=None, data_parallel_rpc_port=ANY, data_parallel_backend="mp",
         data_parallel_hybrid_lb=False, data_parallel_external_lb=False, all2all_backend=None, enable_eplb=False,
         eplb_config=None, num_redundant_experts=0, expert_placement_strategy="linear", enable_dbo=False,
-        enable_elastic_ep=False, headless=False, worker_cls="auto",
-        worker_extension_cls=None, worker_use_ray=False, ray_workers_use_nsight=False,
+        enable_elastic_ep=False, worker_cls="auto",
+        worker_extension_cls=None,
     ),
     **_flags("ranks share memory, and nothing else adds their sums", "disable_custom_all_reduce"),
     **_group("weights are read by one process", max_parallel_loading_workers=ANY),
@@ -175,8 +178,8 @@ VLLM_SETTINGS: dict[str, VllmSetting] = {**_NO_EFFECT, **_DEVICES, **_MODEL, **_
 
 VLLM_ALIASES: dict[str, str] = {
     "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size",
-    "-ep": "enable_expert_parallel", "-q": "quantization", "-asc": "api_server_count", "-sc": "speculative_config",
-    "-cc": "compilation_config", "-ac": "attention_config",
+    "-ep": "enable_expert_parallel", "-n": "nnodes", "-r": "node_rank", "-q": "quantization",
+    "-asc": "api_server_count", "-sc": "speculative_config", "-cc": "compilation_config", "-ac": "attention_config",
 }  # fmt: skip
 """Short forms on the command line."""
 

@@ -16,8 +16,8 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.errors import EngineDeadError
 from quire.executor.executor import FaultHook, no_faults
+from quire.executor.nodes.head_ranks import Ranks, start_ranks
 from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, Offer, Offers, StepDone, Stop, fingerprint
-from quire.executor.rank_processes import RankProcesses
 from quire.executor.stage_progress import StageProgress
 from quire.mesh import mesh_of
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
@@ -48,7 +48,7 @@ class MultiRankExecutor:
         self._config = config
         self._clock = clock
         self._fault = fault
-        self._ranks: RankProcesses | None = None
+        self._ranks: Ranks | None = None
         self._failure: BaseException | None = None
         self._results: deque[Result] = deque()
         self._sampled: dict[int, int] = {}  # by step, the fingerprint of what was sampled
@@ -71,7 +71,7 @@ class MultiRankExecutor:
             EngineDeadError: A rank died, or came too late; the message says which.
         """
         try:
-            self._ranks = RankProcesses(self._config, self._clock)
+            self._ranks = start_ranks(self._config, self._clock)
             for _ in range(EXCHANGES if self._on_gpus else 0):
                 self._ranks.broadcast(Offers([offer.data for offer in self._from_all(Offer, "reach its GPU")]))
             blocks = self._from_all(Blocks, "read its weights")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 
 import msgspec
 
 from quire.messages import DeviceLimits, Plan, Result
+
+FRAME = struct.Struct("<Q")
+"""Before each message of a rank to the engine: its length."""
 
 
 class Blocks(msgspec.Struct, frozen=True, array_like=True, tag=True):

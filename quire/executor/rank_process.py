@@ -10,7 +10,6 @@ import ctypes
 import logging
 import signal
 import socket
-import struct
 import sys
 from collections import deque
 
@@ -21,7 +20,7 @@ from quire.collectives.layout import LINE, memory_bytes
 from quire.config import Config, environment
 from quire.errors import EngineDeadError
 from quire.executor.message_ring import RingReader, ring_bytes
-from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, Offer, Offers, Stop, ToRanks
+from quire.executor.rank_messages import FRAME, Bitmasks, Blocks, FromRank, Offer, Offers, Stop, ToRanks
 from quire.executor.rank_steps import RankSteps
 from quire.executor.torch_library import begin_loading
 from quire.mesh import Mesh, mesh_of
@@ -32,8 +31,6 @@ from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, RankLaunch, SendReport
 from quire.processes.shared_memory import SharedMemory
 
-FRAME = struct.Struct("<Q")
-"""Before each message of a rank: its length."""
 _MANY = 4096
 _PR_SET_PDEATHSIG = 1
 
@@ -43,13 +40,12 @@ class EngineChannel:
 
     Args:
         launch: Of the rank.
-        ranks: How many there are.
     """
 
-    def __init__(self, launch: RankLaunch, ranks: int) -> None:
+    def __init__(self, launch: RankLaunch) -> None:
         self._socket = socket.socket(fileno=launch.socket_fd)
-        memory = SharedMemory(ring_bytes(ranks), launch.ring_fd)
-        self._ring = RingReader(memory, ranks, launch.rank, self._wait)
+        memory = SharedMemory(ring_bytes(launch.here), launch.ring_fd)
+        self._ring = RingReader(memory, launch.here, launch.rank - launch.first, self._wait)
         self._decoder: msgspec.msgpack.Decoder[ToRanks] = msgspec.msgpack.Decoder(ToRanks)
         self._waiting: deque[ToRanks] = deque()  # plans that came before the bitmasks of an earlier one
 
@@ -111,7 +107,7 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
         environment.prepare_nccl()
     begin_loading()
     logging.basicConfig(format=f"rank {own.rank}: %(message)s")
-    channel = EngineChannel(own, mesh.size)
+    channel = EngineChannel(own)
     (_run_on_gpu if on_gpu else _run_on_cpu)(config, mesh, own, channel)
 
 
@@ -128,7 +124,7 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
     began = clock.now()
     environment.limit_openmp_spinning()
     from quire.collectives.shared_memory import shared_memory_collectives  # torch
-    from quire.executor.ring_streams import ring_links
+    from quire.executor.message_streams import stage_links
     from quire.worker.kv_tensors import DENSE
     from quire.worker.worker import Worker
 
@@ -136,7 +132,7 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
     spec = read_spec(config.model.model, config.model.quantization)
     memory = SharedMemory(memory_bytes(mesh, spec.vocab_size), own.memory_fd)
     ranks = shared_memory_collectives(memory, mesh, spec.vocab_size, spins=own.spins, patience_s=own.patience_s)
-    links = ring_links(own.stage, spec.hidden, DENSE[config.model.dtype])
+    links = stage_links(own.stage, spec.hidden, DENSE[config.model.dtype])
     worker = Worker(config, clock, None, mesh, ranks, links)
     limits = worker.load(channel.agree)
     steps = RankSteps(worker, mesh, own.stage)

@@ -1,4 +1,5 @@
-"""The engine's side of its ranks: starts their processes, hears what they say, and sees which one dies or hangs.
+"""The ranks of one machine, as its engine sees them: starts their processes, hears what they say, and sees which one
+dies or hangs.
 
 Each rank that is lost is an EngineDeadError that names it. Knows nothing about what the messages mean.
 """
@@ -22,8 +23,8 @@ from quire.collectives.layout import calls_of, memory_bytes
 from quire.config import Config
 from quire.errors import EngineDeadError
 from quire.executor.message_ring import RingWriter, ring_bytes
-from quire.executor.rank_messages import FromRank, ToRanks
-from quire.executor.rank_process import FRAME
+from quire.executor.nodes.crossings import Crossings
+from quire.executor.rank_messages import FRAME, FromRank, ToRanks
 from quire.executor.stage_rings import StageRings
 from quire.mesh import mesh_of
 from quire.models.spec import read_spec
@@ -50,29 +51,37 @@ _log = logging.getLogger(__name__)
 
 
 class RankProcesses:
-    """The processes of one engine's ranks.
+    """The processes of one engine's ranks on this machine.
 
     Args:
         config: Resolved settings.
         clock: For who is late.
+        crossings: Of this machine, if ranks are on several; None: all are here.
+        where: What is said of a rank beside its process, in messages.
+
+    Attributes:
+        number: How many ranks the engine has, on all machines.
     """
 
-    def __init__(self, config: Config, clock: Clock) -> None:
+    def __init__(self, config: Config, clock: Clock, crossings: Crossings | None = None, where: str = "") -> None:
         self._clock = clock
+        self._where = where
         self._mesh = mesh_of(config.parallel)
         self.number = self._mesh.size
+        self._here = range(self.number) if crossings is None else crossings.ranks
         self._patience_s = float(config.parallel.distributed_timeout_seconds or PATIENCE_S)
         spec = read_spec(config.model.model, config.model.quantization)
         size = memory_bytes(self._mesh, spec.vocab_size)
-        self._memories = [SharedMemory(size) for _ in range(self._mesh.pp)]  # a stage's ranks share one
+        self._memories = [SharedMemory(size) for _ in self._here[:: self._mesh.tp]]  # a stage's ranks share one
         self._words = [memoryview(memory.view).cast("I") for memory in self._memories]
-        rings = StageRings(self._mesh, _stream_bytes(config, spec.hidden), config.scheduler.max_num_seqs or 0)
-        ring = SharedMemory(ring_bytes(self.number))
-        self._ring = RingWriter(ring, self.number, self._ring_bells, self._wait_for_readers)
+        rows = config.scheduler.max_num_seqs or 0
+        rings = StageRings(self._mesh, stream_bytes(config, spec.hidden), rows, crossings)
+        ring = SharedMemory(ring_bytes(len(self._here)))
+        self._ring = RingWriter(ring, len(self._here), self._ring_bells, self._wait_for_readers)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
-        self._unread = [bytearray() for _ in range(self.number)]
-        self._selector = selectors.DefaultSelector()
+        self._unread = [bytearray() for _ in self._here]
+        self._selector = selectors.EpollSelector()
         self._sockets: list[socket.socket] = []
         self._children: list[ChildProcess] = []
         self._last_look = clock.now()
@@ -80,7 +89,7 @@ class RankProcesses:
         self._still_s = self._stopped_s = 0.0
         self._is_late = False
         self._on_gpus = config.device.device == "cuda"
-        for rank in range(self.number):
+        for rank in self._here:
             self._start(config, rank, ring, rings)
         for memory in (ring, *self._memories):
             os.close(memory.descriptor)
@@ -88,11 +97,24 @@ class RankProcesses:
 
     def name(self, rank: int) -> str:
         """For messages."""
-        return f"Rank {rank} of {self.number} (process {self._children[rank].pid})"
+        return f"Rank {rank} of {self.number} (process {self._children[self._index(rank)].pid}{self._where})"
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the ranks on this machine, in their order."""
+        return [child.pid for child in self._children]
+
+    def fileno(self) -> int:
+        """For a selector: readable when a rank has said something."""
+        return self._selector.fileno()
 
     def broadcast(self, message: ToRanks) -> None:
         """Tell all ranks."""
-        self._ring.write(self._encoder.encode(message))
+        self.broadcast_encoded(self._encoder.encode(message))
+
+    def broadcast_encoded(self, message: bytes) -> None:
+        """The same, of a message as ranks read it."""
+        self._ring.write(message)
 
     def receive(self, wait: float | None) -> list[tuple[int, FromRank]]:
         """What ranks have said, by rank; empty after `wait` seconds.
@@ -127,14 +149,20 @@ class RankProcesses:
 
     # --- below --------------------------------------------------------------------------------------------------------
 
+    def _index(self, rank: int) -> int:
+        """Its place in the lists of this machine's."""
+        return rank - self._here[0]
+
     def _start(self, config: Config, rank: int, ring: SharedMemory, rings: StageRings) -> None:
         own, theirs = socket.socketpair()
         launch = RankLaunch(
             rank=rank,
+            first=self._here[0],
+            here=len(self._here),
             socket_fd=theirs.fileno(),
             ring_fd=ring.descriptor,
-            memory_fd=self._memories[rank // self._mesh.tp].descriptor,
-            spins=SPINS if self.number < usable_cores() else 0,
+            memory_fd=self._memories[self._index(rank) // self._mesh.tp].descriptor,
+            spins=SPINS if len(self._here) < usable_cores() else 0,
             patience_s=self._patience_s,
             ends_with_parent=threading.current_thread() is threading.main_thread(),
             stage=rings.ends_of(rank),
@@ -155,14 +183,14 @@ class RankProcesses:
     def _wait_for_readers(self) -> None:
         """The ring is full."""
         time.sleep(1e-3)
-        for rank, child in enumerate(self._children):
+        for rank, child in zip(self._here, self._children, strict=True):
             if child.exit_code() is not None:
                 raise self._death(rank)
         self._look()
 
     def _read(self, rank: int) -> Iterator[tuple[int, FromRank]]:
         """The messages of a rank that are there as a whole."""
-        unread = self._unread[rank]
+        unread = self._unread[self._index(rank)]
         with suppress(BlockingIOError):
             while chunk := self._receive(rank):
                 unread += chunk
@@ -178,12 +206,12 @@ class RankProcesses:
     def _receive(self, rank: int) -> bytes:
         """Some bytes of a rank's messages; none: it is gone."""
         with suppress(ConnectionResetError):  # it had not read all that it was sent
-            return self._sockets[rank].recv(_CHUNK)
+            return self._sockets[self._index(rank)].recv(_CHUNK)
         return b""
 
     def _death(self, rank: int) -> Exception:
         """Why a rank is gone."""
-        child = self._children[rank]
+        child = self._children[self._index(rank)]
         cause = child.cause_of_death().rstrip(".")
         if (failure := child.failure) is not None and failure.error:
             raise_reported_failure(failure)
@@ -203,13 +231,15 @@ class RankProcesses:
             return
         self._last_look = now
         passed = min(passed, 2 * _LOOK_S)  # if this process or the machine stood still, no rank is to blame
-        stopped = next((rank for rank in range(self.number) if process_state(self._children[rank].pid) == "T"), None)
+        stopped = next(
+            (rank for rank, pid in zip(self._here, self.pids, strict=True) if process_state(pid) == "T"), None
+        )
         self._stopped_s = 0.0 if stopped is None else self._stopped_s + passed
         if stopped is not None and self._stopped_s >= STOPPED_S:
             raise EngineDeadError(f"{self.name(stopped)} was stopped by SIGSTOP.")
         tp = self._mesh.tp
-        calls = tuple(calls_of(self._words[rank // tp], rank % tp) for rank in range(self.number))
-        apart = [rank for rank in range(self.number) if calls[rank] < max(calls[rank // tp * tp :][:tp])]
+        calls = tuple(calls_of(self._words[index // tp], index % tp) for index in range(len(self._here)))
+        apart = [rank for i, rank in enumerate(self._here) if calls[i] < max(calls[i // tp * tp :][:tp])]
         self._still_s = self._still_s + passed if calls == self._progress and apart else 0.0
         self._progress = calls
         if self._still_s < LATE_S:
@@ -225,7 +255,7 @@ class RankProcesses:
             )
 
 
-def _stream_bytes(config: Config, hidden: int) -> int:
+def stream_bytes(config: Config, hidden: int) -> int:
     """Of what a stage hands the next in the largest step."""
     tokens = config.scheduler.max_num_batched_tokens
     assert tokens, "the batch is resolved"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from quire.executor.message_ring import RingReader, RingWriter
+from quire.executor.message_link import MessageReader, MessageWriter
 from quire.executor.rank_messages import StepDone, fingerprint
 from quire.executor.stage_rings import most_unread, open_reader, open_writer
 from quire.mesh import Mesh
@@ -37,7 +37,7 @@ class RankSteps:
     Args:
         worker: With the rank's part of the model.
         mesh: The rank's place.
-        ends: Of the rings to other stages.
+        ends: Of the links to other stages.
     """
 
     def __init__(self, worker: Worker, mesh: Mesh, ends: StageEnds) -> None:
@@ -46,7 +46,7 @@ class RankSteps:
         self._arrivals = (
             None if ends.tokens_in is None else TokenArrivals(open_reader(ends.tokens_in), worker, most_unread(mesh.pp))
         )
-        self._tokens_out: RingWriter | None = None if ends.tokens_out is None else open_writer(ends.tokens_out)
+        self._tokens_out: MessageWriter | None = None if ends.tokens_out is None else open_writer(ends.tokens_out)
 
     def execute(self, plan: Plan, masks: Callable[[], TokenBitmasks]) -> Result | StepDone:
         """What the rank tells the engine of the step: one tells all, the others which tokens they have sampled."""
@@ -73,13 +73,13 @@ class TokenArrivals:
     """Brings a first stage's rank the tokens that were sampled.
 
     Args:
-        ring: With a SampledTokens for each step that samples.
+        link: With a SampledTokens for each step that samples.
         worker: The rank's.
-        unread: Steps whose tokens may be left in the ring.
+        unread: Steps whose tokens may be left unread.
     """
 
-    def __init__(self, ring: RingReader, worker: LearnsTokens, unread: int) -> None:
-        self._ring = ring
+    def __init__(self, link: MessageReader, worker: LearnsTokens, unread: int) -> None:
+        self._link = link
         self._worker = worker
         self._unread = unread
         self._decoder = msgspec.msgpack.Decoder(SampledTokens)
@@ -99,7 +99,7 @@ class TokenArrivals:
 
     def _take(self) -> None:
         """The next step's."""
-        sampled = self._decoder.decode(self._ring.read())
+        sampled = self._decoder.decode(self._link.read())
         step, slots = self._due.popleft()
         assert sampled.step == step, f"tokens of step {sampled.step}, expected those of {step}"
         gained = [slot for slot, count in zip(slots, sampled.counts, strict=True) if count]

@@ -1,5 +1,5 @@
-"""The rings of messages between pipeline stages: streams from each rank to its neighbour in the next stage, and sampled
-tokens from the last stage to all ranks of the first.
+"""The links between pipeline stages: streams from each rank to its neighbour in the next stage, and sampled tokens from
+the last stage to all ranks of the first. Within a machine they are rings of messages.
 
 Imports no torch: the engine makes the rings, and ranks use their ends.
 """
@@ -10,9 +10,12 @@ import os
 import time
 from itertools import chain
 
+from quire.executor.message_link import MessageReader, MessageWriter
 from quire.executor.message_ring import RingReader, RingWriter, ring_bytes
+from quire.executor.nodes.crossings import Crossings
+from quire.executor.nodes.socket_link import open_socket_reader, open_socket_writer
 from quire.mesh import Mesh
-from quire.processes.launch import RingEnd, StageEnds
+from quire.processes.launch import LinkEnd, RingEnd, StageEnds
 from quire.processes.shared_memory import SharedMemory
 
 MOST_STREAM_BYTES = 1 << 26
@@ -20,32 +23,39 @@ _FULL_NAP_S = 1e-3
 
 
 class StageRings:
-    """All rings of a mesh; they are kept open until `close`.
+    """All rings of a machine's ranks; they are kept open until `close`.
 
     Args:
         mesh: Its sizes count.
         stream_bytes: Of the largest stream.
         rows: Most rows of a step.
+        crossings: Of the machine, and its links to others; None: all ranks are here.
     """
 
-    def __init__(self, mesh: Mesh, stream_bytes: int, rows: int) -> None:
+    def __init__(self, mesh: Mesh, stream_bytes: int, rows: int, crossings: Crossings | None = None) -> None:
         self._mesh = mesh
         self._memories: list[SharedMemory] = []
         self._bells: list[int] = []
         size = min(MOST_STREAM_BYTES, 2 * stream_bytes)
-        self._streams = [self._ring(size, 1) for _ in range(mesh.size - mesh.tp)]  # by the rank that sends
-        self._tokens = self._ring(token_ring_bytes(mesh.pp, rows), mesh.tp) if mesh.pp > 1 else None
+        self._crossings = crossings = crossings or Crossings(range(mesh.size))
+        here = [rank for rank in crossings.ranks if rank + mesh.tp in crossings.ranks]
+        self._streams = {rank: self._ring(size, 1) for rank in here}  # by the rank that sends
+        is_one = mesh.pp > 1 and crossings.nodes == 1
+        self._tokens = self._ring(token_ring_bytes(mesh.pp, rows), mesh.tp) if is_one else None
 
     def ends_of(self, rank: int) -> StageEnds:
         """A rank's."""
         at, tp = Mesh(rank, self._mesh.tp, self._mesh.pp), self._mesh.tp
-        if self._tokens is None:
-            return StageEnds()
+        tokens_in: LinkEnd | None = self._crossings.tokens_in(at)
+        tokens_out: LinkEnd | None = self._crossings.tokens_out(at)
+        if self._tokens is not None:
+            tokens_in = _reader(self._tokens, at.tp_rank) if at.is_first else None
+            tokens_out = self._tokens if at.is_last and at.tp_rank == 0 else None
         return StageEnds(
-            before=None if at.is_first else self._streams[rank - tp],
-            after=None if at.is_last else self._streams[rank],
-            tokens_in=_reader(self._tokens, at.tp_rank) if at.is_first else None,
-            tokens_out=self._tokens if at.is_last and at.tp_rank == 0 else None,
+            before=self._streams.get(rank - tp) or self._crossings.before(at),
+            after=self._streams.get(rank) or self._crossings.after(at),
+            tokens_in=tokens_in,
+            tokens_out=tokens_out,
         )
 
     def close(self) -> None:
@@ -67,15 +77,22 @@ def most_unread(stages: int) -> int:
 
 def token_ring_bytes(stages: int, rows: int) -> int:
     """Of the ring of sampled tokens: so much that the last stage never waits for the first one to read."""
-    return (most_unread(stages) + 1) * (64 + 8 * rows)
+    return (most_unread(stages) + 1) * token_bytes(rows)
+
+
+def token_bytes(rows: int) -> int:
+    """Of the sampled tokens of a step, at most."""
+    return 64 + 16 * rows
 
 
 def _reader(end: RingEnd, number: int) -> RingEnd:
     return RingEnd(end.memory_fd, end.size, [end.bells[number]], end.readers, number)
 
 
-def open_writer(end: RingEnd) -> RingWriter:
+def open_writer(end: LinkEnd) -> MessageWriter:
     """For the rank that writes."""
+    if not isinstance(end, RingEnd):
+        return open_socket_writer(end)
 
     def ring_bells() -> None:
         for bell in end.bells:
@@ -84,8 +101,10 @@ def open_writer(end: RingEnd) -> RingWriter:
     return RingWriter(_memory(end), end.readers, ring_bells, lambda: time.sleep(_FULL_NAP_S))
 
 
-def open_reader(end: RingEnd) -> RingReader:
+def open_reader(end: LinkEnd) -> MessageReader:
     """For a rank that reads."""
+    if not isinstance(end, RingEnd):
+        return open_socket_reader(end)
     (bell,) = end.bells
 
     def wait() -> None:

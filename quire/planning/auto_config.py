@@ -21,6 +21,7 @@ from quire.planning.draft_model import with_draft_model
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
+from quire.planning.nodes import check_nodes, node_lines
 from quire.planning.ranks import check_ranks, plan_for_all, rank_lines
 from quire.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
 from quire.quantization.held_bytes import HeldWeights
@@ -79,6 +80,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         spec = on_a_gpu(spec)
     gpu = machine.gpu if device.device == "cuda" else None
     check_kv_cache_dtype(config.cache.kv_cache_dtype)
+    check_nodes(config, device.device)
     mesh = check_ranks(config, spec, device.device)
     engines = config.parallel.data_parallel_size
     _check_engines(engines, mesh.size, gpu, replicas=replicas)
@@ -99,7 +101,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         served_model_name=model.served_model_name or (name,),
     )
     config = replace(config, model=model, scheduler=scheduler, device=_resolve_cudagraph_size(device))
-    own_memory = machine.memory_bytes // (mesh.size * engines)
+    own_memory = machine.memory_bytes // (config.parallel.ranks_of_a_node * engines)
     plan = plan_for_all(config, spec, replace(machine, memory_bytes=own_memory), mesh)
     reasons = (
         f"model       {name} ({spec.architecture}, {spec.num_parameters / 1e6:,.1f}M parameters) from {directory}",
@@ -108,7 +110,8 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
         *_quantization_lines(spec),
         f"context     {plan.max_model_len:,} tokens: {length_reason(config, spec)}",
         batch_line,
-        *rank_lines(mesh, spec, on_gpu=gpu is not None),
+        *rank_lines(mesh, spec, config.parallel.ranks_of_a_node, on_gpu=gpu is not None),
+        *node_lines(config.parallel),
         *_engine_lines(engines, mesh.size, gpu),
         _cache_line(config, plan, spec),
         _memory_line(config, plan, gpu.free_bytes if gpu else own_memory),

@@ -78,8 +78,8 @@ def plan_for_all(config: Config, spec: ModelSpec, machine: Machine, mesh: Mesh) 
     return min(plans, key=lambda plan: (plan.max_model_len, plan.num_blocks))
 
 
-def rank_lines(mesh: Mesh, spec: ModelSpec, *, on_gpu: bool = False) -> list[str]:
-    """That several ranks divide the model."""
+def rank_lines(mesh: Mesh, spec: ModelSpec, sharing: int, *, on_gpu: bool = False) -> list[str]:
+    """That several ranks divide the model, and so many of them a machine's memory."""
     if mesh.size == 1:
         return []
     of_layers = f"1/{mesh.tp} of every layer"
@@ -90,5 +90,6 @@ def rank_lines(mesh: Mesh, spec: ModelSpec, *, on_gpu: bool = False) -> list[str
     if mesh.ep > 1 and spec.experts is not None:
         counts = [replace(mesh, rank=rank).own_experts(spec.experts.count).count for rank in range(mesh.ep)]
         of_layers += f", but {' + '.join(map(str, counts))} whole experts"
-    memory = "a GPU" if on_gpu else f"1/{mesh.size} of the memory"
+    memory = f"1/{sharing} of the memory" if sharing > 1 else "a machine's memory"
+    memory = "a GPU" if on_gpu else memory
     return [f"ranks       {mesh.size} processes, each with {of_layers}, and {memory}; sizes are of one"]

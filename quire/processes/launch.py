@@ -26,7 +26,7 @@ PULSE_S = 1.0
 """Longest time between two pulses of a live process that is not busy with one thing."""
 
 
-class RingEnd(msgspec.Struct, frozen=True):
+class RingEnd(msgspec.Struct, frozen=True, tag=True):
     """An end of a ring of messages between ranks. Numbers are of inherited descriptors.
 
     Attributes:
@@ -49,18 +49,39 @@ class RingEnd(msgspec.Struct, frozen=True):
         return [self.memory_fd, *self.bells]
 
 
+class SocketEnd(msgspec.Struct, frozen=True, tag=True):
+    """An end of a link to ranks of another machine.
+
+    Attributes:
+        socket_fds: Inherited connections that block: to each reader, or to the one that writes.
+        most_bytes: Of a message.
+    """
+
+    socket_fds: list[int]
+    most_bytes: int
+
+    @property
+    def fds(self) -> list[int]:
+        """All descriptors."""
+        return self.socket_fds
+
+
+LinkEnd = RingEnd | SocketEnd
+"""To a rank of this machine, or of another one."""
+
+
 class StageEnds(msgspec.Struct, frozen=True):
-    """A rank's ends of the rings between pipeline stages; None: it has none.
+    """A rank's ends of what leads to other pipeline stages; None: it has none.
 
     Attributes:
         before, after: Streams from the stage before its own, and to the one after.
         tokens_in, tokens_out: What was sampled: to the ranks of the first stage, from one of the last.
     """
 
-    before: RingEnd | None = None
-    after: RingEnd | None = None
-    tokens_in: RingEnd | None = None
-    tokens_out: RingEnd | None = None
+    before: LinkEnd | None = None
+    after: LinkEnd | None = None
+    tokens_in: LinkEnd | None = None
+    tokens_out: LinkEnd | None = None
 
     @property
     def fds(self) -> list[int]:
@@ -74,6 +95,8 @@ class RankLaunch(msgspec.Struct, frozen=True):
 
     Attributes:
         rank: Its number.
+        first: The number of the first rank of its machine.
+        here: How many ranks its machine has.
         socket_fd: Its messages to the engine, and a byte in return for whatever is new in the ring.
         ring_fd: Shared memory with the engine's messages to all ranks.
         memory_fd: Shared memory of the ranks of its stage, for collectives.
@@ -84,6 +107,8 @@ class RankLaunch(msgspec.Struct, frozen=True):
     """
 
     rank: int
+    first: int
+    here: int
     socket_fd: int
     ring_fd: int
     memory_fd: int

@@ -43,6 +43,8 @@ def announce_settings(config: Config, reasons: Sequence[str]) -> None:
     print_log(f"Quire {__version__}")
     for reason in reasons:
         print_log(f"  {reason}")
+    if config.server.headless:
+        return
     keys = len(config.server.api_key)
     print_log(
         f"  access      {f'{keys} API key(s)' if keys else 'open to whoever reaches the port: --api-key closes it'}"

@@ -164,7 +164,7 @@ class Worker:
 
     def set_threads(self) -> None:
         """Of torch and of our kernels, in the thread that computes; `load` does it."""
-        sharing = self._mesh.size * self._config.parallel.data_parallel_size
+        sharing = self._config.parallel.ranks_of_a_node * self._config.parallel.data_parallel_size
         threads = compute_threads(self._config.device.cpu_threads, torch.get_num_threads(), sharing)
         torch.set_num_threads(threads)
         if self._device.type == "cpu" and (kernels := library()):  # before threads that read weights load one each

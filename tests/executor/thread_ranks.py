@@ -12,9 +12,9 @@ from quire.clock import Clock
 from quire.collectives.layout import memory_bytes
 from quire.collectives.shared_memory import shared_memory_collectives
 from quire.config import Config
+from quire.executor.message_streams import stage_links
 from quire.executor.rank_messages import StepDone, fingerprint
 from quire.executor.rank_steps import RankSteps
-from quire.executor.ring_streams import ring_links
 from quire.executor.stage_rings import StageRings
 from quire.mesh import mesh_of
 from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
@@ -96,7 +96,7 @@ class ThreadRanks:
             mesh, ends = mesh_of(self._config.parallel, rank), self._rings.ends_of(rank)
             memory = self._memories[mesh.stage]
             ranks = shared_memory_collectives(memory, mesh, self._spec.vocab_size, spins=0, patience_s=30)
-            links = ring_links(ends, self._spec.hidden, torch.float32)
+            links = stage_links(ends, self._spec.hidden, torch.float32)
             worker = Worker(self._config, self._clock, None, mesh, ranks, links)
             self._said[rank].put(worker.load(self._agreed))
             steps = RankSteps(worker, mesh, ends)

@@ -1,0 +1,178 @@
+"""Messages over a TCP connection between machines, each with its length before it.
+
+A message that says it is longer than agreed is the end of the connection, before memory is taken for it. Knows nothing
+about what messages mean.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from contextlib import suppress
+
+from quire.errors import QuireError
+
+MOST_BYTES = 1 << 28
+"""Of a message between nodes: a plan, a result, settings."""
+LOST_AFTER_MS = 15_000
+"""When a machine that says nothing, not even that it received something, is taken for gone."""
+_LENGTH = struct.Struct("<Q")
+_CHUNK = 1 << 16
+_KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", LOST_AFTER_MS))
+
+
+class ConnectionLostError(QuireError):
+    """The other side is gone, or what it sent is no message."""
+
+
+def set_up(connection: socket.socket) -> None:
+    """Small messages are sent at once, and the kernel notices when the other machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if (option := getattr(socket, name, None)) is not None:  # they are Linux's
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def send_message(connection: socket.socket, message: bytes) -> None:
+    """Send one, on a socket that blocks.
+
+    Raises:
+        ConnectionLostError: The other side is gone, or did not take it within the socket's timeout.
+    """
+    try:
+        if len(message) <= _CHUNK:  # in one packet, if it fits
+            connection.sendall(_LENGTH.pack(len(message)) + message)
+        else:
+            connection.sendall(_LENGTH.pack(len(message)))
+            connection.sendall(message)
+    except OSError as error:
+        raise ConnectionLostError(f"nothing can be sent: {error}") from error
+
+
+def receive_message(connection: socket.socket, most_bytes: int, deadline: float | None = None) -> bytes:
+    """The next message, on a socket that blocks.
+
+    Args:
+        connection: The socket.
+        most_bytes: Of the message.
+        deadline: By which all of it has to be there, as time.monotonic() has it; None: it may take any time.
+
+    Raises:
+        ConnectionLostError: It did not come, or is too long.
+    """
+    (length,) = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size, deadline))
+    _check(length, most_bytes)
+    return receive_exactly(connection, length, deadline)
+
+
+def receive_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytes:
+    """So many bytes; see `receive_message`."""
+    received = bytearray(length)
+    view = memoryview(received)
+    try:
+        while view:
+            if deadline is not None:
+                connection.settimeout(max(1e-3, deadline - time.monotonic()))
+            count = connection.recv_into(view)
+            if not count:
+                raise ConnectionLostError("the other side has closed the connection")
+            view = view[count:]
+    except OSError as error:
+        raise ConnectionLostError(f"nothing came: {error}") from error
+    return bytes(received)
+
+
+class Connection:
+    """Both ways of a connection, for a process that may wait for neither.
+
+    Args:
+        connected: A connected socket; it is this object's from now on.
+        most_bytes: Of a message that comes.
+    """
+
+    def __init__(self, connected: socket.socket, most_bytes: int = MOST_BYTES) -> None:
+        self._socket = connected
+        self._socket.setblocking(False)
+        self._most_bytes = most_bytes
+        self._unread = bytearray()
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `flush` has something to do, once the socket is writable."""
+        return bool(self._unsent)
+
+    def post(self, message: bytes) -> None:
+        """Send a message, what the network takes of it at once and the rest by `flush`.
+
+        Raises:
+            ConnectionLostError: The other side is gone.
+        """
+        self._unsent += _LENGTH.pack(len(message))
+        self._unsent += message
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is unsent, as far as the network takes it; raises as `post` does."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ConnectionLostError(f"nothing can be sent: {error}") from error
+
+    def take(self) -> list[bytes]:
+        """The messages that are there as a whole; called when the socket is readable.
+
+        Raises:
+            ConnectionLostError: The other side is gone, or a message is too long.
+        """
+        try:
+            chunk = self._socket.recv(_CHUNK)
+            if not chunk:
+                raise ConnectionLostError("the other side has closed the connection")
+            self._unread += chunk
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ConnectionLostError(f"nothing came: {error}") from error
+        return self._whole_messages()
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """End the connection, after the other side had so long to take what is unsent and to close its end: if there
+        were something unread here, closing would take from it what it has not read yet."""
+        deadline = time.monotonic() + patience_s
+        with suppress(OSError):
+            if patience_s:
+                self._socket.settimeout(patience_s)
+                self._socket.sendall(self._unsent)
+                self._socket.shutdown(socket.SHUT_WR)
+                while self._socket.recv(_CHUNK) and time.monotonic() < deadline:
+                    pass
+        self._unsent.clear()
+        self._socket.close()
+
+    def _whole_messages(self) -> list[bytes]:
+        found, begin = [], 0
+        while len(self._unread) - begin >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._unread, begin)
+            _check(length, self._most_bytes)
+            end = begin + _LENGTH.size + length
+            if len(self._unread) < end:
+                break
+            found.append(bytes(self._unread[begin + _LENGTH.size : end]))
+            begin = end
+        del self._unread[:begin]
+        return found
+
+
+def _check(length: int, most_bytes: int) -> None:
+    if length > most_bytes:
+        raise ConnectionLostError(f"a message of {length:,} bytes was announced, and {most_bytes:,} are allowed")

@@ -1,0 +1,33 @@
+"""Nodes of one engine on this machine: the head in this process or a server, the others as `quire serve --headless`."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from tests.e2e.serve import QuireServe
+
+KEY = "a key that all nodes have"
+
+
+def free_port() -> int:
+    """A port at which nobody listens at the moment."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+class Follower(QuireServe):
+    """A node that is not the head; a context that ends it.
+
+    Args:
+        node: Its number.
+        port: Of the head.
+        flags: More of them.
+        key: QUIRE_NODE_KEY.
+        environment: More variables.
+    """
+
+    def __init__(self, node: int, port: int, *flags: str, key: str = KEY, **environment: Any) -> None:
+        at = ("--node-rank", str(node), "--headless", "--master-port", str(port))
+        super().__init__(*at, *flags, environment={"QUIRE_NODE_KEY": key, **environment})
