@@ -54,3 +54,8 @@ def test_the_report_says_which_node_this_is() -> None:
     parallel = Config().with_values(**TWO, tensor_parallel_size=2, node_rank=1, master_addr="10.0.0.1").parallel
     assert parallel.ranks_of_a_node == 2
     assert node_lines(parallel) == ["nodes       2, each with 2 ranks; this is node 1, and they meet at 10.0.0.1:29501"]
+
+
+def test_gpus_of_several_machines_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--nnodes 2: GPUs of several machines are not served yet"):
+        check_nodes(Config().with_values(**TWO), "cuda")
