@@ -96,7 +96,7 @@ class FakeGpu:
 
     def warm_up(self) -> list[str]:
         """What was found."""
-        self.worker._warm_up_compilation(self.spec)
+        self.worker._warm_up_compilation(self.spec, self.spec)
         return list(self.precompiler.names)
 
     def serve(self, seed: int) -> list[str]:
