@@ -12,13 +12,15 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from quire.api.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from quire.api.schemas.batch import BatchRequest
 from quire.api.schemas.chat import MAX_MESSAGES, ChatRequest
 from quire.api.schemas.chat_batch import ChatBatchRequest
 from quire.api.schemas.completion import CompletionRequest
 from quire.api.schemas.generate import GenerateRequest
-from quire.api.schemas.known_fields import OPENAI_FIELDS, FieldLists
+from quire.api.schemas.known_fields import NO_FIELDS, OPENAI_FIELDS, FieldLists
 from quire.api.schemas.messages import MESSAGES_FIELDS, CountTokensRequest, MessagesRequest
+from quire.api.schemas.model_change import ModelChange
 from quire.api.schemas.ollama import OLLAMA_FIELDS, OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from quire.api.schemas.request_fields import MAX_PRIORITY, MAX_SALT
 from quire.api.schemas.responses import ResponsesRequest
@@ -49,6 +51,9 @@ _BODIES: dict[type[BaseModel], FieldLists] = {
     DetokenizeRequest: OPENAI_FIELDS,
     BatchRequest: OPENAI_FIELDS,
     ResponsesRequest: OPENAI_FIELDS,
+    LoadAdapterRequest: OPENAI_FIELDS,
+    UnloadAdapterRequest: OPENAI_FIELDS,
+    ModelChange: NO_FIELDS,
 }
 _SHARE: dict[str, Any] = {"exclusiveMinimum": 0, "maximum": 1}
 _TOKEN_IDS: dict[str, Any] = {"items": {"minimum": 0}}

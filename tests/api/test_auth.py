@@ -50,7 +50,7 @@ def test_every_route_is_public_on_purpose_or_guarded(guarded: Server) -> None:
                 assert answer.headers["www-authenticate"] == "Bearer"
                 allowed = {"Authorization": f"Bearer {KEY}"}
                 answer = ask(guarded, method, path, allowed)
-                assert answer.status_code in (200, 400, 404, 415), path  # let in, whatever it says then
+                assert answer.status_code in (200, 400, 404, 415, 503), path  # let in, whatever it says then
             seen += 1
     assert seen >= 18
 

@@ -49,11 +49,13 @@ async def refuse(server: Server) -> tuple[int, int]:
     async def send(message: Message) -> None:
         said.append(message)
 
-    for _ in range(2):  # what is imported or built at the first does not count
+    numbers = []
+    for _ in range(5):  # neither what is built at the first counts, nor what a search for garbage calls
         said.clear()
         with CountedCalls() as calls:
             await server.app({**scope, "state": {}}, receive, send)
-    return said[0]["status"], calls.number
+        numbers.append(calls.number)
+    return said[0]["status"], min(numbers)
 
 
 def test_to_turn_a_request_away_takes_few_calls_and_not_its_body(scripted: tuple[Server, ScriptedClient]) -> None:

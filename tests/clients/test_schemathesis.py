@@ -71,11 +71,11 @@ TEXT = {
     "required": ["prompt"],
     "additionalProperties": False,
 }
-PAUSES = ("/pause", "/resume")
+PAUSES = ("/pause", "/resume", "/admin/model")
 
 
 def without_pauses(document: dict[str, Any]) -> dict[str, Any]:
-    """The document without what would make every other request wait."""
+    """The document without what would make every other request wait: a body of `{}` swaps a model for itself."""
     return {**document, "paths": {path: value for path, value in document["paths"].items() if path not in PAUSES}}
 
 

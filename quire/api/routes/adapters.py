@@ -7,32 +7,13 @@ files the server reads.
 from __future__ import annotations
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from quire.api.request_body import openapi_body, read_body
+from quire.api.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from quire.api.serving import Serving
 from quire.errors import RequestError
-
-
-class LoadAdapterRequest(BaseModel):
-    """Which adapter is loaded, and under which name."""
-
-    model_config = ConfigDict(strict=True)
-
-    lora_name: str = Field(description="What requests call it as their model.")
-    lora_path: str = Field(description="Directory of the server, s3://bucket/key or hub id.")
-    load_inplace: bool = Field(default=False, description="Replace what has this name.")
-
-
-class UnloadAdapterRequest(BaseModel):
-    """Which adapter is forgotten."""
-
-    model_config = ConfigDict(strict=True)
-
-    lora_name: str
-    lora_int_id: int | None = Field(default=None, description="Ignored: the name says which.")
 
 
 def add_adapters(app: FastAPI, serving: Serving) -> None:
