@@ -140,7 +140,7 @@ def test_a_rank_that_keeps_other_gpus_waiting_is_named(on_gpus: bool, monkeypatc
     words = memoryview(memory.view).cast("I")
     vars(ranks).update(
         _clock=clock, _last_look=0.0, _stopped_s=0.0, _still_s=0.0, _progress=(), _is_late=False, _patience_s=20.0,
-        _mesh=Mesh(tp=2), number=2, _words=[words], _on_gpus=on_gpus,
+        _mesh=Mesh(tp=2), number=2, _here=range(2), _words=[words], _on_gpus=on_gpus,
         _children=[type("Child", (), {"pid": 1})] * 2,
     )  # fmt: skip
     words[0], words[LINE // 4] = 7, 6

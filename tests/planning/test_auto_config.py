@@ -266,7 +266,7 @@ def test_each_rank_takes_a_gpu(checkpoint: Path) -> None:
     assert two.memory.footprint.weights < 0.6 * one.memory.footprint.weights
     assert any("2 processes, each with 1/2 of every layer, and a GPU" in line for line in two.reasons), two.reasons
     ngram = {"method": "ngram", "num_speculative_tokens": 2}
-    with pytest.raises(ConfigError, match="--speculative-config is not supported on a GPU"):
+    with pytest.raises(ConfigError, match="--speculative-config is not supported on several GPUs"):
         resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, speculative_config=ngram)
     with pytest.raises(ConfigError, match="adapters are served by one rank only"):
         resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, enable_lora=True)
