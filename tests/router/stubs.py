@@ -111,10 +111,9 @@ class StubBackend:
                         return
                     answering.result()
                 finally:
-                    for task in (answering, leaving):
-                        task.cancel()
-                        with contextlib.suppress(asyncio.CancelledError, OSError):
-                            await task
+                    answering.cancel()
+                    leaving.cancel()
+                    await asyncio.wait({answering, leaving})  # a `kill` meanwhile is not taken for their ends
         except (OSError, asyncio.IncompleteReadError):
             self.aborted.set()
         finally:
