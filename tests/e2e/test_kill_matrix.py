@@ -54,7 +54,9 @@ class Victim(QuireServe):
 
     def plant(self, fault: str) -> None:
         """The engine fails so at its next step."""
-        self._fault_file.write_text(fault)
+        written = self._fault_file.with_suffix(".new")
+        written.write_text(fault)
+        written.replace(self._fault_file)  # at once: a step between making a file and writing it would find nothing
 
     def clear(self) -> None:
         """Nothing is planted any more."""
