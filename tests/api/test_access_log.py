@@ -52,11 +52,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def lines() -> Iterator[Lines]:
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
     logger, handler = logging.getLogger("quire.access"), Lines()
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield handler
+    with caplog.at_level(logging.INFO, logger.name):
+        yield handler
     logger.removeHandler(handler)
 
 
