@@ -28,12 +28,12 @@ from quire.bench.arrivals import ArrivalOptions, arrival_times
 from quire.bench.client import Outcome
 from quire.bench.datasets import Sample
 from quire.bench.server_times import asked, served
-from quire.bench.step_times import measure
 from quire.bench.summary import percentile
 from quire.config import Config
 from quire.costmodel.measured_step_times import MeasuredStepTimes, read_step_times
 from quire.models.spec import read_spec
 from quire.planning.machine import this_machine
+from quire.simulation.calibration import calibrate
 from quire.simulation.deployment import Deployment, Processor, deploy
 from quire.simulation.engine import Served, simulate
 from quire.simulation.model_files import find_model
@@ -48,7 +48,7 @@ Percentiles = dict[str, float]
 def main() -> None:
     arguments = _arguments()
     config = Config().with_values(model=arguments.model, device="cpu", cpu_threads=arguments.cpu_threads)
-    measured = measure(config) if arguments.step_times is None else read_step_times(arguments.step_times)
+    measured = calibrate(config) if arguments.step_times is None else read_step_times(arguments.step_times)
     print(f"steps: half of them within {measured.steps.error:.1%} of their terms; a server adds {measured.server}")
     where = _deployed(config, measured)
     trace = _trace(arguments, where)

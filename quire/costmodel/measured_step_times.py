@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quire.costmodel.least_squares import non_negative
 from quire.errors import ConfigError, reason
 from quire.models.spec import ModelSpec
 
@@ -32,6 +33,8 @@ _HUBER = 1.5
 """Residuals beyond so many times the median one count less."""
 _BINS = 4
 """Steps are alike whose attention differs by less than a fourth of a power of two."""
+_LONGEST_STALL = 8.0
+"""So many times as long as usual: what takes longer happens too seldom to be foretold from a load of seconds."""
 _FEWEST = 8
 """Terms cannot be told from fewer different steps."""
 
@@ -58,11 +61,13 @@ class ServerTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         request_ms: To a request, there and back.
+        arrival_ms: To the next step, for each request that came.
         step_ms: To a step.
         row_ms: To a step, for each of its streams.
     """
 
     request_ms: float
+    arrival_ms: float
     step_ms: float
     row_ms: float
 
@@ -114,6 +119,10 @@ class MeasuredStepTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def request_ms(self, *, server: bool) -> float:
         """From a request's arrival to its engine and back."""
         return self.engine_request_ms + server * self.server.request_ms
+
+    def arrival_ms(self, *, server: bool) -> float:
+        """What a request's arrival takes from the next step."""
+        return self.server.arrival_ms if server else 0.0
 
     def step_time(self, *, server: bool) -> MeasuredStepTime:
         """Predicts steps, of a server or of an engine in its client's process."""
@@ -189,7 +198,7 @@ def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
     ms = np.array([step.ms for step in alike])
     weights = np.ones(len(alike))
     for _ in range(_ROUNDS):
-        terms = _non_negative(features / ms[:, None] * weights[:, None], weights)
+        terms = non_negative(features / ms[:, None] * weights[:, None], weights)
         errors = np.abs(features @ terms / ms - 1)
         limit = _HUBER * max(1e-9, float(np.median(errors)))
         weights = np.sqrt(np.minimum(1.0, limit / np.maximum(errors, 1e-12)))
@@ -198,6 +207,20 @@ def fitted(steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
     every = np.array([_features(step, knots, windows) for step in steps]) @ terms
     error = float(np.median(np.abs(every / np.array([step.ms for step in steps]) - 1)))
     return StepTerms(tuple(zip(knots, curve, strict=True)), row, chunk, read, score, error)
+
+
+def as_long_as(terms: StepTerms, steps: Sequence[TimedStep], spec: ModelSpec) -> StepTerms:
+    """These terms, grown or shrunk alike until they sum up to what these steps took.
+
+    Terms are of the usual step. A load has stalls as well, which its requests wait out.
+    """
+    predict = MeasuredStepTime(terms, windows_of(spec))
+    usual = [predict(np.array(step.counts), np.array(step.before), step.sampled) for step in steps]
+    took = sum(min(step.ms, _LONGEST_STALL * ms) for step, ms in zip(steps, usual, strict=True))
+    factor = took / sum(usual)
+    curve = tuple((tokens, factor * ms) for tokens, ms in terms.points)
+    row, chunk, read, score = (factor * ms for ms in (terms.row_ms, terms.chunk_ms, terms.read_ms, terms.score_ms))
+    return StepTerms(curve, row, chunk, read, score, terms.error)
 
 
 def windows_of(spec: ModelSpec) -> dict[int | None, int]:
@@ -262,17 +285,3 @@ def _knots(sizes: Sequence[int]) -> list[int]:
     """Powers of two among the sizes, and the largest size: closer ones would tell noise."""
     largest = max(sizes, default=0)
     return [2**power for power in range(max(0, largest - 1).bit_length()) if 2**power < 0.75 * largest] + [largest]
-
-
-def _non_negative(features: FloatArray, wanted: FloatArray) -> FloatArray:
-    """Terms of the least squares; those that would be negative are left out, one after another, and are 0."""
-    scale = np.maximum(1e-12, np.abs(features).max(axis=0))
-    terms, used = np.zeros(len(scale)), list(range(len(scale)))
-    while used:
-        found = np.linalg.lstsq(features[:, used] / scale[used], wanted, rcond=None)[0]
-        worst = int(np.argmin(found))
-        if found[worst] >= 0:
-            terms[used] = found
-            break
-        del used[worst]
-    return np.asarray(terms / scale)

@@ -63,7 +63,12 @@ class SimulatedExecutor:
         self._clock = clock
         self._lengths = np.zeros(slots, np.int64)
         self._in_flight: deque[tuple[Plan, float, float]] = deque()  # with its milliseconds, and when it ends
+        self._delay_ms = 0.0
         self.busy_ms, self.steps = 0.0, 0
+
+    def delay(self, ms: float) -> None:
+        """The next step takes so much longer."""
+        self._delay_ms += ms
 
     def start(self) -> DeviceLimits:
         return self._limits
@@ -75,7 +80,8 @@ class SimulatedExecutor:
         slots, counts = np.array(plan.slots, np.int64), np.array(plan.counts, np.int64)
         before = self._lengths[slots]
         self._lengths[slots] = before + counts
-        took = self._step_ms(counts, before, len(plan.sampled_rows))
+        took = self._step_ms(counts, before, len(plan.sampled_rows)) + self._delay_ms
+        self._delay_ms = 0.0
         begins = self._in_flight[-1][2] if self._in_flight else self._clock.now()
         self._in_flight.append((plan, took, max(begins, self._clock.now()) + took / 1e3))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from quire.costmodel.cards import Card, card
 from quire.costmodel.measured_step_times import MeasuredStepTimes, read_step_times
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.planning.machine import this_machine
+from quire.simulation.calibration import calibrate
 from quire.simulation.deployment import Deployment, Processor, deploy
 from quire.simulation.engine import SimulatedRun, simulate
 from quire.simulation.figures import figures
@@ -100,8 +100,7 @@ def _step_times(options: SimulateOptions, config: Config) -> MeasuredStepTimes |
     """What was timed, now or before; None: nothing was."""
     if not options.calibrate:
         return None if options.step_times is None else read_step_times(options.step_times)
-    found: MeasuredStepTimes = importlib.import_module("quire.bench.step_times").measure(config)  # loads torch
-    found = msgspec.structs.replace(found, model=str(options.model))
+    found = msgspec.structs.replace(calibrate(config), model=str(options.model))
     if options.step_times is not None:
         write_text(options.step_times, msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     return found

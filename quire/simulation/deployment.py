@@ -114,7 +114,8 @@ class Deployment:
         limits_of_device = DeviceLimits(blocks.device, vocab, blocks.host, {}, sizes)
         if self.measured is not None:
             step_ms, request_ms = self.measured.step_time(server=server), self.measured.request_ms(server=server)
-            return SimulatedDevice(limits_of_device, step_ms, self.new_roofline(), request_ms)
+            arrival_ms = self.measured.arrival_ms(server=server)
+            return SimulatedDevice(limits_of_device, step_ms, self.new_roofline(), request_ms, arrival_ms)
         request_ms = self.shares.request_ms + server * self.shares.server_ms
         return SimulatedDevice(limits_of_device, self.step, self.new_roofline(), request_ms)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,12 +73,14 @@ class SimulatedDevice:
         step_ms: How long its steps take.
         cost: The scheduler's own model of them.
         request_ms: Between a request and its engine, there and back.
+        arrival_ms: How much longer a step takes for each request that came before it.
     """
 
     limits: DeviceLimits
     step_ms: StepMilliseconds
     cost: Roofline
     request_ms: float
+    arrival_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def simulate(config: Config, spec: ModelSpec, device: SimulatedDevice, trace: Tr
     seqs = config.scheduler.max_num_seqs
     assert seqs, "settings are resolved"
     executor = SimulatedExecutor(device.limits, seqs, device.step_ms, clock)
-    port = _TracePort(trace, spec.vocab_size, device.request_ms / 1e3, clock)
+    port = _TracePort(trace, spec.vocab_size, device.request_ms / 1e3, clock, lambda: executor.delay(device.arrival_ms))
     info = ModelRuntimeInfo(group_windows(spec), device.cost, spec.rope_length_mode)
     core = EngineCore(config, executor.start(), info, executor, port, clock)
     with no_collection():
@@ -148,19 +150,22 @@ class _TracePort:
 
     Args:
         way_s: What a request takes to its engine and back, all of it on its way there.
+        came: Called for each request that reaches its engine.
 
     Attributes:
         occupancy: See SimulatedRun.
     """
 
-    def __init__(self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock) -> None:
+    def __init__(
+        self, trace: Trace, vocab_size: int, way_s: float, clock: VirtualClock, came: Callable[[], None]
+    ) -> None:
         self._to_send = deque(enumerate(trace.requests))
         self._prompts: Iterator[list[int]] = trace.token_ids(vocab_size)
         self._concurrency = trace.concurrency or len(trace.requests)
         self._on_the_way: deque[tuple[float, Add]] = deque()
         self._params: dict[int, SamplingParams] = {}  # by max_tokens: checking them takes longer than all else here
         self._open = 0
-        self._way_s, self._clock = way_s, clock
+        self._way_s, self._clock, self._came = way_s, clock, came
         self._served = [Served(request.arrival, request.prompt) for request in trace.requests]
         self._tokens: list[tuple[float, IntArray, IntArray]] = []  # time, ids of requests, tokens of each
         self.occupancy: list[Occupancy] = []
@@ -181,6 +186,7 @@ class _TracePort:
         found: list[ToEngine | Undecodable] = []
         while self._on_the_way and self._on_the_way[0][0] <= self._clock.now():
             found.append(self._on_the_way.popleft()[1])
+            self._came()
         return found
 
     def send(self, client: int, message: FromEngine) -> None:

@@ -18,6 +18,7 @@ from quire.costmodel.measured_step_times import (
     ServerTerms,
     StepTerms,
     TimedStep,
+    as_long_as,
     fitted,
     read_step_times,
     windows_of,
@@ -56,6 +57,16 @@ def test_terms_predict_steps_that_were_not_timed(stalls: float) -> None:
     assert errors[-1] < 0.15
 
 
+def test_terms_grow_until_they_sum_up_to_what_a_load_took() -> None:
+    draw = random.Random(0)
+    usual = fitted([a_step(draw) for _ in range(500)], SPEC)
+    load = [replace(each, ms=each.ms * draw.choice((1, 1, 1, 3))) for each in (a_step(draw) for _ in range(500))]
+    predict = MeasuredStepTime(as_long_as(usual, load, SPEC), windows_of(SPEC))
+    predicted = sum(predict(np.array(each.counts), np.array(each.before), each.sampled) for each in load)
+    assert predicted == pytest.approx(sum(each.ms for each in load), rel=1e-6)
+    assert predict.decode(1, 100) > 1.2 * MeasuredStepTime(usual, windows_of(SPEC)).decode(1, 100)
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="too few"):
         fitted([a_step(random.Random(0))] * 50, SPEC)
@@ -80,7 +91,7 @@ def test_rows_read_as_far_back_as_a_layer_looks() -> None:
 
 
 def measured() -> MeasuredStepTimes:
-    server = ServerTerms(request_ms=4.0, step_ms=0.25, row_ms=0.5)
+    server = ServerTerms(request_ms=4.0, arrival_ms=0.75, step_ms=0.25, row_ms=0.5)
     windows = tuple(windows_of(SPEC).items())
     return MeasuredStepTimes(
         "a model", SPEC.num_parameters, "bfloat16", "bfloat16", 2, windows, terms(row_ms=0.125), 1.0, server
@@ -90,6 +101,7 @@ def measured() -> MeasuredStepTimes:
 def test_a_server_adds_to_requests_steps_and_streams() -> None:
     found = measured()
     assert (found.request_ms(server=False), found.request_ms(server=True)) == (1.0, 5.0)
+    assert (found.arrival_ms(server=False), found.arrival_ms(server=True)) == (0.0, 0.75)
     alone, served = (found.step_time(server=server).decode(8, 10) for server in (False, True))
     assert alone == pytest.approx(3 + 8 * 0.125)
     assert served == pytest.approx(alone + 0.25 + 8 * 0.5)

@@ -131,12 +131,20 @@ def test_timed_steps_are_gone_by(tmp_path: Path) -> None:
     spec = read_spec("quire/builtin/quill")
     terms = StepTerms(points=((1, 40.0), (512, 40.0)), row_ms=0.0, chunk_ms=0.0, read_ms=0.0, score_ms=0.0, error=0.01)
     timed = MeasuredStepTimes(
-        "quill", spec.num_parameters, "bfloat16", "bfloat16", 2, ((None, 8),), terms, 1.0, ServerTerms(4.0, 2.0, 0.0)
+        "quill",
+        spec.num_parameters,
+        "bfloat16",
+        "bfloat16",
+        2,
+        ((None, 8),),
+        terms,
+        1.0,
+        ServerTerms(4.0, 0.5, 2.0, 0.0),
     )
     (tmp_path / "steps.json").write_bytes(msgspec.json.encode(timed))
     flags = ("--gpu=cpu", "--dtype=bfloat16", f"--step-times={tmp_path / 'steps.json'}")
     found = simulate(tmp_path, *flags, "--num-prompts=1", "--input-len=100", "--output-len=3", model="quill")
-    assert found["p50_ttft_ms"] == pytest.approx(1 + 4 + 42)
+    assert found["p50_ttft_ms"] == pytest.approx(1 + 4 + 42 + 0.5)
     assert found["p50_tpot_ms"] == pytest.approx(42)
 
 

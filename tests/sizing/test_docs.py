@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from quire.bench import closed_loads, step_times
 from quire.cli.main import main
 from quire.costmodel.measured_step_times import (
     MeasuredStepTimes,
@@ -21,6 +22,7 @@ from quire.costmodel.measured_step_times import (
 )
 from quire.models.spec import read_spec
 from quire.planning.machine import this_machine
+from quire.simulation import calibration
 from quire.sizing.measured_rows import DIRECTORY
 
 BUILTIN = Path(__file__).parents[2] / "quire" / "builtin" / "quill"
@@ -51,7 +53,10 @@ def timed_steps() -> MeasuredStepTimes:
     """As --calibrate writes them."""
     spec, dtype = read_spec(BUILTIN), "bfloat16" if this_machine().fast_bfloat16 else "float32"
     terms = StepTerms(points=((1, 1.0), (512, 20.0)), row_ms=0.1, chunk_ms=0.0, read_ms=0.0, score_ms=0.0, error=0.02)
-    server, windows = ServerTerms(request_ms=2.0, step_ms=0.1, row_ms=0.05), tuple(windows_of(spec).items())
+    server, windows = (
+        ServerTerms(request_ms=2.0, arrival_ms=0.5, step_ms=0.1, row_ms=0.05),
+        tuple(windows_of(spec).items()),
+    )
     return MeasuredStepTimes("quill", spec.num_parameters, dtype, dtype, 2, windows, terms, 0.5, server)
 
 
@@ -98,6 +103,10 @@ def test_steps_are_timed_and_written(
 ) -> None:
     """How close a simulation with them comes is for an idle machine to tell: benchmarks/simulate_accuracy.py."""
     monkeypatch.chdir(place)
+    monkeypatch.setattr(calibration, "RUNS", 1)
+    monkeypatch.setattr(step_times, "LEAST_PASSES", 1)
+    monkeypatch.setattr(step_times, "WANTED_S", 0.0)
+    monkeypatch.setattr(closed_loads, "REQUESTS", {1: 3, 8: 16})
     with pytest.raises(SystemExit) as end:
         main(shlex.split(CALIBRATE)[1:])
     assert end.value.code == 0, capsys.readouterr().err
