@@ -16,6 +16,7 @@ from quire.errors import ConfigError, RequestError
 from quire.messages import Adapter, Add, Control, Deltas, Done, FromEngine
 from tests.adapters import ALL, Reference, make_adapter
 from tests.checkpoints import make_llama, make_tiny
+from tests.gguf.made import make_gguf
 
 ATTENTION, MLP = ALL[:4], ALL[4:]
 KINDS: dict[str, dict[str, Any]] = {
@@ -234,6 +235,20 @@ def test_adapters_change_a_quantized_model_as_they_change_a_whole_one(stage: Sta
     for name in names[:2]:
         assert errors[name, name] < 2 * errors[None, None]
         assert errors[name, None] > 2 * errors[name, name]
+
+
+def test_adapters_change_a_gguf_file_as_they_change_its_weights_dense(tmp_path: Path) -> None:
+    """With DoRA, whose norms are of the weights that blocks stand for."""
+    dense = make_llama(tmp_path / "dense", hidden=64)
+    file = make_gguf(dense, tmp_path / "file" / "model-Q8_0.gguf", "Q8_0", random=False)
+    kinds = {name: KINDS[name] for name in ("all", "attention", "down")}
+    stage = Stage(tmp_path, dense, kinds)
+    with LLM(
+        str(file), dtype="float32", device="cpu", enable_lora=True, max_loras=3, max_lora_rank=8,
+        skip_tokenizer_init=True, num_gpu_blocks_override=64,
+    ) as llm:  # fmt: skip
+        stage.check(random_prompts(10, [9, 21, 14, 17]), [*kinds, None], 12, llm)
+    stage.llm.close()
 
 
 def test_settings_that_contradict_each_other_are_refused(stage: Stage) -> None:
