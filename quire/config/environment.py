@@ -27,7 +27,7 @@ _SHOWN_PREFIXES = (
     "LD_LIBRARY_PATH",
 )
 _KERNEL_CACHE = "TRITON_CACHE_DIR"
-_INSTRUCTION_SETS = ("avx512_bf16", "avx512", "avx2", "none")
+_INSTRUCTION_SETS = ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "none")
 _SHORTEST_NODE_KEY = 16
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
@@ -199,8 +199,8 @@ class NativeKernels:
     """How the CPU's kernels are compiled.
 
     Attributes:
-        instructions: QUIRE_CPU_ISA, the best that is used: avx512_bf16, avx512, avx2, or none, for torch alone.
-            None: what the processor has.
+        instructions: QUIRE_CPU_ISA, the best that is used: avx512_bf16, avx512_vnni, avx512, avx2, or none, for torch
+            alone. None: what the processor has.
         compilers: Commands to try in this order.
         cache: Where compiled libraries are kept.
     """

@@ -36,6 +36,10 @@ INSTRUCTION_SETS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"}),
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma"),
     ),
+    "avx512_vnni": (
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
+    ),
     "avx512": (
         frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}),
         ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"),
