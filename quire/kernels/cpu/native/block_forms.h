@@ -24,6 +24,12 @@ struct Form {
 
     constexpr int groups() const { return block / group; }
     constexpr int groups(int64_t of_weight) const { return zeros ? int(of_weight / group) : groups(); }
+    // Columns of x that share a scale.
+    constexpr int run(int64_t of_weight) const {
+        int own = zeros ? 256 : 32;
+        while (zeros && of_weight % own) own /= 2;
+        return own;
+    }
     constexpr int64_t scale_offset() const { return zeros ? 4 * kPanel : 2 * kPanel * (1 + minimum); }
     constexpr int64_t minimum_offset() const { return scale_offset() + (scales ? groups() * kPanel : 0); }
     constexpr int64_t code_offset() const {

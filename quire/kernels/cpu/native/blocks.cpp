@@ -1,5 +1,5 @@
 // Products with weights that are kept as integers with scales; see block_forms.h, and block_rows.h for the rows. Sums of
-// products are exact within a group. Panels of 16 outputs lie side by side, so nothing is added across a vector.
+// products are exact within a group, or within up to 256 columns that share a scale. Panels of 16 outputs lie side by side, so nothing is added across a vector.
 //
 // Few rows read codes where they lie. For more, a stretch of a panel is widened to 16 bits once, and stays in the nearest
 // cache for all of them. Both ways make the same bits.
@@ -16,10 +16,10 @@
 namespace quire {
 namespace {
 
-constexpr int kRows = W == 16 ? 8 : 4;  // whose sums stay in registers
+constexpr int kRows = W == 16 ? 8 : 6;  // whose sums stay in registers, with widened codes
+constexpr int kLeastRows = 4;           // more than kFewRows are split in tiles of so many to kRows
 constexpr int64_t kFewRows = 8;
-constexpr int64_t kRowsAtOnce = 64;  // with a stretch that is widened
-constexpr int kStretch = 256;        // columns
+constexpr int64_t kRowsAtOnce = 96;  // with a stretch that is widened
 constexpr int64_t kBytesOfChunk = 1 << 16;
 
 struct alignas(64) Scales {
@@ -44,6 +44,9 @@ struct Product {
     static constexpr int Group = form.group;
     static constexpr bool Scaled = form.scales, Minimum = form.minimum;
 
+    // Columns whose products are added as integers.
+    QUIRE_INLINE static int together(const Rows& rows) { return form.zeros ? rows.run() : Group; }
+
     // The scales of a group; `block` is the block that it belongs to.
     QUIRE_INLINE static void read_scales(const uint8_t* block, int group, Scales& to) {
         for (int v = 0; v < kVectors; ++v) {
@@ -67,9 +70,9 @@ struct Product {
 
     template <int R>
     QUIRE_INLINE static void start(const Rows& rows, int64_t column, Sums<R>& sums, int32_t (&of_x)[R]) {
-        for (int r = 0; r < R; ++r) {
-            const int32_t* known = rows.sums + r * (rows.columns / kSum) + column / kSum;
-            of_x[r] = Group == kRun ? known[0] + known[1] : known[0];
+        const int32_t* known = rows.sum(column);
+        for (int r = 0; r < R; ++r, known += rows.parts) {
+            of_x[r] = !form.zeros && Group == 2 * kSum ? known[0] + known[1] : known[0];
             for (int v = 0; v < kVectors; ++v) sums[r][v] = integers(-form.zero * of_x[r]);
         }
     }
@@ -78,10 +81,7 @@ struct Product {
     QUIRE_INLINE static void add_pair(const vi (&w)[kVectors], const int16_t* x, int64_t xs, Sums<R>& sums) {
         for (int r = 0; r < R; ++r) {
             vi pair = all_pairs(x + r * xs);
-            for (int v = 0; v < kVectors; ++v) {
-                sums[r][v] = multiply_pairs(sums[r][v], w[v], pair);
-                asm("" : "+v"(sums[r][v]));  // products are added in turn, so that none waits in memory
-            }
+            for (int v = 0; v < kVectors; ++v) add_products(sums[r][v], w[v], pair);
         }
     }
 
@@ -90,8 +90,9 @@ struct Product {
     QUIRE_INLINE static void finish(const Scales& scales, const Rows& rows, int64_t column, const Sums<R>& sums,
                        const int32_t (&of_x)[R], float* totals) {
         asm volatile("" : : "r"(totals) : "memory");  // else totals take the registers that sums need
-        for (int r = 0; r < R; ++r) {
-            vf unit = all(rows.scales[r * (rows.columns / kRun) + column / kRun]);
+        const float* units = rows.scale(column);
+        for (int r = 0; r < R; ++r, units += rows.runs) {
+            vf unit = all(*units);
             for (int v = 0; v < kVectors; ++v) {
                 vf product = mul(load(scales.scale + v * W), to_float(sums[r][v]));
                 if (Minimum) product = fma(load(scales.least + v * W), all(-float(of_x[r])), product);
@@ -116,18 +117,19 @@ struct Product {
     // totals [R, 16] = R rows times a panel.
     template <int R>
     static void multiply(const Rows& rows, int64_t block, const uint8_t* panel, float* totals) {
-        const int groups = form.groups(block);
+        const int groups = form.groups(block), step = together(rows) / Group;
         std::memset(totals, 0, R * kPanel * sizeof(float));
         for (int64_t begin = 0; begin < rows.columns; begin += groups * Group, panel += form.bytes(block)) {
-            for (int group = 0; group < groups; ++group) {
-                int64_t column = begin + group * Group;
+            for (int group = 0; group < groups; group += step) {
+                int64_t column = begin + group * Group, xs = rows.width(column);
                 Scales scales;
                 Sums<R> sums;
                 int32_t of_x[R];
                 start<R>(rows, column, sums, of_x);
                 const uint8_t* codes = panel + form.code_offset() + group * form.group_bytes();
-                add_group<R>(codes, rows.whole + column, rows.columns, sums,
-                             std::make_integer_sequence<int, Group / 2>());
+                const int16_t* x = rows.at(column);
+                for (int i = 0; i < step; ++i, codes += form.group_bytes(), x += Group)
+                    add_group<R>(codes, x, xs, sums, std::make_integer_sequence<int, Group / 2>());
                 read_scales(panel, group, scales);
                 finish<R>(scales, rows, column, sums, of_x, totals);
             }
@@ -158,29 +160,36 @@ struct Product {
     // totals [R, 16] += R rows times a stretch of a panel, which begins at this column.
     template <int R>
     static void multiply_stretch(const Rows& rows, int64_t begin, int columns, const Stretch& stretch, float* totals) {
-        for (int group = 0; group < columns / Group; ++group) {
-            int64_t column = begin + group * Group;
+        const int step = together(rows);
+        const int64_t xs = rows.width(begin);
+        for (int done = 0; done < columns; done += step) {
+            int64_t column = begin + done;
             Sums<R> sums;
             int32_t of_x[R];
             start<R>(rows, column, sums, of_x);
-            const int16_t *codes = stretch.codes + group * Group * kPanel, *x = rows.whole + column;
+            const int16_t *codes = stretch.codes + done * kPanel, *x = rows.at(column);
 #pragma GCC unroll 4
-            for (int pair = 0; pair < Group / 2; ++pair) {
+            for (int pair = 0; pair < step / 2; ++pair) {
                 vi w[kVectors];
                 for (int v = 0; v < kVectors; ++v) {
                     w[v] = load_integers(codes + (pair * kVectors + v) * 2 * W);
                     asm("" : "+v"(w[v]));  // loaded once, not for each row
                 }
-                add_pair<R>(w, x + 2 * pair, rows.columns, sums);
+                add_pair<R>(w, x + 2 * pair, xs, sums);
             }
-            finish<R>(stretch.scales[group], rows, column, sums, of_x, totals);
+            finish<R>(stretch.scales[done / Group], rows, column, sums, of_x, totals);
         }
     }
 
     static void multiply_few(const Rows& rows, int64_t count, int64_t block, const uint8_t* panel, float* totals) {
-        each_tile(count, [&](auto tile, int64_t first) {
+        auto run = [&](auto tile, int64_t first) {
             multiply<tile.value>(rows.from(first), block, panel, totals + first * kPanel);
-        });
+        };
+        int64_t first = 0;
+        if (W == 16 && count == 8) return run(std::integral_constant<int, 8>(), 0);
+        for (; count - first >= 4; first += 4) run(std::integral_constant<int, 4>(), first);
+        if (count - first >= 2) run(std::integral_constant<int, 2>(), first), first += 2;
+        if (count - first >= 1) run(std::integral_constant<int, 1>(), first);
     }
 
     static void multiply_many(const Rows& rows, int64_t count, int64_t block, const uint8_t* panel, float* totals) {
@@ -189,19 +198,20 @@ struct Product {
         for (int64_t begin = 0; begin < rows.columns; begin += kStretch) {
             int columns = int(std::min<int64_t>(kStretch, rows.columns - begin));
             widen(panel, block, begin, columns, stretch);
-            each_tile(count, [&](auto tile, int64_t first) {
-                multiply_stretch<tile.value>(rows.from(first), begin, columns, stretch, totals + first * kPanel);
-            });
+            const int64_t tiles = (count + kRows - 1) / kRows;
+            for (int64_t tile = 0; tile < tiles; ++tile) {
+                int64_t first = count * tile / tiles, n = count * (tile + 1) / tiles - first;
+                multiply_tile<kLeastRows>(n, rows.from(first), begin, columns, stretch, totals + first * kPanel);
+            }
         }
     }
 
-    template <class F>
-    static void each_tile(int64_t count, F&& run) {
-        int64_t first = 0;
-        for (; count - first >= kRows; first += kRows) run(std::integral_constant<int, kRows>(), first);
-        if (kRows == 8 && count - first >= 4) run(std::integral_constant<int, 4>(), first), first += 4;
-        if (count - first >= 2) run(std::integral_constant<int, 2>(), first), first += 2;
-        if (count - first >= 1) run(std::integral_constant<int, 1>(), first);
+    template <int R>
+    static void multiply_tile(int64_t n, const Rows& rows, int64_t begin, int columns, const Stretch& stretch,
+                              float* totals) {
+        if constexpr (R < kRows)
+            if (n > R) return multiply_tile<R + 1>(n, rows, begin, columns, stretch, totals);
+        multiply_stretch<R>(rows, begin, columns, stretch, totals);
     }
 
     // totals [count, 16] = at most kRowsAtOnce rows times a panel.
@@ -248,8 +258,10 @@ void block_linear(const T* x, int64_t xs, int64_t rows, const uint8_t* packed, i
         return;
     }
     Multiply multiply = multiply_of(type.number);
-    Rows own = round_rows(x, xs, rows, columns);
-    int64_t size = columns / type.block * form_of(type.number).bytes(type.block), width = Gated ? outputs / 2 : outputs;
+    const Form& form = form_of(type.number);
+    const int run = form.run(type.block);
+    Rows own = round_rows(x, xs, rows, columns, run, form.zeros ? run : kSum);
+    int64_t size = columns / type.block * form.bytes(type.block), width = Gated ? outputs / 2 : outputs;
     int64_t panels = (width + kPanel - 1) / kPanel, each = std::max<int64_t>(1, kBytesOfChunk / size);
     each = std::max<int64_t>(1, std::min(each, panels / (4 * threads())));
     bool shared = outputs * columns * std::max(rows, kFewRows) >= kWorthSharing;

@@ -33,13 +33,14 @@ inline vi look_up(const uint8_t* table, vi x) {
     vi entries = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
     return _mm512_shuffle_epi8(entries, _mm512_or_si512(x, _mm512_set1_epi16(int16_t(0x8000))));
 }
-// sums + the products of both numbers of each pair
-inline vi multiply_pairs(vi sums, vi a, vi b) {
+// sums += the products of both numbers of each pair; in turn, so that none waits in memory
+inline void add_products(vi& sums, vi a, vi b) {
 #if defined(__AVX512VNNI__)
-    return _mm512_dpwssd_epi32(sums, a, b);
+    sums = _mm512_dpwssd_epi32(sums, a, b);
 #else
-    return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
+    sums = _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
 #endif
+    asm("" : "+v"(sums));
 }
 inline vf to_float(vi x) { return _mm512_cvtepi32_ps(x); }
 inline vf load_halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
@@ -75,7 +76,10 @@ inline vi look_up(const uint8_t* table, vi x) {
     vi entries = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
     return _mm256_shuffle_epi8(entries, _mm256_or_si256(x, _mm256_set1_epi16(int16_t(0x8000))));
 }
-inline vi multiply_pairs(vi sums, vi a, vi b) { return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b)); }
+inline void add_products(vi& sums, vi a, vi b) {
+    vi products = _mm256_madd_epi16(a, b);
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));  // by the compiler's choice into another register, then moved
+}
 inline vf to_float(vi x) { return _mm256_cvtepi32_ps(x); }
 inline vf load_halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline vf load_bytes_as_float(const uint8_t* p) {
