@@ -20,6 +20,8 @@ constexpr int kRows = W == 16 ? 8 : 6;  // whose sums stay in registers, with wi
 constexpr int kLeastRows = 4;           // more than kFewRows are split in tiles of so many to kRows
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kRowsAtOnce = 96;  // with a stretch that is widened
+constexpr int64_t kAhead = 4096;
+constexpr int kFetchRows = 8;
 constexpr int64_t kBytesOfChunk = 1 << 16;
 
 struct alignas(64) Scales {
@@ -31,6 +33,11 @@ struct alignas(64) Stretch {
     int16_t codes[kStretch * kPanel];  // in pairs of columns
     Scales scales[kStretch / 16];      // by group
 };
+
+// Asks for memory that is read soon.
+inline void fetch(const uint8_t* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
+}
 
 template <int R>
 using Sums = vi[R][kVectors];  // stay in registers only where all that takes them is inlined
@@ -128,8 +135,10 @@ struct Product {
                 start<R>(rows, column, sums, of_x);
                 const uint8_t* codes = panel + form.code_offset() + group * form.group_bytes();
                 const int16_t* x = rows.at(column);
-                for (int i = 0; i < step; ++i, codes += form.group_bytes(), x += Group)
+                for (int i = 0; i < step; ++i, codes += form.group_bytes(), x += Group) {
+                    if (R <= kFetchRows) fetch(codes + kAhead, form.group_bytes());
                     add_group<R>(codes, x, xs, sums, std::make_integer_sequence<int, Group / 2>());
+                }
                 read_scales(panel, group, scales);
                 finish<R>(scales, rows, column, sums, of_x, totals);
             }
@@ -193,13 +202,17 @@ struct Product {
     }
 
     static void multiply_many(const Rows& rows, int64_t count, int64_t block, const uint8_t* panel, float* totals) {
+        const int groups = form.groups(block);
         Stretch stretch;
         std::memset(totals, 0, count * kPanel * sizeof(float));
         for (int64_t begin = 0; begin < rows.columns; begin += kStretch) {
             int columns = int(std::min<int64_t>(kStretch, rows.columns - begin));
             widen(panel, block, begin, columns, stretch);
-            const int64_t tiles = (count + kRows - 1) / kRows;
+            const int64_t tiles = (count + kRows - 1) / kRows, bytes = form.bytes(block) * columns / (groups * Group);
+            const uint8_t* next = panel + (begin + columns) / Group / groups * form.bytes(block) +
+                                  (begin + columns) / Group % groups * form.group_bytes();
             for (int64_t tile = 0; tile < tiles; ++tile) {
+                fetch(next + bytes * tile / tiles, bytes * (tile + 1) / tiles - bytes * tile / tiles);
                 int64_t first = count * tile / tiles, n = count * (tile + 1) / tiles - first;
                 multiply_tile<kLeastRows>(n, rows.from(first), begin, columns, stretch, totals + first * kPanel);
             }
