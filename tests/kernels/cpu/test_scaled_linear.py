@@ -66,6 +66,28 @@ def test_int8_with_a_scale_for_each_output(columns: int, instructions: str) -> N
     assert_close(out, F.silu(exact[:, :32]) * exact[:, 32:], 2 * bound)
 
 
+@pytest.mark.parametrize("code", [-128, 127])
+def test_int8_sums_of_the_largest_numbers_do_not_overflow(code: int, instructions: str) -> None:
+    weight = ScaledWeight(torch.full((16, 768), code, dtype=torch.int8), torch.ones((16, 1)), (1, 768))
+    for tokens in (1, 20):
+        y = kernels.scaled_linear(torch.full((tokens, 768), -3.0), kernels.pack_scaled(weight), None)
+        assert_close(y, torch.full((tokens, 16), -3.0 * code * 768).double(), 2 * ROUNDING)
+
+
+def test_int8_beside_a_number_far_larger(instructions: str) -> None:
+    """It takes its run's scale, but no more of the others than bf16's rounding would take of a result of its size."""
+    if instructions == "none":
+        pytest.skip("torch rounds to 8 bits")
+    draw = torch.Generator().manual_seed(7)
+    codes = torch.randint(-128, 128, (32, 512), generator=draw, dtype=torch.int8)
+    codes[:, 9] = 0  # so that the product is the others'
+    weight = ScaledWeight(codes, torch.ones((32, 1)), (1, 512))
+    x = torch.randn((10, 512), generator=draw).bfloat16()
+    x[:, 9] = 100
+    y = kernels.scaled_linear(x, kernels.pack_scaled(weight), None)
+    assert_close(y, F.linear(x.double(), weight.dense().double()), 8e-3)
+
+
 def test_rows_that_are_quantized_already(instructions: str) -> None:
     draw = torch.Generator().manual_seed(5)
     codes = torch.randint(-128, 128, (32, 64), generator=draw, dtype=torch.int8)

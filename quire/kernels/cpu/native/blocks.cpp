@@ -19,9 +19,8 @@ namespace {
 constexpr int kRows = W == 16 ? 8 : 6;  // whose sums stay in registers, with widened codes
 constexpr int kLeastRows = 4;           // more than kFewRows are split in tiles of so many to kRows
 constexpr int64_t kFewRows = 8;
-constexpr int64_t kRowsAtOnce = 96;  // with a stretch that is widened
-constexpr int64_t kAhead = 4096;
-constexpr int kFetchRows = 8;
+constexpr int64_t kRowsAtOnce = 192;  // with a stretch that is widened
+constexpr int64_t kAhead = 4096;      // bytes: what few rows read then is asked for
 constexpr int64_t kBytesOfChunk = 1 << 16;
 
 struct alignas(64) Scales {
@@ -136,7 +135,7 @@ struct Product {
                 const uint8_t* codes = panel + form.code_offset() + group * form.group_bytes();
                 const int16_t* x = rows.at(column);
                 for (int i = 0; i < step; ++i, codes += form.group_bytes(), x += Group) {
-                    if (R <= kFetchRows) fetch(codes + kAhead, form.group_bytes());
+                    fetch(codes + kAhead, form.group_bytes());
                     add_group<R>(codes, x, xs, sums, std::make_integer_sequence<int, Group / 2>());
                 }
                 read_scales(panel, group, scales);
@@ -208,10 +207,10 @@ struct Product {
         for (int64_t begin = 0; begin < rows.columns; begin += kStretch) {
             int columns = int(std::min<int64_t>(kStretch, rows.columns - begin));
             widen(panel, block, begin, columns, stretch);
-            const int64_t tiles = (count + kRows - 1) / kRows, bytes = form.bytes(block) * columns / (groups * Group);
-            const uint8_t* next = panel + (begin + columns) / Group / groups * form.bytes(block) +
-                                  (begin + columns) / Group % groups * form.group_bytes();
-            for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t tiles = (count + kRows - 1) / kRows, end = (begin + columns) / Group;
+            const int64_t bytes = form.bytes(block) * columns / (groups * Group);
+            const uint8_t* next = panel + end / groups * form.bytes(block) + end % groups * form.group_bytes();
+            for (int64_t tile = 0; tile < tiles; ++tile) {  // each asks for a part of the next stretch
                 fetch(next + bytes * tile / tiles, bytes * (tile + 1) / tiles - bytes * tile / tiles);
                 int64_t first = count * tile / tiles, n = count * (tile + 1) / tiles - first;
                 multiply_tile<kLeastRows>(n, rows.from(first), begin, columns, stretch, totals + first * kPanel);
