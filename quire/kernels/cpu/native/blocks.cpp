@@ -1,5 +1,6 @@
 // Products with weights that are kept as integers with scales; see block_forms.h, and block_rows.h for the rows. Sums of
-// products are exact within a group, or within up to 256 columns that share a scale. Panels of 16 outputs lie side by side, so nothing is added across a vector.
+// products are exact within a group, or within up to 256 columns that share a scale. Panels of 16 outputs lie side by
+// side, so nothing is added across a vector.
 //
 // Few rows read codes where they lie. For more, a stretch of a panel is widened to 16 bits once, and stays in the nearest
 // cache for all of them. Both ways make the same bits.
