@@ -409,6 +409,7 @@ class Admitted(_Message, frozen=True):
         bad_words: See Add.
         history: All tokens so far, if sampling or drafting depends on them; else empty.
         prompt_len: How many of them are the prompt.
+        cache_salt: See Add. Nothing that other salts have said may be told by what is guessed, and how fast.
         rope_length: In models whose rotary embedding depends on the sequence's length: the least length to go by.
         adapter_slot: Where its adapter is on the device, from 1; 0: it has none.
     """
@@ -422,6 +423,7 @@ class Admitted(_Message, frozen=True):
     bad_words: list[list[int]] = []
     history: list[int] = []
     prompt_len: int = 0
+    cache_salt: str = ""
     rope_length: int = 0
     adapter_slot: int = 0
 

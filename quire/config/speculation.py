@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from quire.errors import ConfigError
 
-Method = Literal["ngram", "draft_model"]
+Method = Literal["ngram", "suffix", "draft_model"]
 MOST_DRAFTS = 16
 """Draft tokens of a step and sequence, at most: a row of that many is seldom accepted to its end."""
-_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min",
-         "draft_tensor_parallel_size")  # fmt: skip
-_LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "suffix", "dflash")
+_NGRAM_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
+_SUFFIX_KEYS = ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
+                "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob")  # fmt: skip
+_KEYS = ("method", "model", "num_speculative_tokens", *_NGRAM_KEYS, *_SUFFIX_KEYS, "draft_tensor_parallel_size")
+_KEYS_OF: dict[Method, tuple[str, ...]] = {"ngram": _NGRAM_KEYS, "suffix": _SUFFIX_KEYS}
+_LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "dflash")
 _FLAG = "--speculative-config"
+
+
+@dataclass(frozen=True)
+class SuffixOptions:
+    """How far `suffix` looks, and how much it dares.
+
+    Attributes:
+        depth: Tokens of a match and its continuation together, at most.
+        cached_requests: Outputs that are remembered; 0: none, a text is looked for in itself alone.
+        factor: Tokens that are proposed for each one of the match, at most.
+        least_probability: A continuation ends before its probability, by how often it followed, falls below this.
+    """
+
+    depth: int = 24
+    cached_requests: int = 10_000
+    factor: float = 1.0
+    least_probability: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -22,10 +43,12 @@ class Speculation:
     """What proposes draft tokens.
 
     Attributes:
-        method: `ngram`: what followed the same tokens earlier in the sequence. `draft_model`: a smaller model.
+        method: `ngram`: what followed the same tokens earlier in the sequence. `suffix`: the same by how often, and in
+            earlier outputs as well. `draft_model`: a smaller model.
         tokens: Draft tokens of a step and sequence, at most.
         model: Of `draft_model`: a directory, a hub id, or `quill_draft`, which ships with the package.
         lookup_max, lookup_min: Of `ngram`: the longest and the shortest run of last tokens that is looked for.
+        suffix: Of `suffix`.
     """
 
     method: Method
@@ -33,6 +56,7 @@ class Speculation:
     model: str = ""
     lookup_max: int = 0
     lookup_min: int = 0
+    suffix: SuffixOptions = SuffixOptions()
 
 
 @dataclass(frozen=True)
@@ -41,8 +65,8 @@ class SpeculationConfig:
 
     speculative_config: dict[str, Any] = field(default_factory=dict)
     """Who guesses, as JSON: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
-    "prompt_lookup_min": 2}, or {"model": DRAFT, "num_speculative_tokens": 5} with a smaller model of the same
-    tokenizer. Default: nobody."""
+    "prompt_lookup_min": 2}, {"method": "suffix"}, or {"model": DRAFT, "num_speculative_tokens": 5} with a smaller
+    model of the same tokenizer. Default: nobody."""
     speculative_model: str | None = None
     """The smaller model that guesses; the same as "model" in --speculative-config. `[ngram]`: the text itself."""
     num_speculative_tokens: int | None = None
@@ -82,7 +106,7 @@ class SpeculationConfig:
             raise _error(f"{_FLAG} is not supported on several GPUs yet: leave it out, or give one GPU.")
         if stages > 1:
             raise _error(f"{_FLAG} is not supported with --pipeline-parallel-size {stages} yet: leave one of them out.")
-        if ranks > 1 and speculation.method != "ngram":
+        if ranks > 1 and speculation.method == "draft_model":
             raise _error(
                 f"A draft model is not supported with --tensor-parallel-size {ranks} yet; {_FLAG} with "
                 '"method": "ngram" is.'
@@ -96,6 +120,12 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
     if asked.get("draft_tensor_parallel_size", 1) != 1:
         raise _error(f"{_FLAG}: draft_tensor_parallel_size must be 1: a draft model runs on one device.")
     method, model = _method(asked), asked.get("model", "")
+    for other, keys in _KEYS_OF.items():
+        for key in keys:
+            if key in asked and method != other:
+                raise _error(f'{_FLAG}: {key} belongs to "method": "{other}".')
+    if method == "suffix":
+        return _suffix(asked)
     tokens = _number(asked, "num_speculative_tokens", MOST_DRAFTS)
     if method == "ngram":
         longest = _number(asked, "prompt_lookup_max", None, asked.get("prompt_lookup_min", 5))
@@ -103,12 +133,26 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
         if shortest > longest:
             raise _error(f"{_FLAG}: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}.")
         return Speculation("ngram", tokens, "", longest, shortest)
-    for key in ("prompt_lookup_max", "prompt_lookup_min"):
-        if key in asked:
-            raise _error(f'{_FLAG}: {key} belongs to "method": "ngram".')
     if not isinstance(model, str) or not model:
         raise _error(f'{_FLAG}: "method": "draft_model" needs a "model".')
     return Speculation("draft_model", tokens, model)
+
+
+def _suffix(asked: Mapping[str, Any]) -> Speculation:
+    usual, (depth_key, cached_key, factor_key, probability_key) = SuffixOptions(), _SUFFIX_KEYS
+    depth = _number(asked, depth_key, None, usual.depth, least=2)
+    tokens = _number(asked, "num_speculative_tokens", MOST_DRAFTS, min(MOST_DRAFTS, depth))
+    cached = _number(asked, cached_key, None, usual.cached_requests, least=0)
+    factor, probability = asked.get(factor_key, usual.factor), asked.get(probability_key, usual.least_probability)
+    if not _is_real(factor) or not 0 < factor < math.inf:
+        raise _error(f"{_FLAG}: {factor_key} must be a number above 0, got {factor!r}.")
+    if not _is_real(probability) or not 0 <= probability <= 1:
+        raise _error(f"{_FLAG}: {probability_key} must be a number from 0 to 1, got {probability!r}.")
+    return Speculation("suffix", tokens, suffix=SuffixOptions(depth, cached, float(factor), float(probability)))
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _method(asked: Mapping[str, Any]) -> Method:
@@ -127,12 +171,12 @@ def _method(asked: Mapping[str, Any]) -> Method:
     raise _error(f"{_FLAG}: {named!r} is no method; give {known}.")
 
 
-def _number(asked: Mapping[str, Any], key: str, most: int | None, default: Any = None) -> int:
+def _number(asked: Mapping[str, Any], key: str, most: int | None, default: Any = None, least: int = 1) -> int:
     value = asked.get(key, default)
     if value is None:
         raise _error(f"{_FLAG}: {key} is missing.")
-    if type(value) is not int or value < 1 or (most is not None and value > most):
-        limits = "a whole number, at least 1" if most is None else f"a whole number from 1 to {most}"
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limits = f"a whole number, at least {least}" if most is None else f"a whole number from {least} to {most}"
         raise _error(f"{_FLAG}: {key} must be {limits}, got {value!r}.")
     return value
 

@@ -105,6 +105,7 @@ class Step:
                 bad_words=request.add.bad_words,
                 history=list(request.tokens) if request.needs_history else [],
                 prompt_len=request.add.prompt_len,
+                cache_salt=request.add.cache_salt,
                 rope_length=request.rope_length,
                 adapter_slot=request.adapter_slot,
             )

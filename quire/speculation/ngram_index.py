@@ -57,3 +57,6 @@ class NgramIndex:
                     found.append(found[len(found) - (length - end)])
                 return found
         return []
+
+    def close(self) -> None:
+        """Nobody else looks into this text."""

@@ -17,7 +17,7 @@ from quire.messages import Plan
 from quire.metrics.reader import Counter
 from quire.worker import buffer_ring
 from quire.worker.worker import LoadedModel, Worker
-from tests.offline.test_speculation import ASKED, LIMITS, NGRAM, always, answers, checkpoint, draft, plain
+from tests.offline.test_speculation import ASKED, LIMITS, NGRAM, SUFFIX, always, answers, checkpoint, draft, plain
 from tests.worker.replay_by_running import ReplayByRunning
 
 __all__ = ["always", "checkpoint", "draft", "plain"]
@@ -29,7 +29,7 @@ def graphs() -> list[ReplayByRunning]:
     return []
 
 
-@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+@pytest.fixture(scope="module", params=["ngram", "suffix", "draft_model"])
 def ahead(
     request: pytest.FixtureRequest, checkpoint: Path, draft: Path, plain: LLM, graphs: list[ReplayByRunning]
 ) -> Iterator[LLM]:
@@ -40,9 +40,8 @@ def ahead(
         self._runner.capture_graphs(CAPTURED)
         graphs.append(replay)
 
-    asked: dict[str, Any] = NGRAM
-    if request.param == "draft_model":
-        asked = {"model": str(draft), "num_speculative_tokens": 3}
+    asked = {"ngram": NGRAM, "suffix": SUFFIX, "draft_model": {"model": str(draft), "num_speculative_tokens": 3}}
+    asked = asked[request.param]
     graphs.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(factory, "CpuExecutor", GpuExecutor)

@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.checkpoints import VOCAB_SIZE, make_llama
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "speculation.md"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
 LIMITS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 160, "max_num_seqs": 6, "max_num_batched_tokens": 48, "block_size": 8,
     "num_gpu_blocks_override": 36,
@@ -60,9 +62,10 @@ def plain(checkpoint: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+@pytest.fixture(scope="module", params=["ngram", "suffix", "draft_model"])
 def guessing(request: pytest.FixtureRequest, checkpoint: Path, draft: Path) -> Iterator[LLM]:
-    asked = NGRAM if request.param == "ngram" else {"model": str(draft), "num_speculative_tokens": 3}
+    asked = {"ngram": NGRAM, "suffix": SUFFIX, "draft_model": {"model": str(draft), "num_speculative_tokens": 3}}
+    asked = asked[request.param]
     with LLM(str(checkpoint), speculative_config=asked, disable_log_stats=False, **LIMITS) as llm:
         yield llm
 
@@ -105,6 +108,22 @@ def test_guessing_changes_no_output(asked: str, plain: LLM, guessing: LLM) -> No
     assert 0 < drafts <= tokens <= 4 * drafts
     assert sum(by_place) == counters["vllm:spec_decode_num_accepted_tokens"] < tokens
     assert by_place == sorted(by_place, reverse=True)
+
+
+def test_earlier_outputs_are_guessed_for_who_may_see_them(checkpoint: Path) -> None:
+    """The text alone guesses little of what is at random; with what was answered before nearly all of it is right."""
+    draw, params = random.Random(5), SamplingParams(temperature=1.0, seed=1, max_tokens=48, ignore_eos=True)
+    prompt = [draw.randrange(3, VOCAB_SIZE) for _ in range(20)]
+    with LLM(str(checkpoint), speculative_config=SUFFIX, disable_log_stats=False, **LIMITS) as llm:
+        accepted = [0.0]
+        for salt in ("mine", "mine", "theirs"):
+            llm.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], params, use_tqdm=False)
+            counters = {each.name: each.value for each in llm.get_metrics() if isinstance(each, Counter)}
+            accepted.append(counters["vllm:spec_decode_num_accepted_tokens"])
+    first, again, elsewhere = (after - before for before, after in pairwise(accepted))
+    assert first < 10
+    assert again > 30
+    assert elsewhere == first
 
 
 @pytest.mark.parametrize("right", [False, True])
@@ -219,6 +238,14 @@ def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
         ({"method": "ngram"}, "num_speculative_tokens is missing"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 16, got 0"),
         ({**NGRAM, "prompt_lookup_min": 9}, "prompt_lookup_min 9 is more than prompt_lookup_max 3"),
+        (
+            {**NGRAM, "suffix_decoding_max_tree_depth": 9},
+            'suffix_decoding_max_tree_depth belongs to "method": "suffix"',
+        ),
+        ({**SUFFIX, "prompt_lookup_max": 2}, 'prompt_lookup_max belongs to "method": "ngram"'),
+        ({**SUFFIX, "suffix_decoding_max_tree_depth": 1}, "at least 2, got 1"),
+        ({**SUFFIX, "suffix_decoding_max_spec_factor": 0}, "above 0, got 0"),
+        ({**SUFFIX, "suffix_decoding_min_token_prob": 1.5}, "from 0 to 1, got 1.5"),
         ({**NGRAM, "disable_by_batch_size": 4}, "'disable_by_batch_size' is not supported"),
         ({**NGRAM, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1"),
     ):

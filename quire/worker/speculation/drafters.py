@@ -11,8 +11,10 @@ from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.planning.step_limits import StepLimits
 from quire.worker.speculation.draft_model import DraftModel
 from quire.worker.speculation.draft_steps import DraftSteps, LaunchesSteps
-from quire.worker.speculation.ngram_drafter import NgramDrafter
+from quire.worker.speculation.lookup_drafter import ngram_drafter, suffix_drafter
 from quire.worker.speculation.step_drafts import Drafter
+
+_LOOKUP = {"ngram": ngram_drafter, "suffix": suffix_drafter}
 
 
 def build_drafter(
@@ -32,8 +34,8 @@ def build_drafter(
     speculation = config.speculation.speculation
     if speculation is None:
         return None
-    if speculation.method == "ngram":
-        return NgramDrafter(speculation)
+    if speculation.method in _LOOKUP:
+        return _LOOKUP[speculation.method](speculation)
     whole = [number for number, group in enumerate(spec.kv_groups()) if group.window is None]
     if not whole:
         raise ConfigError(
