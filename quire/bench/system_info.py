@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ PROCESSOR_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16",
     "sve",
 )  # fmt: skip
+_TOPOLOGY = {
+    pynvml.NVML_TOPOLOGY_INTERNAL: "same board",
+    pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
+    pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
+    pynvml.NVML_TOPOLOGY_NODE: "NODE",
+    pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
+}
+_P2P_READ = 0
+"""NVML_P2P_CAPS_INDEX_READ, which the package has as a tuple."""
 
 
 def system_info() -> dict[str, Any]:
@@ -36,6 +47,7 @@ def system_info() -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "memory_limit_bytes": _memory_limit(),
         "gpus": gpus(),
+        "gpu_links": gpu_links(),
     }
 
 
@@ -63,6 +75,44 @@ def gpus() -> list[dict[str, str]]:
         return [{"error": f"the driver's library says: {error}"}]
     finally:
         pynvml.nvmlShutdown()
+
+
+def gpu_links() -> dict[str, str]:
+    """How each two of the GPUs are linked, by their numbers: `NV18` for 18 NVLinks, else what lies between them, in the
+    words of `nvidia-smi topo -m`; and whether one cannot read the other's memory. Empty with one GPU, or without a
+    driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+        pairs = combinations(range(len(handles)), 2)
+        return {f"{one}-{other}": _link(handles[one], handles[other]) for one, other in pairs}
+    except pynvml.NVMLError as error:
+        return {"error": f"the driver's library says: {error}"}
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _link(one: Any, other: Any) -> str:
+    if pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK:
+        link = f"NV{_active_links(one)}"
+    else:
+        level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
+        link = _TOPOLOGY.get(level, f"level {level}")
+    reads = pynvml.nvmlDeviceGetP2PStatus(one, other, _P2P_READ) == pynvml.NVML_P2P_STATUS_OK
+    return link if reads else f"{link}, no peer access"
+
+
+def _active_links(handle: Any) -> int:
+    active = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            active += pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        except pynvml.NVMLError:  # the card has no more
+            break
+    return active
 
 
 def _gpu(handle: Any, driver: str) -> dict[str, str]:

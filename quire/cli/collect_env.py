@@ -36,6 +36,7 @@ def run(arguments: Sequence[str]) -> int:
         f"processor   {here['processor']}, {here['cores']} cores: {' '.join(here['processor_flags']) or 'plain'}",
         f"memory      {here['memory_bytes'] / GIB:.1f} GiB" + (f", limited to {limit / GIB:.1f} GiB" if limit else ""),
         *(f"gpu         {', '.join(gpu.values())}" for gpu in here["gpus"] or [{"": "none"}]),
+        *(f"link        {cards}: {link}" for cards, link in here["gpu_links"].items()),
         *(f"{name:<20} {version}" for name, version in facts["versions"].items()),
         *(f"{name}={value}" for name, value in facts["environment"].items()),
     ]
