@@ -9,7 +9,7 @@ or devices.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
 from quire.config.speculation import SuffixOptions
@@ -132,6 +132,8 @@ class SuffixIndex:
         context = tokens[-longest:]
         best, best_score = self._best(self._text, context, most, longest, len(tokens) - 1)
         for text in self._past.texts(self._audience):
+            if best_score == most:
+                break
             found, score = self._best(text, context, most, longest, _NONE)
             if score > best_score:
                 best, best_score = found, score
@@ -163,12 +165,16 @@ class SuffixIndex:
         found: list[int] = []
         probability, score, end = 1.0, 0.0, len(tokens)
         while len(found) < limit:
-            following = [tokens[at] if (at := place + 1 + len(found)) < end else found[at - end] for place in places]
-            token, count = Counter(following).most_common(1)[0]
-            probability *= count / len(places)
+            ahead = 1 + len(found)
+            following = [tokens[at] if (at := place + ahead) < end else found[at - end] for place in places]
+            token = following[0]
+            if (alike := following.count(token)) < len(following):
+                token = max(following, key=following.count)
+                alike = following.count(token)
+                probability *= alike / len(places)
+                places = [place for place, own in zip(places, following, strict=True) if own == token]
             if token == END or probability < self._options.least_probability:
                 break
             found.append(token)
             score += probability
-            places = [place for place, own in zip(places, following, strict=True) if own == token]
         return found, score
