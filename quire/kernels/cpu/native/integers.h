@@ -78,7 +78,8 @@ inline vi look_up(const uint8_t* table, vi x) {
 }
 inline void add_products(vi& sums, vi a, vi b) {
     vi products = _mm256_madd_epi16(a, b);
-    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));  // in place: the compiler would add into another register and move it back
+    // in place: the compiler would add into another register and move it back
+    asm("vpaddd %1, %0, %0" : "+x"(sums) : "x"(products));
 }
 inline vf to_float(vi x) { return _mm256_cvtepi32_ps(x); }
 inline vf load_halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
