@@ -20,7 +20,8 @@ from quire.kernels.reference import grouped_linear as grouped_reference
 from quire.kernels.reference import scaled_linear as scaled_reference
 from quire.kernels.reference.scaled_linear import ScaledWeight
 
-WEIGHTS = 6
+WEIGHTS = 24
+"""More than a processor's last cache holds."""
 GROUP = 128
 Product = Callable[[Tensor], object]
 
