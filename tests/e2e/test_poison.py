@@ -69,9 +69,13 @@ class Wait(NamedTuple):
     """Between two tokens of a stream.
 
     Attributes:
+        stream: Its place among HEALTHY.
+        choice: Which of its choices had to wait. One that has not begun waits for a slot, as a request does.
         beside: The poisons that were under way.
     """
 
+    stream: int
+    choice: int
     begin: float
     end: float
     beside: list[str]
@@ -94,17 +98,18 @@ class Streams:
     async def one(self, client: httpx.AsyncClient, index: int) -> str:
         """A stream's choices, without what differs between two answers."""
         path, body = HEALTHY[index]
-        said, last = [], None
+        said, last = [], dict[int, float]()
         async with client.stream("POST", self.url + path, json=body | ALWAYS) as answer:
             assert answer.status_code == 200, await answer.aread()
             async for line in answer.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
                 now = time.monotonic()
-                if last is not None and now - last > SHORT_S:
-                    self.waits.append(Wait(last, now, sorted(self.under_way)))
-                last = now
                 said.append(json.loads(line[6:])["choices"])
+                for choice in (each["index"] for each in said[-1]):
+                    if now - (before := last.get(choice, now)) > SHORT_S:
+                        self.waits.append(Wait(index, choice, before, now, sorted(self.under_way)))
+                    last[choice] = now
         self.read += 1
         return _merged(said)
 
@@ -121,7 +126,10 @@ class Streams:
         for wait in self.waits:
             late = self.lateness.between(wait.begin, wait.end)
             if wait.end - wait.begin - late > longest_s:
-                found.append(f"{wait.end - wait.begin:.2f} s, {late:.2f} of it not the server's, beside {wait.beside}")
+                found.append(
+                    f"{wait.end - wait.begin:.2f} s, {late:.2f} of it not the server's, stream {wait.stream}, choice "
+                    f"{wait.choice}, beside {wait.beside}"
+                )
         return found
 
 
