@@ -108,6 +108,11 @@ class Admission:
         can_fork = parent is None or 0 < parent.prompt_step < step.number
         return not request.in_flight_tokens and can_fork
 
+    def is_ready_next(self, request: Request, step: Step) -> bool:
+        """Whether a request that is not ready waits for a prompt that this step completes: a slot is held for it, as a
+        prompt's choices begin together."""
+        return request.parent is not None and request.parent.prompt_step == step.number
+
     def try_admit(self, request: Request, reserved: int, step: Step, *, passing: bool = False) -> bool:
         """Swap a waiting request in or let it share computed blocks, if there are blocks and time for its other tokens.
 

@@ -19,9 +19,9 @@ than a queue, or the others would wait for most of it."""
 
 
 class _Tenant:
-    def __init__(self, name: str, cost: Callable[[Request], int]) -> None:
+    def __init__(self, name: str, order: SizeOrder) -> None:
         self.name = name
-        self.order = SizeOrder(cost)
+        self.order = order
         self.deficit = 0
 
 
@@ -39,11 +39,12 @@ class FairOrder:
     all wait, so that it finds what others free.
 
     Args:
-        cost: Of a waiting request, in tokens.
+        cost, cost_with_forks: See SizeOrder.
     """
 
-    def __init__(self, cost: Callable[[Request], int]) -> None:
+    def __init__(self, cost: Callable[[Request], int], cost_with_forks: Callable[[Request], int]) -> None:
         self._cost = cost
+        self._cost_with_forks = cost_with_forks
         self._preempted = KeyOrder()
         self._tenants: dict[str, _Tenant] = {}
         self._turns: deque[_Tenant] = deque()  # the first has its turn
@@ -80,7 +81,8 @@ class FairOrder:
 
     def add(self, request: Request) -> None:
         if not request.preemptions and request.add.tenant not in self._tenants:
-            self._tenants[request.add.tenant] = tenant = _Tenant(request.add.tenant, self._cost)
+            tenant = _Tenant(request.add.tenant, SizeOrder(self._cost, self._cost_with_forks))
+            self._tenants[request.add.tenant] = tenant
             self._turns.append(tenant)
             if len(self._turns) == 1:
                 tenant.deficit = QUANTUM

@@ -386,13 +386,16 @@ class Scheduler:
         if not waiting or not self._request_table.num_free_slots:
             return
         reserved = admission.num_reserved_blocks()
-        known, passing = 0, False
-        while self._request_table.num_free_slots and self._budget.has_room(step.tokens) and known < ADMITTED_TOKENS:
+        known, held, passing = 0, 0, False
+        while (
+            self._request_table.num_free_slots > held and self._budget.has_room(step.tokens) and known < ADMITTED_TOKENS
+        ):
             request = waiting.first
             if request is None:
                 break
             if not admission.is_ready(request, step):
                 waiting.skip_first()
+                held += admission.is_ready_next(request, step)
                 continue
             if not admission.try_admit(request, reserved, step, passing=passing):
                 if not waiting.pass_over_large():

@@ -31,18 +31,21 @@ class SizeOrder:
     """Sizes are admitted equally many tokens while requests of several wait; by arrival within one size.
 
     The next size is the one that was admitted fewest tokens, and the smallest of several (stride scheduling,
-    Waldspurger and Weihl 1995). A size that nobody waited in begins where the others are: it saves nothing up. Choices
-    of a prompt that waits are of its size, since they wait for it.
+    Waldspurger and Weihl 1995). A size that nobody waited in begins where the others are: it saves nothing up. A prompt
+    is as large as all its choices together, and each of these is of that size: so very many choices of a short prompt
+    keep a short request waiting no longer than a long prompt does.
 
     Args:
         cost: Of a waiting request, in tokens.
+        cost_with_forks: The same of a prompt and all the requests that fork from it.
 
     Attributes:
         only_small: Whether only the smallest size is looked at.
     """
 
-    def __init__(self, cost: Callable[[Request], int]) -> None:
+    def __init__(self, cost: Callable[[Request], int], cost_with_forks: Callable[[Request], int]) -> None:
         self._cost = cost
+        self._cost_with_forks = cost_with_forks
         self._sizes: dict[int, _Size] = {}
         self._size_of: dict[int, _Size] = {}  # by request
         self.only_small = False
@@ -74,7 +77,7 @@ class SizeOrder:
 
     def add(self, request: Request) -> None:
         parent = None if request.parent is None else self._size_of.get(request.parent.id)
-        size = parent or self._size(_size_number(self._cost(request)))
+        size = parent or self._size(_size_number(self._cost_with_forks(request)))
         if not len(size.order):
             busy = [other.served for other in self._sizes.values() if len(other.order)]
             size.served = max(size.served, min(busy, default=0))

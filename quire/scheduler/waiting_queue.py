@@ -51,8 +51,14 @@ class WaitingQueue:
         self.num_awaiting = 0
         self._requests: dict[int, Request] = {}
         self._shares: dict[int, _Share] = {}
-        by_key = policy == "priority"
-        self._order: QueueOrder = KeyOrder() if by_key else FairOrder(lambda request: self._shares[request.id].queued)
+        self._order: QueueOrder = (
+            KeyOrder()
+            if policy == "priority"
+            else FairOrder(
+                lambda request: self._shares[request.id].queued,
+                lambda request: request.add.queued_tokens(expected_output.tokens),
+            )
+        )
         self._in_flight: dict[int, Request] = {}  # preempted while plans in flight sample for them
 
     def __len__(self) -> int:

@@ -70,7 +70,7 @@ class Wait(NamedTuple):
 
     Attributes:
         stream: Its place among HEALTHY.
-        choice: Which of its choices had to wait. One that has not begun waits for a slot, as a request does.
+        choice: Which of its choices had to wait, also for its first token, since the first of any choice came.
         beside: The poisons that were under way.
     """
 
@@ -106,9 +106,10 @@ class Streams:
                     continue
                 now = time.monotonic()
                 said.append(json.loads(line[6:])["choices"])
+                last = last or dict.fromkeys(range(body.get("n", 1)), now)
                 for choice in (each["index"] for each in said[-1]):
-                    if now - (before := last.get(choice, now)) > SHORT_S:
-                        self.waits.append(Wait(index, choice, before, now, sorted(self.under_way)))
+                    if now - last[choice] > SHORT_S:
+                        self.waits.append(Wait(index, choice, last[choice], now, sorted(self.under_way)))
                     last[choice] = now
         self.read += 1
         return _merged(said)

@@ -142,3 +142,28 @@ def test_what_has_passed_is_forgotten_with_the_request() -> None:
     while stage.scheduler.has_work:
         stage.step()
     assert not order._passed
+
+
+def test_a_prompt_of_very_many_choices_keeps_no_short_request_waiting() -> None:
+    stage = Stage(seqs=8, **LARGE)
+    for sequence in add(0, [1] * SHORT, 100, forks=range(1, 200)).sequences():
+        stage.scheduler.add(sequence)
+    stage.step()
+    stage.step()
+    stage.scheduler.add(add(500, [2] * SHORT, 10, arrival=9.0))
+    run(stage, 12)
+    assert 500 in stage.ended, "the first slots that become free are shared"
+
+
+def test_the_other_choices_of_a_prompt_find_slots_when_it_is_computed() -> None:
+    """However many that came later could have been admitted one step before."""
+    stage = Stage(seqs=8, blocks=64, tokens=64)
+    for sequence in add(0, [1] * 20, 5, forks=[1, 2]).sequences():
+        stage.scheduler.add(sequence)
+    for number in range(10, 20):
+        stage.scheduler.add(add(number, [number] * 2, 30, arrival=1.0))
+    stage.step()
+    assert stage.counts[-1] == {0: 20} | dict.fromkeys(range(10, 15), 2), "two slots are held"
+    stage.step()
+    assert {0, 1, 2} < stage.counts[-1].keys()
+    assert len(stage.counts[-1]) == 8
