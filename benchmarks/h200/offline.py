@@ -82,8 +82,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.profile and not torch.cuda.is_available():
         parser.error("--profile shows the kernels of a GPU, and torch finds none here")
+    settings = dict(map(setting, arguments.set))
+    if arguments.profile and settings.get("tensor_parallel_size", 1) != 1:
+        parser.error(
+            "--profile shows the kernels of this process, and ranks are processes of their own: profile one card"
+        )
     deadline = time.perf_counter() + arguments.budget_s
-    engine = Engine(arguments.model, dict(map(setting, arguments.set)))
+    engine = Engine(arguments.model, settings)
     workloads = Workloads(engine, vocabulary(Path(arguments.model)), seed=time.time_ns())
     workloads.warm_up()
     chosen = [w for w in workloads.all() if any(re.search(arguments.rows, row) for row in w.rows)]
