@@ -51,14 +51,8 @@ class WaitingQueue:
         self.num_awaiting = 0
         self._requests: dict[int, Request] = {}
         self._shares: dict[int, _Share] = {}
-        self._order: QueueOrder = (
-            KeyOrder()
-            if policy == "priority"
-            else FairOrder(
-                lambda request: self._shares[request.id].queued,
-                lambda request: request.add.queued_tokens(expected_output.tokens),
-            )
-        )
+        by_key = policy == "priority"
+        self._order: QueueOrder = KeyOrder() if by_key else FairOrder(self._cost, self._cost_with_forks)
         self._in_flight: dict[int, Request] = {}  # preempted while plans in flight sample for them
 
     def __len__(self) -> int:
@@ -124,6 +118,12 @@ class WaitingQueue:
         """A result was processed, and may have brought tokens of requests that were preempted meanwhile."""
         for request in list(self._in_flight.values()):
             self.refresh(request)
+
+    def _cost(self, request: Request) -> int:
+        return self._shares[request.id].queued
+
+    def _cost_with_forks(self, request: Request) -> int:
+        return request.add.queued_tokens(self._expected_output.tokens)
 
     def _count(self, request: Request) -> None:
         known, in_flight, awaits = len(request.tokens), request.in_flight_tokens, bool(request.awaits)
