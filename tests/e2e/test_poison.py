@@ -28,7 +28,7 @@ STALL_S, BUSY_STALL_S = 1.0, 5.0
 than BUSY of the machine: processes of low priority then run in time that would have been the engine's."""
 BUSY = 0.25
 SHORT_S = 0.1
-LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.06, 0.1
+LONGEST_CALLBACK_S, LONGEST_TURN_S = 0.04, 0.1
 """Processor time. 20 ms is the aim; a machine that is shared takes up to three times as long for the same work."""
 GROWTH_MB = 600
 """Of the API process and of the engine's, behind all of the corpus."""
