@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.tensor_options import TensorOptions
@@ -139,6 +140,17 @@ class LinearWeight(Protocol):
 
     def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
         """The same, then silu of the first half of the outputs times the second: [tokens, outputs / 2]."""
+        ...
+
+
+@runtime_checkable
+class UpdatableWeight(Protocol):
+    """A LinearWeight whose product adds low-rank updates itself."""
+
+    def multiply_with_updates(
+        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
+    ) -> Tensor:
+        """`multiply`, or where `gate` `multiply_silu_and_mul`, with updates; see the op `linear_with_updates`."""
         ...
 
 
