@@ -23,7 +23,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.cuda_context import open_context
-from quire.executor.executor import AdapterLoader, FaultHook, no_faults
+from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
 from quire.mesh import Mesh
@@ -34,6 +34,7 @@ from quire.worker.startup.threads import cpu_quota
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
+    from quire.lora.loader import AdapterLoader
     from quire.worker.step_handle import StepHandle
     from quire.worker.worker import Worker
 
