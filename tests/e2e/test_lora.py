@@ -68,7 +68,7 @@ def answers_again(server: QuireServe, model: str) -> Any:
     raise AssertionError("it does not serve again")
 
 
-@pytest.mark.parametrize("ranks", [(), ("--tensor-parallel-size", "2")])
+@pytest.mark.parametrize("ranks", [(), ("--tensor-parallel-size", "2")], ids=["one rank", "two ranks"])
 def test_the_pages_commands_work_and_adapters_outlive_engine_and_api_process(
     tmp_path: Path, ranks: tuple[str, ...]
 ) -> None:
