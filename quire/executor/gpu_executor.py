@@ -255,9 +255,10 @@ def _kernel_settings_key(config: Config) -> bytes:
     """What decides which kernels a start compiles."""
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
-    tp = config.parallel.tensor_parallel_size
+    lora, tp = config.lora, config.parallel.tensor_parallel_size
+    of_adapters = (lora.enable_lora, lora.max_loras, lora.max_lora_rank)
     settings = (config.cache, config.scheduler, config.speculation, config.device, environment.kernel_settings(), tp)
-    return msgspec.json.encode((of_model, *settings))
+    return msgspec.json.encode((of_model, of_adapters, *settings))
 
 
 @contextmanager
