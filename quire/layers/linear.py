@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -12,9 +11,9 @@ from torch import Tensor
 from quire.errors import CheckpointError
 from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
-from quire.quantization.scheme import LinearShape, LinearWeight, RowForm, UpdatableWeight, WeightScheme
+from quire.quantization.scheme import LinearPart, LinearShape, LinearWeight, RowForm, UpdatableWeight, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
-from quire.weights.shards import Cut, Shards
+from quire.weights.shards import Shards
 from quire.weights.tensor_options import TensorOptions
 
 
@@ -34,21 +33,6 @@ class Projection(Protocol):
     def silu_and_mul(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         ...
-
-
-@dataclass(frozen=True)
-class LinearPart:
-    """Which part of a divided product is this rank's.
-
-    Attributes:
-        whole: Shape of the undivided weight.
-        cuts: By module, which of its outputs, or of its inputs.
-        adds_bias: Whether the bias is this rank's to add: of a sum over ranks, it is one's.
-    """
-
-    whole: LinearShape
-    cuts: Mapping[str, Cut]
-    adds_bias: bool = True
 
 
 class Linear:

@@ -84,7 +84,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     mesh = check_ranks(config, spec, device.device)
     engines = config.parallel.data_parallel_size
     _check_engines(engines, mesh.size, gpu, replicas=replicas)
-    config.lora.check(mesh.size)
+    config.lora.check()
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
     config = with_draft_model(config, spec, directory)
     dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)

@@ -6,7 +6,7 @@ Biases, norms and embeddings are the layers' own. Knows nothing about models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
 from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.shards import Cut
 from quire.weights.tensor_options import TensorOptions
 
 
@@ -41,6 +42,21 @@ class LinearShape:
     def outputs(self) -> int:
         """Rows in all."""
         return sum(self.rows)
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """Which part of a divided product is this rank's.
+
+    Attributes:
+        whole: Shape of the undivided weight.
+        cuts: By module, which of its outputs, or of its inputs.
+        adds_bias: Whether the bias is this rank's to add: of a sum over ranks, it is one's.
+    """
+
+    whole: LinearShape
+    cuts: Mapping[str, Cut]
+    adds_bias: bool = True
 
 
 @dataclass(frozen=True)

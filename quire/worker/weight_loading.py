@@ -11,7 +11,8 @@ from quire.clock import Clock
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import load_all_weights, weight_specs_of
+from quire.layers.layer import Layer, load_all_weights, weight_specs_of
+from quire.lora.updates import LowRankUpdates
 from quire.models.model import build_model
 from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights
@@ -20,6 +21,7 @@ from quire.weights.gguf import GgufCheckpoint, find_gguf_files
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.weights.standard_names import with_standard_names
+from quire.weights.tensor_options import TensorOptions
 
 _GB = 1e9
 _log = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
     """
     dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
     if spec.layers < whole.layers:
-        specs = _whole_specs(whole, factory)
+        specs = weight_specs_of(undivided_layers(whole, factory.options))
     size = spec.weight_bytes(dtype)
     checkpoint = open_checkpoint(config, spec, specs)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
@@ -73,11 +75,17 @@ def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) ->
     return checkpoint
 
 
-def _whole_specs(spec: ModelSpec, factory: LayerFactory) -> list[WeightSpec]:
-    """What all stages read together."""
-    undivided = LayerFactory(factory.options, spec.quantization)
-    build_model(spec, undivided)
-    return weight_specs_of(undivided.layers)
+def undivided_layers(spec: ModelSpec, options: TensorOptions, updates: LowRankUpdates | None = None) -> list[Layer]:
+    """The layers of all ranks together, as a description: nobody loads them.
+
+    Args:
+        spec: Of the whole model.
+        options: See LayerFactory.
+        updates: Gets what adapters may change of them.
+    """
+    factory = LayerFactory(options, spec.quantization, updates=updates)
+    build_model(spec, factory)
+    return factory.layers
 
 
 def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:

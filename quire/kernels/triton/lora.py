@@ -2,7 +2,7 @@
 
 Both kernels move little and wait for memory, so what counts is how many reads follow from one another, and how much of
 them hides behind other kernels. A x is computed while the product that is updated runs, which has what it needs as soon
-as A x can begin. Several programs share a row, and the last of them adds up what they have, in the order of the columns.
+as A x can begin. Several programs share a row, and the last of them adds up what all have, in the order of the columns.
 B's weights are read while the product ends.
 
 Grids are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a program
@@ -72,7 +72,8 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
         x, weights.a, weights.ranks, tiles.slots, tiles.rows, partial, arrived, low,
         weights.a.stride(0), weights.ranks.stride(0),
         COLUMNS=columns, RANK=rank, MODULES=modules, SPLITS=splits, SPLITS_UP=next_power_of_2(splits),
-        BLOCK_M=size, BLOCK_R=block_rank, BLOCK_K=_BLOCK_K, IEEE=x.dtype == torch.float32, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+        BLOCK_M=size, BLOCK_R=block_rank, BLOCK_K=_BLOCK_K, IEEE=x.dtype == torch.float32, OVERLAP=overlap,
+        num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
     return low
 

@@ -97,8 +97,8 @@ def _config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
 
 
 def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` behind a kernel that has waited for x, reads it as well, and makes nothing that this product reads: it runs
-    beside that kernel."""
+    """`linear` beside the kernel that was launched last, which lets others start when it has waited for x, and makes
+    nothing that this product reads."""
     config = _config_for(x, packed, gate=False)
     if not isinstance(config, GemmConfig):
         return linear(x, packed, bias)
