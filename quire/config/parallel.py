@@ -30,9 +30,9 @@ class ParallelConfig:
     the start 300 after the first one, and 20 within a step."""
 
     distributed_executor_backend: ExecutorBackend | None = None
-    """Who starts the ranks on other machines: ray: a Ray cluster, in a placement group with one machine for each stage of
-    --pipeline-parallel-size, or --nnodes of them (pip install 'quire[ray]'). mp and uni ask for what is done anyway: ranks
-    are processes, and --nnodes, --node-rank and --master-addr put them on several machines."""
+    """Who starts the ranks on other machines. ray: a Ray cluster that runs already, one machine for each stage of
+    --pipeline-parallel-size, or --nnodes of them (pip install 'quire[ray]'). mp and uni change nothing: ranks are
+    processes, and each machine starts its own, see --nnodes."""
     nnodes: int | None = None
     """Machines that the ranks of one engine are on, each with as many stages of --pipeline-parallel-size. Give the same
     on all. Default: 1; with Ray one for each stage. Short: -n."""

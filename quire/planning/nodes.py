@@ -20,8 +20,8 @@ def check_nodes(config: Config, device: str = "cpu") -> None:
     if parallel.distributed_executor_backend == "ray" and (node or headless):
         name = "node_rank" if node else "headless"
         raise ConfigError(
-            f"--{name.replace('_', '-')} with --distributed-executor-backend ray: Ray starts the other nodes. Start quire "
-            "serve once, on the machine that is to serve.",
+            f"--{name.replace('_', '-')} with --distributed-executor-backend ray: Ray starts the other nodes. Start "
+            "quire serve once, on the machine that is to serve.",
             param=name,
         )
     if nodes < 1:

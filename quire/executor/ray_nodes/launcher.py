@@ -99,9 +99,7 @@ class RayNodes:
     def placed(self, config: Config) -> Config:
         """Settings as they were asked for, with what is known since `place`."""
         own = self._config.parallel
-        parallel = replace(
-            config.parallel, nnodes=own.nodes, master_addr=own.master_addr, master_port=own.master_port
-        )
+        parallel = replace(config.parallel, nnodes=own.nodes, master_addr=own.master_addr, master_port=own.master_port)
         return replace(config, parallel=parallel)
 
     def wait_ready(self) -> None:

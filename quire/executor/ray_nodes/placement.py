@@ -66,8 +66,8 @@ class Placement:
         if own is None or own.cpus >= self.cpus:
             return ""
         return (
-            f"Ray's node on this machine ({own.address}) has {_cpus(own.cpus)}, and the head needs {self.cpus}: one for "
-            "each of its ranks, or as many as --cpu-threads says. Give ray start more by --num-cpus, or lower "
+            f"Ray's node on this machine ({own.address}) has {_cpus(own.cpus)}, and the head needs {self.cpus}: one "
+            "for each of its ranks, or as many as --cpu-threads says. Give ray start more by --num-cpus, or lower "
             "--cpu-threads."
         )
 

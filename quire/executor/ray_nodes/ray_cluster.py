@@ -1,6 +1,6 @@
-"""A Ray cluster as NodeKeeper needs it: a placement group, and an actor for each node. The only module that imports Ray.
+"""A Ray cluster as NodeKeeper needs it: a placement group, and an actor for each node.
 
-Joins a cluster that runs already; starts none.
+The only module that imports Ray. Joins a cluster that runs already; starts none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -94,13 +94,16 @@ class RayCluster:
         node = self._waits_for.pop(reference)
         try:
             news: News = ray.get(reference)
-        except RayActorError as error:
-            return Lost(_first_line(error))
         except RayError as error:
-            return Lost(_first_line(error))
+            return Lost(_cause(error))
         if news.exit_code is None:
             self._ask(node)
         return news
 
     def _ask(self, node: int) -> None:
         self._waits_for[self._actors[node].news.remote(_NEWS_S)] = node
+
+
+def _cause(error: RayError) -> str:
+    """What Ray says, on one line."""
+    return " ".join(str(error).split())

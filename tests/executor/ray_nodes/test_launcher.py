@@ -32,6 +32,12 @@ def nodes(config: Config, lines: list[str] | None = None) -> RayNodes:
     return RayNodes(config, SystemClock(), print if lines is None else lines.append, PLAYED)
 
 
+def start(config: Config) -> None:
+    with nodes(config) as placing:
+        placing.place()
+        placing.wait_ready()
+
+
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"Ray is not installed\. pip install 'quire\[ray\]'"):
@@ -80,9 +86,8 @@ def test_one_node_needs_no_cluster() -> None:
     ],
 )
 def test_a_start_that_fails_says_why(config: Config, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message), nodes(config) as placing:
-        placing.place()
-        placing.wait_ready()
+    with pytest.raises(error, match=message):
+        start(config)
 
 
 def test_a_driver_that_dies_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:

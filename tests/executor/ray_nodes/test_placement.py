@@ -9,7 +9,9 @@ import pytest
 from quire.config import Config
 from quire.executor.ray_nodes.placement import NODE_ID_LABEL, ClusterNode, Placement, placement_for
 
-HEAD, SECOND, SMALL = ClusterNode("a", "10.0.0.1", 4.0), ClusterNode("b", "10.0.0.2", 2.0), ClusterNode("c", "10.0.0.3", 1.0)
+HEAD = ClusterNode("a", "10.0.0.1", 4.0)
+SECOND = ClusterNode("b", "10.0.0.2", 2.0)
+SMALL = ClusterNode("c", "10.0.0.3", 1.0)
 
 
 @pytest.mark.parametrize(
