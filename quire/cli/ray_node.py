@@ -1,4 +1,5 @@
-"""What Ray starts on another node of an engine: `python -m quire.cli.ray_node`, as `quire serve --headless` does it."""
+"""What Ray starts on another node of an engine: `python -m quire.cli.ray_node`, a follower as that of `quire serve
+--headless`. What it prints comes into the head's log, so it does not repeat the settings."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from quire.executor.nodes.follower import Follower
 from quire.planning.auto_config import resolve
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport, StatusReport
-from quire.supervisor.announce import announce_settings, log_as_json, print_log
+from quire.supervisor.announce import log_as_json, print_log
 
 
 def main(launch: LaunchConfig, report: SendReport) -> None:
@@ -20,7 +21,6 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     if launch.config.observability.log_format == "json":
         log_as_json(f"node {launch.config.parallel.node_rank}")
     resolved = resolve(launch.config)
-    announce_settings(resolved.config, resolved.reasons)
     report(StatusReport("ready"))
     Follower(resolved.config, SystemClock(), print_log).run()
 

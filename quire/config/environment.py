@@ -101,8 +101,9 @@ def has_node_key() -> bool:
 
 
 def ray_address() -> str:
-    """Of the Ray cluster that the user chose: RAY_ADDRESS, or empty."""
-    return os.environ.get("RAY_ADDRESS", "").strip()
+    """Of the Ray cluster that the user chose: RAY_ADDRESS; empty: the one that this machine is part of."""
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    return "" if address == "auto" else address
 
 
 def prepare_ray() -> None:

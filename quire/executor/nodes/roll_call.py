@@ -136,8 +136,10 @@ class RollCall:
         names = ", ".join(f"Node {node} of {self._parallel.nodes}" for node in missing)
         refused = self._last_refusal or gate.last_refusal
         last = f" The last one that tried: {refused}." if refused else ""
+        advice = f"Start quire serve there with --node-rank {missing[0]} --headless"
+        if self._parallel.distributed_executor_backend == "ray":
+            advice = "See above, and 'ray status', why Ray has not started it"
         return (
-            f"{names} did not join within {self._patience_s:g} s at {self._parallel.master_addr}:{gate.port}. Start "
-            f"quire serve there with --node-rank {missing[0]} --headless, or give it more time by "
-            f"--distributed-timeout-seconds.{last}"
+            f"{names} did not join within {self._patience_s:g} s at {self._parallel.master_addr}:{gate.port}. "
+            f"{advice}, or give it more time by --distributed-timeout-seconds.{last}"
         )

@@ -6,7 +6,9 @@ It is Ray's driver, so actors and placement group end with it. It outlives engin
 from __future__ import annotations
 
 import logging
+import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from quire.executor.ray_nodes.ray_cluster import RayCluster
 
 DEFAULT_ADDRESS = Config().parallel.master_addr
+JOIN_S = 30.0
+"""How long a cluster may take to answer."""
 _LOOK_S = 1.0
 _log = logging.getLogger("quire.ray")
 
@@ -43,7 +47,8 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
     config = launch.config
     _log.setLevel(logging.INFO)
     placement = placement_for(config)
-    cluster = _join(config, placement)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where Ray prints the logs of raylets that die
+    cluster = _join(config, placement, report)
     if cluster is None:
         report(NodesPlaced(1, config.parallel.master_addr))
         return
@@ -65,24 +70,41 @@ def main(launch: LaunchConfig, report: SendReport) -> None:
         keeper.look(_LOOK_S)
 
 
-def _join(config: Config, placement: Placement) -> RayCluster | None:
+def _join(config: Config, placement: Placement, report: SendReport) -> RayCluster | None:
     """The cluster; None: none runs, and all ranks may be on this machine."""
     environment.prepare_ray()
     from quire.executor.ray_nodes.ray_cluster import RayCluster  # after what it reads is set
 
     address = environment.ray_address()
+    where = f"at {address} (RAY_ADDRESS)" if address else "on this machine"
+    needed = f"{placement.nodes} nodes are needed: {placement.reason}"
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"RAY_ADDRESS is {address}: the server has to be on a machine of the cluster. Give the address that 'ray "
+            "start' said, or unset it.",
+            param="distributed_executor_backend",
+        )
+    unreachable = threading.Timer(JOIN_S, _give_up, (f"Ray's cluster {where} does not answer, and {needed}.", report))
+    unreachable.start()
     try:
         return RayCluster(address)
-    except ConnectionError as error:
-        where = f"at {address} (RAY_ADDRESS)" if address else "on this machine"
-        if config.parallel.nnodes is None and not address:
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        if config.parallel.nnodes is None and not address and isinstance(error, ConnectionError):
             _say(config, 0, "No Ray cluster runs on this machine: all ranks are started here")
             return None
         raise ConfigError(
-            f"No Ray cluster runs {where}, and {placement.nodes} nodes are needed: {placement.reason}. Start one by "
-            "'ray start --head', and 'ray start --address' on the other machines.",
+            f"No Ray cluster {where} can be joined, and {needed}. Start one by 'ray start --head', and 'ray start "
+            f"--address' on the other machines. Ray says: {' '.join(str(error).split())}",
             param="distributed_executor_backend",
         ) from error
+    finally:
+        unreachable.cancel()
+
+
+def _give_up(why: str, report: SendReport) -> None:
+    """Ray itself would try for minutes, and nothing else can end that."""
+    report(StatusReport("failed", ConfigError.__name__, f"{why} See 'ray status'."))
+    os._exit(ConfigError.exit_code)
 
 
 def _reserve(

@@ -105,5 +105,6 @@ class RayCluster:
 
 
 def _cause(error: RayError) -> str:
-    """What Ray says, on one line."""
-    return " ".join(str(error).split())
+    """What Ray says: the last line of its text that is not indented; details are in the ones before."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith((" ", "\t"))]
+    return " ".join(lines[-1].split()) if lines else type(error).__name__
