@@ -5,6 +5,7 @@ The only module that imports Ray. Joins a cluster that runs already; starts none
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -36,9 +37,9 @@ class RayCluster:
     """
 
     def __init__(self, address: str) -> None:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level="error")
+        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
         self.own_id: str = ray.get_runtime_context().get_node_id()
-        self.own_address: str = ray.util.get_node_ip_address()
+        (self.own_address,) = (node.address for node in self.machines() if node.id == self.own_id)
         self._group: PlacementGroup | None = None
         self._placement: Placement | None = None
         self._launches: dict[int, tuple[bytes, bytes]] = {}
@@ -74,7 +75,7 @@ class RayCluster:
 
     def start(self, node: int) -> None:
         """See NodeCluster."""
-        assert self._placement is not None
+        assert self._group is not None and self._placement is not None, "places come first"
         if (before := self._actors.pop(node, None)) is not None:
             ray.kill(before)
         where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node)
