@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -27,6 +29,7 @@ class LocalCluster:
 
     def __init__(self, raylets: int, cpus: int = 1) -> None:
         self._mark = uuid.uuid4().hex
+        self._directory = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie in it
         self._before = {name: os.environ.get(name) for name in (MARK, "RAY_USAGE_STATS_ENABLED")}
         os.environ |= {MARK: self._mark, "RAY_USAGE_STATS_ENABLED": "0"}
         from ray.cluster_utils import Cluster
@@ -34,6 +37,7 @@ class LocalCluster:
         self._cpus = cpus
         head = self._settings() | {
             "include_dashboard": False,
+            "temp_dir": self._directory,
             # A node that is gone is found so soon.
             "_system_config": {
                 "health_check_initial_delay_ms": 0,
@@ -88,6 +92,7 @@ class LocalCluster:
         left = self._wait_for_the_end()
         for pid in left:
             os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._directory, ignore_errors=True)
         if error is None:
             assert not left, "processes of the cluster have outlived it"
 

@@ -72,3 +72,8 @@ def test_only_a_server_starts_nodes_by_ray() -> None:
     check_backend(Config().with_values(distributed_executor_backend="mp").parallel, is_server=False)
     with pytest.raises(ConfigError, match="only quire serve starts nodes by Ray"):
         check_backend(Config().with_values(**RAY).parallel, is_server=False)
+
+
+def test_another_backend_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="external_launcher is not supported: give one of mp, uni, ray"):
+        check_backend(Config().with_values(distributed_executor_backend="external_launcher").parallel, is_server=True)
