@@ -29,25 +29,31 @@ class LocalCluster:
 
     def __init__(self, raylets: int, cpus: int = 1) -> None:
         self._mark = uuid.uuid4().hex
-        self._directory = tempfile.mkdtemp(prefix="ray-")  # short: sockets lie in it
-        self._before = {name: os.environ.get(name) for name in (MARK, "RAY_USAGE_STATS_ENABLED")}
-        os.environ |= {MARK: self._mark, "RAY_USAGE_STATS_ENABLED": "0"}
-        from ray.cluster_utils import Cluster
-
+        self._raylets = raylets
         self._cpus = cpus
-        head = self._settings() | {
-            "include_dashboard": False,
-            "temp_dir": self._directory,
-            # A node that is gone is found so soon.
-            "_system_config": {
-                "health_check_initial_delay_ms": 0,
-                "health_check_period_ms": 500,
-                "health_check_failure_threshold": 4,
-            },
-        }
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self._cluster.add_node(**self._settings()) for _ in range(raylets - 1)]
+        self._cluster: Any = None
+        self.nodes: list[Any] = []
+        self.environment: dict[str, str] = {}
+
+    def __enter__(self) -> LocalCluster:
+        self._directory = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets lie in it
+        (self._directory / "ray").mkdir()
+        variables = {MARK: self._mark, "RAY_TMPDIR": str(self._directory), "RAY_USAGE_STATS_ENABLED": "0"}
+        self._before = {name: os.environ.get(name) for name in variables}
+        os.environ |= variables
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
         self.environment = {MARK: self._mark, "RAY_ADDRESS": str(self._cluster.address)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = self._end()
+        assert error is not None or not left, "processes of the cluster have outlived it"
 
     def add(self) -> None:
         """Another raylet."""
@@ -77,13 +83,29 @@ class LocalCluster:
                 continue
         return found
 
-    def __enter__(self) -> LocalCluster:
-        return self
+    # --- below --------------------------------------------------------------------------------------------------------
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cluster.shutdown()
+    def _start(self) -> None:
+        from ray.cluster_utils import Cluster  # after the variables are set
+
+        head = self._settings() | {
+            "include_dashboard": False,
+            # A node that is gone is found so soon.
+            "_system_config": {
+                "health_check_initial_delay_ms": 0,
+                "health_check_period_ms": 500,
+                "health_check_failure_threshold": 4,
+            },
+        }
+        self._cluster = Cluster()
+        self._cluster.add_node(**head)
+        for _ in range(self._raylets - 1):
+            self.add()
+
+    def _end(self) -> list[int]:
+        """End all; processes that had to be killed."""
+        if self._cluster is not None:
+            self._cluster.shutdown()
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -93,8 +115,7 @@ class LocalCluster:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._directory, ignore_errors=True)
-        if error is None:
-            assert not left, "processes of the cluster have outlived it"
+        return left
 
     def _wait_for_the_end(self) -> list[int]:
         deadline = time.monotonic() + _GONE_S

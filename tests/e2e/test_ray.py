@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.mixed_streams import bodies, run
 from tests.e2e.ray_cluster import LocalCluster
 from tests.e2e.serve import QuireServe
 
 pytestmark = pytest.mark.long("many cards")
 pytest.importorskip("ray")
 
+CLIENTS = 8
 SETTINGS = ("--dtype", "float32", "--cpu-threads", "1", "--port", "0", "--max-restarts", "100")
 RAY = ("--distributed-executor-backend", "ray")
 BODY = {"prompt": "Once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 1}
@@ -39,17 +41,18 @@ def test_a_cluster_that_is_too_small_is_refused_with_what_it_has(cluster: LocalC
     assert not cluster.processes("quire.")
 
 
-def test_a_raylet_that_is_killed_is_replaced_and_tokens_stay_the_same(cluster: LocalCluster) -> None:
+def test_streams_go_on_when_a_raylet_is_killed_and_another_takes_its_place(cluster: LocalCluster) -> None:
     with QuireServe(*SETTINGS) as one:
         one.wait_ready()
         wanted = tokens(one)
+        streams = run(one.url, bodies(CLIENTS))
     with QuireServe(*SETTINGS, "-pp", "3", *RAY, environment=cluster.environment) as server:
         server.wait_ready()
         assert "nodes       3, each with 1 rank; this is node 0" in server.log
         assert tokens(server) == wanted
-        cluster.kill_one_with_a_follower()
+        got = run(server.url, bodies(CLIENTS), cluster.kill_one_with_a_follower)
         server.wait_line(r"engine process died: (Node|Rank) [12].*started again")
-        assert tokens(server) == wanted, "the fourth raylet has taken over"
+        assert [each.outcome for each in got] == [each.outcome for each in streams], "the fourth raylet has taken over"
         cluster.kill_one_with_a_follower()
         server.wait_line(r"Node [12] has no place yet: Ray's cluster has 2 nodes with 1 CPU or more .*3 are needed")
         cluster.add()
