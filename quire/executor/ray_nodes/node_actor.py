@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import socket
 import threading
 from contextlib import suppress
@@ -78,11 +77,6 @@ class NodeActor:
         return News(
             self._host, lines, self._is_ready, self._child.exit_code(), cause, "" if failure is None else failure.error
         )
-
-    def stop(self) -> None:
-        """End the child at once, if it still runs."""
-        self._child.signal(signal.SIGKILL)
-        self._child.close()
 
     def _new_lines(self, wait_s: float) -> tuple[list[str], bool]:
         """Lines, and whether they were the last ones."""
