@@ -60,8 +60,8 @@ def gemm(
 ) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [rows, columns], y [rows, outputs].
 
-    The rows of x may lie apart; y is contiguous. `waits_late`: the kernel that was launched last let others start when it
-    had waited for x, so this one waits for it only before it writes.
+    The rows of x may lie apart; y is contiguous. `waits_late`: the kernel that was launched last lets others start when
+    it has waited for x, so this one waits for it only before it writes.
     """
     rows, outputs = y.shape
     columns = w.shape[1]
