@@ -1,6 +1,7 @@
 """Where the time of a decode step goes on this machine's processor, kernel by kernel.
 
-    python benchmarks/cpu/step_profile.py [--shape 0.5b|tiny] [--rows 1,16] [--context 192] [--checkpoints DIR]
+    python benchmarks/cpu/step_profile.py [--shape 0.5b|tiny] [--rows 1,16] [--context 192] [--int8]
+        [--checkpoints DIR]
 
 Steps run with --enforce-eager here, kernel by kernel, so that each can be timed; "recorded" is the same step as it is
 served, replayed by one call. What is left of the whole step is Python's: shorter by far in a recorded one.
@@ -12,12 +13,13 @@ import argparse
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from checkpoints import config_of, make_checkpoint
+from int8_checkpoint import make_int8_checkpoint
 
 from quire import LLM, SamplingParams
 from quire.kernels.cpu.library import Library
@@ -29,10 +31,13 @@ _OUTPUTS = 33
 def main() -> None:
     arguments = _arguments()
     checkpoint = make_checkpoint(arguments.shape, arguments.checkpoints)
+    settings = {}
+    if arguments.int8:
+        checkpoint, settings = make_int8_checkpoint(checkpoint), {"kv_cache_dtype": "int8"}
     print("| rows | kernel | calls | ms a step | share |\n| --- | --- | --- | --- | --- |")
     for rows in map(int, arguments.rows.split(",")):
-        recorded, _ = _steps(checkpoint, rows, arguments.context, enforce_eager=False)
-        whole, kernels = _steps(checkpoint, rows, arguments.context, enforce_eager=True)
+        recorded, _ = _steps(checkpoint, rows, arguments.context, settings, enforce_eager=False)
+        whole, kernels = _steps(checkpoint, rows, arguments.context, settings, enforce_eager=True)
         for name, (calls, seconds) in sorted(kernels.items(), key=lambda item: -item[1][1]):
             print(f"| {rows} | {name} | {calls:g} | {1e3 * seconds:.3f} | {seconds / whole:.1%} |")
         print(f"| {rows} | whole step | | {1e3 * whole:.3f} | |")
@@ -40,10 +45,10 @@ def main() -> None:
 
 
 def _steps(
-    checkpoint: Path, rows: int, context: int, *, enforce_eager: bool
+    checkpoint: Path, rows: int, context: int, settings: Mapping[str, Any], *, enforce_eager: bool
 ) -> tuple[float, dict[str, tuple[float, float]]]:
     """Seconds of a decode step, and of each of its kernels the calls and their seconds: the best of three runs."""
-    settings: dict[str, Any] = {"dtype": "bfloat16", "skip_tokenizer_init": True, "max_num_seqs": rows}
+    settings = {"dtype": "bfloat16", "skip_tokenizer_init": True, "max_num_seqs": rows, **settings}
     with LLM(str(checkpoint), enforce_eager=enforce_eager, max_model_len=context + _OUTPUTS, **settings) as llm:
         vocabulary = config_of(checkpoint)["vocab_size"]
         runs = [_run(llm, rows, context, vocabulary) for _ in range(3)]
@@ -91,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", default="0.5b", choices=("0.5b", "tiny"))
     parser.add_argument("--rows", default="1,16", help="requests at once")
     parser.add_argument("--context", type=int, default=192, help="tokens of each prompt")
+    parser.add_argument("--int8", action="store_true", help="W8A8 with an int8 KV cache, as compare.py's")
     parser.add_argument("--checkpoints", type=Path, default=Path("~/.cache/quire/benchmarks/checkpoints").expanduser())
     return parser.parse_args()
 
