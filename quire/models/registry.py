@@ -8,6 +8,8 @@ from __future__ import annotations
 
 ARCHITECTURES: dict[str, str] = {
     "LlamaForCausalLM": "quire.models.decoder:Decoder",
+    "LlamaForCausalLMEagle3": "quire.models.eagle3:Eagle3Head",
+    "Eagle3LlamaForCausalLM": "quire.models.eagle3:Eagle3Head",
     "MistralForCausalLM": "quire.models.decoder:Decoder",
     "Qwen2ForCausalLM": "quire.models.decoder:Decoder",
     "Qwen3ForCausalLM": "quire.models.decoder:Decoder",
