@@ -246,6 +246,8 @@ class Worker:
                 if states is not None:
                     self._transfer = JoinedTransfer(self._transfer, transfer_of(states.blocks, blocks.host))
             self._runner = self._build_runner(loaded, kv_cache, self._transfer)
+            if states is not None and self._device.type == "cuda":
+                launch_all_kernels(self._runner, self._limits)  # no compile warm-up has launched those that fuse states
 
     def capture_graphs(self, loaded: LoadedModel) -> None:
         """Capture small steps as CUDA graphs; on a CPU, record them."""
@@ -255,7 +257,8 @@ class Worker:
                 with self._stage("graphs"):
                     self._runner.record_steps()
             return
-        precompiled = loaded.kernels_known and (loaded.gemm_warmup is None or loaded.gemm_warmup.result())
+        warm = loaded.gemm_warmup is None or loaded.gemm_warmup.result()
+        precompiled = loaded.kernels_known and loaded.states is None and warm
         fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
         with self._stage("graphs"), _room_for("CUDA graphs", fewer):
             self._runner.capture_graphs(most, precompiled=precompiled)

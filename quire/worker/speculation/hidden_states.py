@@ -28,6 +28,7 @@ from quire.weights.head_names import FUSION
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.batch import Batch
 from quire.worker.speculation.whole_group import whole_group
+from quire.worker.startup.host_memory import lazy_zeros
 from quire.worker.step_inputs import StepInputs
 from quire.worker.weight_loading import load_fusion
 
@@ -58,7 +59,7 @@ class StateRows:
     def __init__(self, blocks: int, block_size: int, slots: int, width: int, options: TensorOptions) -> None:
         self.block_size = block_size
         self.first_slot = (blocks + 1) * block_size
-        self.rows = torch.zeros((self.first_slot + slots, width), dtype=options.dtype, device=options.device)
+        self.rows = lazy_zeros((self.first_slot + slots, width), options.dtype, options.device)
 
     @property
     def blocks(self) -> Tensor:
