@@ -92,23 +92,22 @@ class ReferenceHead:
     def __init__(self, head: Path, model: Path, sources: Sequence[int] = (0, 1, 2)) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         config = json.loads((head / "config.json").read_text())
-        self.weights = {
-            name.replace("layers.0.", "midlayer."): tensor for name, tensor in load_file(head / "model.safetensors").items()
-        }
+        stored = load_file(head / "model.safetensors")
+        self.weights = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in stored.items()}
         self._sources = sources
         self._norms_residual = config.get("norm_before_residual", False)
         own = self.weights.get("embed_tokens.weight")
         self._embedding = self.model.get_input_embeddings().weight.detach() if own is None else own
 
-    def features(self, tokens: Sequence[int]) -> Tensor:
-        """[tokens, hidden], fused of what the model computes."""
+    def streams(self, tokens: Sequence[int]) -> Tensor:
+        """[tokens, sources · hidden], what the model computes."""
         with torch.no_grad():
             states = self.model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states
-        return F.linear(torch.cat([states[layer][0] for layer in self._sources], -1), self.weights["fc.weight"])
+        return torch.cat([states[layer][0] for layer in self._sources], -1)
 
     def logits(self, tokens: Sequence[int], drafts: int) -> list[Tensor]:
         """For the sequence's next tokens, [draft vocabulary] each, as greedy drafts lead to one another."""
-        given, states = list(tokens), self.features(tokens[:-1])
+        given, states = list(tokens), F.linear(self.streams(tokens[:-1]), self.weights["fc.weight"])
         found = []
         for _ in range(drafts):
             own = self.layer(torch.tensor(given[1:]), states)[-1:]

@@ -46,8 +46,8 @@ class Speculation:
         method: `ngram`: what followed the same tokens earlier in the sequence. `suffix`: the same by how often, and in
             earlier outputs as well. `draft_model`: a smaller model. `eagle3`: a head of the model itself.
         tokens: Draft tokens of a step and sequence, at most.
-        model: Of `draft_model` and `eagle3`: a directory, a hub id, or `quill_draft` and `quill_eagle3`, which ship with
-            the package. Otherwise empty.
+        model: Of `draft_model` and `eagle3`: a directory, a hub id, or `quill_draft` or `quill_eagle3`, which ship with
+            the package. Empty for others.
         lookup_max, lookup_min: Of `ngram`: the longest and the shortest run of last tokens that is looked for.
         suffix: Of `suffix`.
     """
@@ -111,8 +111,7 @@ class SpeculationConfig:
         if ranks > 1 and speculation.model:
             what = "An EAGLE-3 head" if speculation.method == "eagle3" else "A draft model"
             raise _error(
-                f"{what} is not supported with --tensor-parallel-size {ranks} yet; {_FLAG} with "
-                '"method": "ngram" is.'
+                f'{what} is not supported with --tensor-parallel-size {ranks} yet; {_FLAG} with "method": "ngram" is.'
             )
 
 

@@ -121,7 +121,7 @@ class DraftTokens:
         offsets = torch.zeros(self._count, dtype=torch.int32 if stored and stored.dtype == "I32" else torch.int64)
         checkpoint.read("d2t", offsets)
         ids = offsets.long() + torch.arange(self._count)
-        if int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size or len(ids.unique()) < self._count:
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size or len(set(ids.tolist())) < self._count:
             raise CheckpointError(
                 f"d2t must name {self._count} tokens of {self.vocab_size}, each once: it is an offset from a draft "
                 "token's id to the model's."

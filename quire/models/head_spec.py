@@ -77,7 +77,7 @@ def read_head(fields: ConfigFile, directory: Path, hidden: int) -> HeadSpec:
 
 
 def _sources(fields: ConfigFile) -> tuple[int, ...] | None:
-    """vLLM's key counts the layers that the streams enter; the one in `eagle_config`, SGLang's, those that they leave."""
+    """vLLM's key names the layers that the streams enter; SGLang's, in `eagle_config`, those that they come from."""
     nested = fields.get(_NESTED, {})
     if not isinstance(nested, dict):
         raise fields.wrong(_NESTED, "must be an object")

@@ -104,7 +104,7 @@ class Stage:
         """The stream behind the last block."""
         reader, last = self.reader, stream
         reader.read(0, last)
-        for number, last in enumerate(self._decoder.blocks(stream, positions, attention), 1):  # noqa: B007
+        for number, last in enumerate(self._decoder.blocks(stream, positions, attention), 1):
             reader.read(number, last)
         reader.finish()
         return last

@@ -1,4 +1,4 @@
-"""A draft head's checkpoint under the names that its model uses, whichever of the published customs its files follow."""
+"""A draft head's checkpoint under standard names, whichever of the published customs its files follow."""
 
 from __future__ import annotations
 

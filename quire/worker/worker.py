@@ -35,7 +35,7 @@ from quire.lora.sources import AdapterSources
 from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from quire.mesh import Mesh
 from quire.messages import DeviceLimits, MaskedDrafts, Plan, Result, TokenBitmasks
-from quire.models.model import Stage, build_model
+from quire.models.model import Model, build_model
 from quire.models.rank_share import rank_share
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import draft_model_bytes
@@ -86,7 +86,7 @@ class LoadedModel:
     """
 
     spec: ModelSpec
-    model: Stage
+    model: Model
     slots: SlotTable
     kernels_known: bool
     gemm_warmup: Future[bool] | None
@@ -209,7 +209,7 @@ class Worker:
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
-        states = model_states(self._config, spec, options)
+        states = model_states(self._config, spec, options, model.embed)
         if states is not None:
             model.reader = states
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
@@ -415,9 +415,7 @@ class Worker:
             loaded: The model that verifies.
             config: Of the other one.
         """
-        loan = None
-        if isinstance(loaded.states, ModelStates):
-            loan = Loan(loaded.model.embed, HeadStates(loaded.states.states))
+        loan = loaded.states.loan() if isinstance(loaded.states, ModelStates) else None
         with self._stage("draft_model"):
             worker = Worker(config, self._clock, loan=loan)
             worker.load()

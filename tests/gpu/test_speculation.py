@@ -122,9 +122,7 @@ def assert_same(mine: Any, other: Any, *, greedy: bool) -> None:
     assert abs(ours.logprob - theirs.logprob) < TIE, f"token {place} differs, and is no tie"
 
 
-def test_a_head_proposes_what_the_paper_says(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_proposes_what_the_paper_says(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In steps that replay graphs and in others; twice, so that prompts are cached."""
     head = make_eagle3(tmp_path / "head", vocab_size=VOCAB_SIZE, draft_vocab=200)
     noted: dict[tuple[int, ...], list[int]] = {}

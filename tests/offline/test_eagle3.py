@@ -128,11 +128,7 @@ def learnt(head: Path, checkpoint: Path, texts: list[list[int]]) -> None:
         reference.weights[name] = tensor.requires_grad_() if tensor.is_floating_point() else tensor
     parameters = [each for each in reference.weights.values() if each.requires_grad]
     adam = torch.optim.Adam(parameters, lr=0.01)
-    with torch.no_grad():
-        streams = [
-            torch.cat([each[0] for each in reference.model(torch.tensor([text[:-2]]), output_hidden_states=True).hidden_states[:3]], -1)
-            for text in texts
-        ]
+    streams = [reference.streams(text[:-2]) for text in texts]
     for step in range(60):
         for text, states in zip(texts, streams, strict=True):
             out = reference.layer(torch.tensor(text[1:-1]), F.linear(states, reference.weights["fc.weight"]))
@@ -143,7 +139,8 @@ def learnt(head: Path, checkpoint: Path, texts: list[list[int]]) -> None:
             adam.step()
         if step > 5 and float(loss.detach()) < 0.02:
             break
-    save_file({name: each.detach().contiguous() for name, each in reference.weights.items()}, head / "model.safetensors")
+    weights = {name: each.detach().contiguous() for name, each in reference.weights.items()}
+    save_file(weights, head / "model.safetensors")
 
 
 def test_a_head_that_has_learnt_the_texts_is_accepted(checkpoint: Path, plain: LLM, tmp_path: Path) -> None:
@@ -175,11 +172,14 @@ def test_the_same_head_at_any_temperature(checkpoint: Path, plain: LLM, guessing
 def test_steps_with_a_head_are_recorded(checkpoint: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the model's, which hand out their streams, and the head's."""
     replayed: set[int] = set()
-    replay, rest = RecordedSteps.replay, RecordedSteps.replay_logits
-    monkeypatch.setattr(RecordedSteps, "replay", lambda self, *a, **k: (replayed.add(id(self)), replay(self, *a, **k))[1])
-    monkeypatch.setattr(
-        RecordedSteps, "replay_logits", lambda self, *a, **k: (replayed.add(id(self)), rest(self, *a, **k))[1]
-    )
+    for name in ("replay", "replay_logits"):
+        replay = getattr(RecordedSteps, name)
+
+        def noting(self: RecordedSteps, *args: Any, replay: Any = replay, **others: Any) -> Any:
+            replayed.add(id(self))
+            return replay(self, *args, **others)
+
+        monkeypatch.setattr(RecordedSteps, name, noting)
     with LLM(str(checkpoint), speculative_config=asking(head), **LIMITS) as llm:
         answers(llm, ASKED["greedy"])
     assert len(replayed) == 2

@@ -4,10 +4,12 @@ Its KV cache lies beside the model's and has as many blocks; a sequence's keys s
 engine plans one set of block tables for both. Only a sequence that may have drafts is computed, when it first has some,
 and then as far as it has grown since. Knows nothing about how drafts are verified.
 
-A head differs in three ways. At each place it reads the token behind it, so its sequences lack their first token. Beside
-it, it reads the state that the model has computed at that place (`hidden_states.py`); for what it has computed behind a
-draft that was the head's own, so none of that stays. And where this very plan first moves states to their block, they
-are not there yet.
+A head differs in three ways:
+
+- At each place it reads the token behind that place, so its sequences lack their first token.
+- It also reads the state that the model has computed there (`hidden_states.py`). Behind a draft that is the head's own
+  state, so what it has computed there is computed again once the model's is known.
+- States that a plan moves, with their block, are there only once the plan is launched: until then there are no drafts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The states that a draft head reads of its model: one vector a token, made of some of the model's residual streams.
 
-They are kept as the KV cache is, in blocks of the same ids: a step of the model writes those of its tokens, and whatever
-becomes of a block (it is shared, copied, swapped, found by its prefix) its states go with it. So the head can be run on
-a token whenever drafts are asked for, as long as the model's keys of the token are there.
+They are kept as the KV cache is, in blocks of the same ids. A step of the model writes the states of its tokens, and
+when a block is shared, copied, swapped or found by its prefix, its states go with it. So the head can read a token
+whenever drafts are asked for, as long as the model's keys of the token are there.
 
 Behind the blocks each slot has a row of its own. There the head puts its own state of a row's last token, which stands
 for the model's when it goes on behind a draft (Li et al. 2025, arXiv:2503.01840, section 3.1).
@@ -31,6 +31,9 @@ from quire.worker.speculation.whole_group import whole_group
 from quire.worker.startup.host_memory import lazy_zeros
 from quire.worker.step_inputs import StepInputs
 from quire.worker.weight_loading import load_fusion
+
+Embed = Callable[[Tensor, Positions], Stream]
+"""See Lent."""
 
 
 class StepStates(Protocol):
@@ -82,14 +85,23 @@ class ModelStates:
         fuse: [tokens, sources · width] → [tokens, hidden].
         group: The KV group whose blocks states are kept in; it looks back to the beginning.
         options: The device and dtype of all.
+        embed: The model's embedding, which the head may be lent.
 
     Attributes:
         states: Where they are written, once there is a place.
     """
 
     def __init__(
-        self, sources: Sequence[int], width: int, hidden: int, fuse: Projection, group: int, options: TensorOptions
+        self,
+        sources: Sequence[int],
+        width: int,
+        hidden: int,
+        fuse: Projection,
+        group: int,
+        options: TensorOptions,
+        embed: Embed,
     ) -> None:
+        self._embed = embed
         self._hidden = hidden
         self._columns = {
             source: [slice(at * width, (at + 1) * width) for at, own in enumerate(sources) if own == source]
@@ -118,6 +130,10 @@ class ModelStates:
         self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self.states.block_size, self._places)
         self._streams = torch.empty((len(self._places), self._width), dtype=options.dtype, device=options.device)
 
+    def loan(self) -> Loan:
+        """What the head's worker is lent."""
+        return Loan(self._embed, HeadStates(self.states))
+
     def read(self, number: int, stream: Stream) -> None:
         for columns in self._columns.get(number, ()):
             self._copy_stream(*stream, self._streams[:, columns])
@@ -127,13 +143,14 @@ class ModelStates:
         del self._streams
 
 
-def model_states(config: Config, spec: ModelSpec, options: TensorOptions) -> ModelStates | None:
+def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed: Embed) -> ModelStates | None:
     """Those of the head that the settings name, with the weights of their fusion; None: they name none.
 
     Args:
         config: Resolved settings of the model.
         spec: Of the model.
         options: The device and dtype of all.
+        embed: The model's.
 
     Raises:
         CheckpointError: The head's files do not serve.
@@ -147,7 +164,7 @@ def model_states(config: Config, spec: ModelSpec, options: TensorOptions) -> Mod
     factory = LayerFactory(options, head.quantization)
     fuse = factory.column_parallel((FUSION,), (head.hidden,), len(sources) * width, bias=False)
     load_fusion(config.with_values(model=speculation.model), head, factory)
-    return ModelStates(sources, width, head.hidden, fuse, whole_group(spec), options)
+    return ModelStates(sources, width, head.hidden, fuse, whole_group(spec), options, embed)
 
 
 class HeadStates:
@@ -194,7 +211,7 @@ class HeadStates:
 class Loan(NamedTuple):
     """What a head's worker is lent; see Lent."""
 
-    embed: Callable[[Tensor, Positions], Stream]
+    embed: Embed
     states: HeadStates
 
     @property

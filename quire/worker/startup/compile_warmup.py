@@ -17,7 +17,7 @@ from quire.collectives.collectives import Collectives
 from quire.layers.factory import LayerFactory
 from quire.lora.updates import LowRankUpdates
 from quire.mesh import Mesh
-from quire.models.model import Stage, build_model
+from quire.models.model import Model, build_model
 from quire.models.spec import ModelSpec
 from quire.planning.step_limits import StepLimits
 from quire.weights.checkpoint import StoredTensor
@@ -50,7 +50,7 @@ def reduced_model(
     updates: LowRankUpdates | None = None,
     mesh: Mesh | None = None,
     collectives: Collectives | None = None,
-) -> Stage:
+) -> Model:
     """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory.
 
     Args:

@@ -45,8 +45,8 @@ quire serve quill --speculative-config '{{"method": "eagle3", "model": "quill_ea
 ## How it was made
 
 By `recipes/quill/train_eagle3.py` in Quire's repository: {tokens:.0f} million tokens of Quill's training text in
-{steps:,} steps, {minutes:.1f} minutes on one NVIDIA H200. It learns Quill's distribution of the assistant's tokens, with
-{drafts} steps of training-time test.
+{steps:,} steps, {minutes:.1f} minutes on one NVIDIA H200. It learns Quill's distribution of the assistant's tokens,
+with {drafts} steps of training-time test.
 
 ## How well it does
 

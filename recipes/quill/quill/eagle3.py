@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quill.corpus import IGNORED, Batch
@@ -73,7 +72,9 @@ class HeadAttention(nn.Module):
         self.v_proj = nn.Linear(2 * shape.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(width, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, seen: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor, seen: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
         """x [B, T, 2 · hidden_size]; `seen`, keys and values of earlier steps, is given this step's.
 
         The first step's are those of the context: of these, `mask` [B, 1, T, T] says which are seen. Of each later step
