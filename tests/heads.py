@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from quire.messages import Plan
+from quire.worker.speculation.draft_model import DraftModel
+from quire.worker.speculation.step_drafts import StepDrafts
+
 HIDDEN, HEADS, KV_HEADS, WIDTH, EPS = 64, 4, 2, 16, 1e-6
+TIE = 1e-3
+"""Logits that differ by less are as good as each other."""
 
 
 def make_eagle3(
@@ -149,3 +157,49 @@ class ReferenceHead:
         left, right = x.chunk(2, -1)
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+
+class Noted:
+    """What heads proposed.
+
+    Attributes:
+        drafts: By all tokens of the sequence.
+        plans: That drafters heard of.
+    """
+
+    def __init__(self) -> None:
+        self.drafts: dict[tuple[int, ...], list[int]] = {}
+        self.plans: list[Plan] = []
+
+    def check(self, reference: ReferenceHead, every: int = 7) -> None:
+        """Some of it is what the reference proposes, up to ties."""
+        assert len(self.drafts) > 100
+        for context, proposed in list(self.drafts.items())[::every]:
+            for logits, token in zip(reference.logits(context, len(proposed)), proposed, strict=True):
+                if token != reference.token(int(logits.argmax())):
+                    ours = next(own for own in range(len(logits)) if reference.token(own) == token)
+                    assert float(logits.max() - logits[ours]) < TIE
+                    break
+
+
+@contextmanager
+def noting(first: int) -> Iterator[Noted]:
+    """Within it what heads propose is noted, for sequences whose first token is `first`."""
+    found, begin, propose = Noted(), DraftModel.begin, DraftModel.propose
+
+    def beginning(self: DraftModel, plan: Plan) -> None:
+        found.plans.append(plan)
+        begin(self, plan)
+
+    def proposing(self: DraftModel, plan: Plan, most_read: int) -> StepDrafts:
+        drafts = propose(self, plan, most_read)
+        for place, end in enumerate(drafts.counts.cumsum().tolist()):
+            if count := int(drafts.counts[place]):
+                tokens = self._sequences[plan.slots[plan.sampled_rows[place]]].tokens
+                found.drafts[first, *tokens] = drafts.tokens[end - count : end].tolist()
+        return drafts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftModel, "begin", beginning)
+        patch.setattr(DraftModel, "propose", proposing)
+        yield found

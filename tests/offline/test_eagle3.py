@@ -19,14 +19,11 @@ from quire.metrics.reader import Counter
 from quire.models.spec import read_spec
 from quire.worker.recorded_steps import RecordedSteps
 from quire.worker.speculation.draft_lengths import Choice, DraftLengths
-from quire.worker.speculation.draft_model import DraftModel
-from quire.worker.speculation.step_drafts import StepDrafts
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama
-from tests.heads import ReferenceHead, make_eagle3
+from tests.heads import Noted, ReferenceHead, make_eagle3, noting
 from tests.offline.test_speculation import ASKED, LIMITS, answers, prompts
 
-TIE = 1e-3
 DRAFTS = 3
 
 
@@ -78,6 +75,12 @@ def test_a_head_changes_no_output(asked: str, plain: LLM, guessing: LLM) -> None
     assert 0 < found["vllm:spec_decode_num_drafts"] <= found["vllm:spec_decode_num_draft_tokens"]
 
 
+@pytest.fixture
+def noted() -> Iterator[Noted]:
+    with noting(prompts(1)[0][0]) as found:
+        yield found
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -90,35 +93,27 @@ def test_a_head_changes_no_output(asked: str, plain: LLM, guessing: LLM) -> None
     ids=["part of the vocabulary", "order", "own embeddings", "one stream"],
 )  # fmt: skip
 def test_a_head_proposes_what_the_paper_says(
-    made: dict[str, Any], checkpoint: Path, plain: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Any], checkpoint: Path, plain: LLM, tmp_path: Path, noted: Noted
 ) -> None:
     """Whatever its sequences went through: chunks, cached prefixes, preemption."""
     head = make_eagle3(tmp_path / "head", vocab_size=VOCAB_SIZE, **made)
-    noted: dict[tuple[int, ...], list[int]] = {}
-    propose = DraftModel.propose
-
-    def noting(self: DraftModel, plan: Any, most_read: int) -> StepDrafts:
-        found = propose(self, plan, most_read)
-        for place, first in enumerate((found.counts.cumsum() - found.counts).tolist()):
-            if found.counts[place]:
-                tokens = self._sequences[plan.slots[plan.sampled_rows[place]]].tokens
-                noted[prompts(1)[0][0], *tokens] = found.tokens[first : first + found.counts[place]].tolist()
-        return found
-
-    monkeypatch.setattr(DraftModel, "propose", noting)
     with LLM(str(checkpoint), speculative_config=asking(head), disable_log_stats=False, **LIMITS) as llm:
         for _ in range(2):  # then prompts are cached
             assert answers(llm, ASKED["greedy"]) == answers(plain, ASKED["greedy"])
         assert counters(llm)["vllm:num_preemptions"] > 0
-    assert len(noted) > 100
-    reference = ReferenceHead(head, checkpoint, made.get("sources", (0, 1, 2)))
-    for context, proposed in list(noted.items())[::7]:
-        for logits, token in zip(reference.logits(context, len(proposed)), proposed, strict=True):
-            best = reference.token(int(logits.argmax()))
-            if token != best:
-                ours = next(own for own in range(len(logits)) if reference.token(own) == token)
-                assert float(logits.max() - logits[ours]) < TIE
-                break
+    noted.check(ReferenceHead(head, checkpoint, made.get("sources", (0, 1, 2))))
+
+
+@pytest.mark.parametrize("how", ["swapped", "copied"])
+def test_states_go_with_their_blocks(how: str, checkpoint: Path, head: Path, plain: LLM, noted: Noted) -> None:
+    """Swapped to the host and back; copied for a sequence that goes on from the prompt of another."""
+    own: dict[str, Any] = {"preemption_mode": "swap", "swap_space": 0.01} if how == "swapped" else {}
+    asked = {"temperature": 1.0, "top_k": 1, "seed": 1, "n": 1 if how == "swapped" else 3, "max_tokens": 30}
+    with LLM(str(checkpoint), speculative_config=asking(head), **LIMITS, **own) as llm:
+        assert answers(llm, asked) == answers(plain, asked)
+    moves = [move for plan in noted.plans for move in (plan.swap_in if how == "swapped" else plan.copies)]
+    assert len(moves) > 5
+    noted.check(ReferenceHead(head, checkpoint), 5)
 
 
 def learnt(head: Path, checkpoint: Path, texts: list[list[int]]) -> None:
@@ -143,13 +138,16 @@ def learnt(head: Path, checkpoint: Path, texts: list[list[int]]) -> None:
     save_file(weights, head / "model.safetensors")
 
 
-def test_a_head_that_has_learnt_the_texts_is_accepted(checkpoint: Path, plain: LLM, tmp_path: Path) -> None:
+def test_a_head_that_has_learnt_the_texts_is_accepted(
+    checkpoint: Path, plain: LLM, tmp_path: Path, noted: Noted
+) -> None:
+    """And still proposes what the paper says: nothing stays of what it computed behind drafts."""
     head = make_eagle3(tmp_path / "head", vocab_size=VOCAB_SIZE)
     some: list[Any] = [{"prompt_token_ids": each} for each in prompts(6)]
     params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, detokenize=False)
     expected = [list(each.outputs[0].token_ids) for each in plain.generate(some, params, use_tqdm=False)]
     learnt(head, checkpoint, [[*prompt, *tokens] for prompt, tokens in zip(prompts(6), expected, strict=True)])
-    with LLM(str(checkpoint), speculative_config=asking(head, 1), disable_log_stats=False, **LIMITS) as llm:
+    with LLM(str(checkpoint), speculative_config=asking(head, 2), disable_log_stats=False, **LIMITS) as llm:
         accepted = []
         for _ in range(2):  # then prompts are cached
             before = counters(llm)
@@ -160,7 +158,8 @@ def test_a_head_that_has_learnt_the_texts_is_accepted(checkpoint: Path, plain: L
                 for name in ("draft_tokens", "accepted_tokens")
             )
             accepted.append(right / drafts)
-    assert min(accepted) > 0.8
+    assert min(accepted) > 0.45  # it was trained on first drafts only
+    noted.check(ReferenceHead(head, checkpoint), 3)
 
 
 def test_the_same_head_at_any_temperature(checkpoint: Path, plain: LLM, guessing: LLM) -> None:
@@ -196,11 +195,6 @@ def test_with_adapters(checkpoint: Path, head: Path, tmp_path: Path) -> None:
             found = llm.generate(given, params, use_tqdm=False, lora_request=requests)
             outputs.append([each.outputs[0].token_ids for each in found])
     assert outputs[0] == outputs[1]
-
-
-def test_swapped_sequences_keep_their_states(checkpoint: Path, head: Path, plain: LLM) -> None:
-    with LLM(str(checkpoint), speculative_config=asking(head), swap_space=0.01, **LIMITS) as llm:
-        assert answers(llm, ASKED["greedy"]) == answers(plain, ASKED["greedy"])
 
 
 def broken(head: Path, tmp_path: Path, change: Any) -> Path:
