@@ -1,6 +1,6 @@
 """An EAGLE-3 head for Quill in plain torch, with the parameter names of published heads, and its loss.
 
-Li et al. 2025, https://arxiv.org/abs/2503.01840. The head proposes tokens for a model, and reads what that has computed:
+Li et al. 2025, https://arxiv.org/abs/2503.01840. The head proposes tokens for a model and reads what that has computed:
 the residual streams that enter some of its layers, and its embeddings. At position p it sees what the model computed
 there and the token at p + 1, and predicts the token behind that. For a further draft its own hidden state takes the
 place of the model's; so it does in training as well, which is the paper's training-time test.
