@@ -17,14 +17,15 @@ from torch import Tensor
 
 from quire.gguf.tensor_types import PANEL, QUANTIZED, TYPES, QuantizedType
 from quire.kernels.cpu.activation import silu_and_mul
-from quire.kernels.cpu.float8 import PANEL as FLOAT8_PANEL
+from quire.kernels.cpu import float8, int8
 from quire.kernels.cpu.library import address, library
 from quire.kernels.reference import gguf_blocks as reference
 from quire.kernels.reference.gguf_blocks import BlockWeight, unpack
 
 _NUMBERS = {form.name: number for number, form in TYPES.items()}
-_OWN_NUMBERS = {"W4": 256, "W8": 257, "F8": 258}
-"""Of types that no file has, before the columns of their blocks: those of grouped_linear.py and float8.py."""
+_OWN_NUMBERS = {"W4": 256, "W8": 257, "F8": 258, "I8": 259}
+"""Of types that no file has, before the columns of their blocks: see grouped_linear.py, float8.py and int8.py."""
+_OWN_PANELS = {"F8": float8.PANEL, "I8": int8.PANEL}
 CODES_AT_ONCE = 1 << 21
 """That are packed before the next ones, so that they stay in the cache."""
 _LOW, _HIGH = [0, 4, 1, 5], [2, 6, 3, 7]
@@ -90,7 +91,7 @@ def block_embed(tokens: Tensor, weight: BlockWeight, scale: float | None, out: T
 
 def _panel(name: str) -> int:
     """Outputs of a type's panel."""
-    return FLOAT8_PANEL if name.startswith("F8") else PANEL
+    return _OWN_PANELS.get(name.partition("/")[0], PANEL)
 
 
 @functools.cache

@@ -97,6 +97,7 @@ class Library:
 
     Attributes:
         name: Differs for other sources, flags, compilers and processors.
+        multiplies_bytes: Whether its int8 products take rows of 8 bits; see int8.py.
 
     Raises:
         OSError: The file is not the library.
@@ -117,6 +118,7 @@ class Library:
         self.set_threads = loaded.quire_set_threads
         self.set_threads.argtypes, self.set_threads.restype = (_N,), None
         self.set_threads(threads)
+        self.multiplies_bytes = bool(loaded.quire_multiplies_bytes())
 
     def __call__(self, name: str, dtype: torch.dtype | None, *arguments: Any) -> None:
         """Run a kernel; see Arguments."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.cpu import blocks
+from quire.kernels.cpu import blocks, int8
 from quire.kernels.cpu.float8 import pack_float8
 from quire.kernels.cpu.grouped_linear import RUN, SIGN, pack_integers
 from quire.kernels.cpu.library import library
@@ -22,10 +22,13 @@ from quire.kernels.reference.scaled_linear import ScaledWeight
 def pack_scaled(weight: ScaledWeight) -> ScaledWeight | BlockWeight:
     """The weight as `scaled_linear` wants it; the reference's form where our kernels do not serve it."""
     columns = weight.codes.shape[1]
-    if library() is None:
+    kernels = library()
+    if kernels is None:
         return weight
     if weight.codes.dtype == torch.float8_e4m3fn:
         return pack_float8(weight)
+    if int8.serves(kernels, weight):
+        return int8.pack_int8(weight)
     if weight.block != (1, columns) or columns % RUN:
         return weight
     return pack_integers(weight.codes.view(torch.uint8) ^ SIGN, weight.scales, None, 8, columns)

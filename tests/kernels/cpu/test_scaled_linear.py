@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.cpu import scaled_linear as kernels
+from quire.kernels.cpu.library import library
 from quire.kernels.reference.gguf_blocks import BlockWeight
 from quire.kernels.reference.quantized_rows import QuantizedRows, quantize_rows
 from quire.kernels.reference.scaled_linear import ScaledWeight
@@ -26,6 +27,12 @@ def made(rows: int, columns: int, block: tuple[int, int]) -> tuple[ScaledWeight,
     scales = torch.rand((-(-rows // block[0]), -(-columns // block[1])), generator=draw) * 1e-3 + 1e-6
     weight = ScaledWeight(codes, scales, block)
     return weight, kernels.pack_scaled(weight)
+
+
+def rounds_to_bytes(packed: BlockWeight | ScaledWeight) -> bool:
+    """Whether products with this int8 weight round rows to 8 bits, with a scale for each, and not to 16."""
+    own = library()
+    return own is None or own.multiplies_bytes or isinstance(packed, ScaledWeight)
 
 
 def rows_of(tokens: int, columns: int) -> Tensor:
@@ -49,21 +56,39 @@ def test_products_are_those_of_the_dense_weights(
         assert_close(kernels.scaled_linear(x.bfloat16(), packed, bias.bfloat16()), exact, 8e-3 + bound)
 
 
-@pytest.mark.parametrize("columns", [32, 96, 512])
-def test_int8_with_a_scale_for_each_output(columns: int, instructions: str) -> None:
-    """Rows are rounded to 16 bits, or by torch to 8: both are near enough to the exact product."""
+@pytest.mark.parametrize(("rows", "columns"), [(64, 32), (64, 96), (48, 528), (40, 512), (1024, 1024)])
+def test_int8_with_a_scale_for_each_output(rows: int, columns: int, instructions: str) -> None:
     draw = torch.Generator().manual_seed(columns)
-    codes = torch.randint(-128, 128, (64, columns), generator=draw, dtype=torch.int8)
-    weight = ScaledWeight(codes, torch.rand((64, 1), generator=draw) + 0.01, (1, columns))
+    codes = torch.randint(-128, 128, (rows, columns), generator=draw, dtype=torch.int8)
+    weight = ScaledWeight(codes, torch.rand((rows, 1), generator=draw) + 0.01, (1, columns))
     packed = kernels.pack_scaled(weight)
-    assert isinstance(packed, BlockWeight) == (instructions != "none")
-    x, bias = torch.randn((9, columns), generator=draw), torch.linspace(-1, 1, 64)
-    bound = 2 * ROUNDING if instructions != "none" else 2e-2
-    exact = F.linear(x.double(), weight.dense().double(), bias.double())
-    assert_close(kernels.scaled_linear(x, packed, bias), exact, bound)
-    out = torch.empty((9, 32))
-    kernels.scaled_linear_silu_and_mul(x, packed, bias, out)
-    assert_close(out, F.silu(exact[:, :32]) * exact[:, 32:], 2 * bound)
+    if columns % 32 == 0:
+        assert isinstance(packed, BlockWeight) == (instructions != "none")
+    bias, half = torch.linspace(-1, 1, rows), rows // 2
+    for tokens in (1, 2, 3, 8, 9, 12, 13, 25, 40):
+        x = torch.randn((tokens, columns), generator=draw)
+        seen = x.double()
+        if rounds_to_bytes(packed):
+            bytes_of_x, scales = quantize_rows(x, torch.int8, columns)
+            seen = bytes_of_x.double() * scales.double()
+        exact = F.linear(seen, weight.dense().double(), bias.double())
+        assert_close(kernels.scaled_linear(x, packed, bias), exact, 2 * ROUNDING)
+        out = torch.empty((tokens, half))
+        kernels.scaled_linear_silu_and_mul(x, packed, bias, out)
+        assert_close(out, F.silu(exact[:, :half]) * exact[:, half:], 4 * ROUNDING)
+
+
+def test_int8_rows_do_not_depend_on_their_neighbours(instructions: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    codes = torch.randint(-128, 128, (96, 288), generator=draw, dtype=torch.int8)
+    packed = kernels.pack_scaled(ScaledWeight(codes, torch.rand((96, 1), generator=draw), (1, 288)))
+    if not isinstance(packed, BlockWeight):
+        pytest.skip("torch computes")
+    x = torch.randn((50, 288), generator=draw)
+    together = kernels.scaled_linear(x, packed, None)
+    for first, count in ((0, 1), (7, 2), (30, 13)):
+        alone = kernels.scaled_linear(x[first : first + count], packed, None)
+        assert torch.equal(alone, together[first : first + count])
 
 
 @pytest.mark.parametrize("code", [-128, 127])
@@ -76,15 +101,16 @@ def test_int8_sums_of_the_largest_numbers_do_not_overflow(code: int, instruction
 
 def test_int8_beside_a_number_far_larger(instructions: str) -> None:
     """It takes its run's scale, but no more of the others than bf16's rounding would take of a result of its size."""
-    if instructions == "none":
-        pytest.skip("torch rounds to 8 bits")
     draw = torch.Generator().manual_seed(7)
     codes = torch.randint(-128, 128, (32, 512), generator=draw, dtype=torch.int8)
     codes[:, 9] = 0  # so that the product is the others'
     weight = ScaledWeight(codes, torch.ones((32, 1)), (1, 512))
+    packed = kernels.pack_scaled(weight)
+    if rounds_to_bytes(packed):
+        pytest.skip("rows are rounded to 8 bits, with a scale for all of a row")
     x = torch.randn((10, 512), generator=draw).bfloat16()
     x[:, 9] = 100
-    y = kernels.scaled_linear(x, kernels.pack_scaled(weight), None)
+    y = kernels.scaled_linear(x, packed, None)
     assert_close(y, F.linear(x.double(), weight.dense().double()), 8e-3)
 
 
@@ -125,3 +151,16 @@ def test_a_row_that_is_not_finite_harms_no_other(instructions: str) -> None:
     assert not y[1].isfinite().any()
     exact = F.linear(x[[0, 2]].double(), weight.dense().double())
     assert_close(y[[0, 2]], exact, ROUNDING if instructions != "none" else OF_TORCH)
+
+
+def test_an_int8_row_that_is_not_finite_harms_no_other(instructions: str) -> None:
+    draw = torch.Generator().manual_seed(5)
+    codes = torch.randint(1, 128, (64, 96), generator=draw, dtype=torch.int8)
+    weight = ScaledWeight(codes, torch.rand((64, 1), generator=draw), (1, 96))
+    packed = kernels.pack_scaled(weight)
+    for bad in (float("inf"), float("nan")):
+        x = rows_of(3, 96)
+        x[1, 50] = bad
+        y = kernels.scaled_linear(x, packed, None)
+        assert not y[1].isfinite().any()
+        assert_close(y[[0, 2]], kernels.scaled_linear(x[[0, 2]], packed, None), ROUNDING)

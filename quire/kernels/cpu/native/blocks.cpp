@@ -13,6 +13,7 @@
 #include "block_rows.h"
 #include "calls.h"
 #include "float8.h"
+#include "int8.h"
 
 namespace quire {
 namespace {
@@ -41,6 +42,10 @@ inline void fetch(const uint8_t* from, int64_t bytes) {
 
 template <int R>
 using Sums = vi[R][kVectors];  // stay in registers only where all that takes them is inlined
+
+// Sums of few rows are added up by turns in so many, else each product would wait for the one before it.
+template <int R>
+constexpr int kTurns = W == 16 && R < 4 ? 4 / R : 1;
 
 #define QUIRE_INLINE inline __attribute__((always_inline))
 
@@ -110,15 +115,23 @@ struct Product {
     }
 
     template <int R, int... K>
-    QUIRE_INLINE static void add_group(const uint8_t* codes, const int16_t* x, int64_t xs, Sums<R>& sums,
+    QUIRE_INLINE static void add_group(const uint8_t* codes, const int16_t* x, int64_t xs, Sums<R> (&turns)[kTurns<R>],
                           std::integer_sequence<int, K...>) {
         (
             [&]() __attribute__((always_inline)) {
                 vi w[kVectors];
                 for (int v = 0; v < kVectors; ++v) w[v] = codes_of_pair<Type, K>(codes, v);
-                add_pair<R>(w, x + 2 * K, xs, sums);
+                add_pair<R>(w, x + 2 * K, xs, turns[K % kTurns<R>]);
             }(),
             ...);
+    }
+
+    // turns[0] += the others
+    template <int R>
+    QUIRE_INLINE static void add_turns(Sums<R> (&turns)[kTurns<R>]) {
+        for (int turn = 1; turn < kTurns<R>; ++turn)
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < kVectors; ++v) turns[0][r][v] = add_integers(turns[0][r][v], turns[turn][r][v]);
     }
 
     // totals [R, 16] = R rows times a panel.
@@ -130,17 +143,18 @@ struct Product {
             for (int group = 0; group < groups; group += step) {
                 int64_t column = begin + group * Group, xs = rows.width(column);
                 Scales scales;
-                Sums<R> sums;
+                Sums<R> turns[kTurns<R>] = {};
                 int32_t of_x[R];
-                start<R>(rows, column, sums, of_x);
+                start<R>(rows, column, turns[0], of_x);
                 const uint8_t* codes = panel + form.code_offset() + group * form.group_bytes();
                 const int16_t* x = rows.at(column);
                 for (int i = 0; i < step; ++i, codes += form.group_bytes(), x += Group) {
                     fetch(codes + kAhead, form.group_bytes());
-                    add_group<R>(codes, x, xs, sums, std::make_integer_sequence<int, Group / 2>());
+                    add_group<R>(codes, x, xs, turns, std::make_integer_sequence<int, Group / 2>());
                 }
+                add_turns<R>(turns);
                 read_scales(panel, group, scales);
-                finish<R>(scales, rows, column, sums, of_x, totals);
+                finish<R>(scales, rows, column, turns[0], of_x, totals);
             }
         }
     }
@@ -268,6 +282,10 @@ void block_linear(const T* x, int64_t xs, int64_t rows, const uint8_t* packed, i
     const WeightType type(given_type);
     if (type.number == kFloat8) {
         float8_linear(x, xs, rows, packed, outputs, columns, type.block, Gated, bias, y, ys);
+        return;
+    }
+    if (type.number == kInt8) {
+        int8_linear(x, xs, rows, packed, outputs, columns, Gated, bias, y, ys);
         return;
     }
     Multiply multiply = multiply_of(type.number);

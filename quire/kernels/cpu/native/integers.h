@@ -12,6 +12,7 @@ namespace quire {
 inline vi integers(int32_t x) { return _mm512_set1_epi32(x); }
 inline vi load_integers(const void* p) { return _mm512_loadu_si512(p); }
 inline void store_integers(void* p, vi x) { _mm512_storeu_si512(p, x); }
+inline vi add_integers(vi a, vi b) { return _mm512_add_epi32(a, b); }
 // W pairs of 8-bit numbers, widened.
 inline vi load_bytes(const void* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
 // Of each 16 bits, those of the mask.
@@ -57,6 +58,7 @@ inline vf absolute(vf x) { return _mm512_abs_ps(x); }
 inline vi integers(int32_t x) { return _mm256_set1_epi32(x); }
 inline vi load_integers(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline void store_integers(void* p, vi x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+inline vi add_integers(vi a, vi b) { return _mm256_add_epi32(a, b); }
 inline vi load_bytes(const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
 // Of each 16 bits, those of the mask.
 template <int Mask>
