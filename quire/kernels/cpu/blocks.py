@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from quire.gguf.tensor_types import PANEL, QUANTIZED, TYPES, QuantizedType
-from quire.kernels.cpu.activation import silu_and_mul
 from quire.kernels.cpu import float8, int8
+from quire.kernels.cpu.activation import silu_and_mul
 from quire.kernels.cpu.library import address, library
 from quire.kernels.reference import gguf_blocks as reference
 from quire.kernels.reference.gguf_blocks import BlockWeight, unpack

@@ -25,7 +25,9 @@ _SIGN = 128
 def serves(kernels: Library, weight: ScaledWeight) -> bool:
     """Whether the kernels are there, and of use for this weight."""
     columns = weight.codes.shape[1]
-    return kernels.multiplies_bytes and weight.block == (1, columns) and columns % _STEP == 0 and columns <= MOST_COLUMNS
+    return (
+        kernels.multiplies_bytes and weight.block == (1, columns) and columns % _STEP == 0 and columns <= MOST_COLUMNS
+    )
 
 
 def pack_int8(weight: ScaledWeight) -> BlockWeight:
