@@ -6,7 +6,8 @@ Questions of Quill's examination, by task, are answered one after the other, gre
 with the draft model, one with the EAGLE-3 head and one with prompt lookup, in turns. Each step that samples is timed by
 the processor time of the thread that computes (so give OMP_NUM_THREADS=1), or with --wall by the clock, drafting
 included; prompts are left out. The task `repeat` asks by prompt lookup's best case: a text that goes on as it stands in
-the prompt already."""
+the prompt already.
+"""
 
 from __future__ import annotations
 

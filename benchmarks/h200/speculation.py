@@ -7,7 +7,8 @@ The first form makes a model of dummy weights and an engine without drafts besid
 random tokens. Drawn at temperature 1, outputs are too, so next to nothing can be looked up: what counts is that nothing
 is lost; the same greedily. The second form answers questions of Quill's examination one by one, greedily, and goes on
 with a text that repeats itself; its engines have no drafts, the draft model, the EAGLE-3 head, or prompt lookup. Times
-include prompts. One line of JSON a figure; ratios are of medians over the repeats, after one that is not counted."""
+include prompts. One line of JSON a figure; ratios are of medians over the repeats, after one that is not counted.
+"""
 
 from __future__ import annotations
 
