@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quire.models.head_spec import EAGLE3
-
 GATED = ("silu", "gelu_pytorch_tanh")
 """Activations of gated MLPs."""
 GEMMA_NAMES = {"hidden_act": "hidden_activation"}
@@ -56,7 +54,6 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
-    **dict.fromkeys(EAGLE3, Family()),
     "MistralForCausalLM": Family(windows="all", defaults={"max_position_embeddings": 131072}),
     "Qwen2ForCausalLM": Family(
         windows="from",

@@ -13,8 +13,6 @@ from typing import Any
 from quire.models.config_file import ConfigFile
 from quire.weights.headers import read_headers
 
-EAGLE3 = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
-"""Architectures of EAGLE-3 heads."""
 _SOURCES = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "eagle_config"
 _REFUSED = ("norm_before_fc", "fc_norm", "norm_output")

@@ -13,7 +13,7 @@ from quire.collectives.stream import Stream, StreamSink, StreamSource
 from quire.layers.factory import LayerFactory
 from quire.layers.positions import Positions
 from quire.models.lent import Lent
-from quire.models.registry import ARCHITECTURES
+from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.spec import ModelSpec
 
 
@@ -125,7 +125,7 @@ def build_model(
         before, after: See Stage.
         lent: What a draft head reads of the model that it is for; None: this is no head.
     """
-    module, name = ARCHITECTURES[spec.architecture].split(":")
+    module, name = (ARCHITECTURES if spec.head is None else HEADS)[spec.architecture].split(":")
     build = getattr(importlib.import_module(module), name)
     decoder: Decoder = build(spec, factory) if spec.head is None else build(spec, factory, lent)
     return Stage(decoder, before, after)

@@ -13,9 +13,9 @@ from quire.config.kv_cache_dtype import element_bytes
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, Family
-from quire.models.head_spec import EAGLE3, HeadSpec, read_head
+from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
-from quire.models.registry import ARCHITECTURES
+from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.quantization.description import Quantization, read_quantization
 from quire.quantization.formats import GgufFormat
@@ -56,7 +56,7 @@ class ModelSpec:
     """A decoder's shape and flags.
 
     Attributes:
-        architecture: A key of ARCHITECTURES.
+        architecture: A key of ARCHITECTURES, or of HEADS.
         family: What the architecture fixes.
         head_dim: Width of one head; `heads * head_dim` may differ from `hidden`.
         qkv_bias, out_bias, mlp_bias: Which projections have a bias.
@@ -195,11 +195,12 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
     """
     fields = ConfigFile(Path(directory) / "config.json")
     architecture = _architecture(fields)
-    family = FAMILIES[architecture]
+    is_head = architecture in HEADS
+    family = FAMILIES["LlamaForCausalLM" if is_head else architecture]
     fields.adopt(family.names, family.defaults)
     _refuse_what_changes_the_arithmetic(fields, family)
     hidden, heads = map(fields.count, ("hidden_size", "num_attention_heads"))
-    layers = fields.count("num_hidden_layers", 1 if architecture in EAGLE3 else None)
+    layers = fields.count("num_hidden_layers", 1 if is_head else None)
     head_dim = fields.count("head_dim", max(1, hidden // heads))
     attention_bias = fields.flag("attention_bias") or family.biases
     rope = read_rope(fields, family, head_dim) if family.rotary else None
@@ -233,7 +234,7 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         logit_cap=fields.optional_number("final_logit_softcapping"),
         experts=_experts(fields, family, layers),
         quantization=read_quantization(fields.get("quantization_config"), quantization),
-        head=read_head(fields, Path(directory), hidden) if architecture in EAGLE3 else None,
+        head=read_head(fields, Path(directory), hidden) if is_head else None,
     )
     if spec.quantization:
         spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings))
@@ -253,7 +254,7 @@ def on_a_gpu(spec: ModelSpec) -> ModelSpec:
 def _architecture(fields: ConfigFile) -> str:
     names = fields.get("architectures", [])
     for name in names if isinstance(names, list) else []:
-        if name in ARCHITECTURES:
+        if name in ARCHITECTURES or name in HEADS:
             return str(name)
     raise fields.wrong("architectures", f"is not supported: served are {', '.join(ARCHITECTURES)}")
 
