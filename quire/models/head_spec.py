@@ -6,6 +6,7 @@ they say in two ways, or not at all.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ _SOURCES = "eagle_aux_hidden_state_layer_ids"
 _NESTED = "eagle_config"
 _REFUSED = ("norm_before_fc", "fc_norm", "norm_output")
 """Flags of newer heads, which change the arithmetic."""
+_NESTED_ONLY: dict[str, object] = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
+"""Keys of `eagle_config` that are served with these values alone, or with none."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +89,12 @@ def _sources(fields: ConfigFile) -> tuple[int, ...] | None:
     nested = fields.get(_NESTED, {})
     if not isinstance(nested, dict):
         raise fields.wrong(_NESTED, "must be an object")
-    if nested.get("use_aux_hidden_state") is False:
-        raise fields.wrong(_NESTED, "is not supported: use_aux_hidden_state must be true")
+    for key, served in _NESTED_ONLY.items():
+        if nested.get(key) is not None and nested[key] != served:
+            raise fields.wrong(_NESTED, f"is not supported: {key} must be {json.dumps(served)}")
     if fields.get(_SOURCES) is not None:
         return _numbers(fields, _SOURCES, fields.get(_SOURCES), 0)
-    if nested.get(_SOURCES) is not None:
+    if nested.get(_SOURCES):
         return _numbers(fields, _NESTED, nested[_SOURCES], 1)
     return None
 

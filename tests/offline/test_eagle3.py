@@ -22,6 +22,7 @@ from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import Noted, ReferenceHead, make_eagle3, noting
+from tests.offline import test_masked_drafts
 from tests.offline.test_speculation import ASKED, LIMITS, answers, prompts
 
 DRAFTS = 3
@@ -197,6 +198,16 @@ def test_with_adapters(checkpoint: Path, head: Path, tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
 
 
+def test_structured_output_of_quill(tmp_path: Path) -> None:
+    head = make_eagle3(tmp_path / "head", vocab_size=4096, hidden=384, eagle_aux_hidden_state_layer_ids=None)
+    found = []
+    for asked in ({}, {"speculative_config": asking(head)}):
+        with LLM(**test_masked_drafts.LIMITS, **asked) as llm:
+            found.append(test_masked_drafts.answers(llm, test_masked_drafts.ASKED["greedy"]))
+            assert bool(asked) == (counters(llm)["vllm:spec_decode_num_drafts"] > 0)
+    assert found[0] == found[1]
+
+
 def broken(head: Path, tmp_path: Path, change: Any) -> Path:
     directory = tmp_path / "broken"
     directory.mkdir()
@@ -240,6 +251,7 @@ def test_wrong_token_ids_are_refused(checkpoint: Path, head: Path, tmp_path: Pat
         ({"num_hidden_layers": 2}, "a head has one layer"),
         ({"draft_vocab_size": 999}, "must be at most vocab_size"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be true"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm must be false"),
         ({"eagle_aux_hidden_state_layer_ids": "all"}, "must have a list of layer numbers"),
     ],
 )
