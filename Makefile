@@ -128,5 +128,5 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "Installing Quire, what it runs on, and what tests and checks need."
-	@$(PINNED) $(PIP_INSTALL) --editable '.[dev,otel,s3]'
+	@$(PINNED) $(PIP_INSTALL) --editable '.[dev,otel,ray,s3]'
 	@touch $(VENV)/.installed $@

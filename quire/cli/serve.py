@@ -9,6 +9,7 @@ from quire.clock import SystemClock
 from quire.config import Config, environment
 from quire.errors import ConfigError, EngineDeadError, SetupError
 from quire.executor.nodes.follower import Follower
+from quire.executor.ray_nodes.launcher import RayNodes
 from quire.planning.auto_config import resolve
 from quire.processes.launch import EXIT_CRASHED
 from quire.supervisor.announce import announce_settings, log_as_json, print_error, print_log
@@ -28,7 +29,8 @@ def run(arguments: Sequence[str]) -> int:
     if not config.server.api_key and {"--api-key", "--api_key"} & set(arguments):
         raise ConfigError("--api-key has no key: give one, or leave the flag out to serve without one.")
     config = environment.apply(config)
-    if config.parallel.nnodes > 1:
+    with_ray = config.parallel.distributed_executor_backend == "ray"
+    if config.parallel.nodes > 1 and not with_ray:
         environment.node_key(config.parallel.node_key_file)  # or an error at once
 
     def reread() -> Config:
@@ -47,11 +49,31 @@ def run(arguments: Sequence[str]) -> int:
 def _serve(config: Config, reread: Callable[[], Config]) -> int:
     if config.server.headless:
         return _follow(config)
+    if config.parallel.distributed_executor_backend == "ray":
+        return _serve_with_ray(config, reread)
     with listen(config.server) as listener:
         resolved = resolve(config, replicas=True)
         supervisor = Supervisor(resolved.config, listener, environment.developer_mode(), asked=config, reread=reread)
         announce_settings(resolved.config, resolved.reasons)
         return supervisor.run()
+
+
+def _serve_with_ray(config: Config, reread: Callable[[], Config]) -> int:
+    """As `_serve`, with nodes that Ray starts. These choose their own settings while the head does."""
+    try:
+        with listen(config.server) as listener, RayNodes(config, SystemClock(), print_log) as nodes:
+            nodes.place()
+            placed = nodes.placed(config)
+            resolved = resolve(placed, replicas=True)
+            announce_settings(resolved.config, resolved.reasons)
+            nodes.wait_ready()
+            return Supervisor(
+                resolved.config, listener, environment.developer_mode(), asked=placed,
+                reread=lambda: nodes.placed(reread()),
+            ).run()  # fmt: skip
+    except EngineDeadError as error:
+        print_error(error.message)
+        return EXIT_CRASHED
 
 
 def _follow(config: Config) -> int:

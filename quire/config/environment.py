@@ -90,6 +90,33 @@ def node_key(file: str | None) -> bytes:
     return key.encode()
 
 
+def share_node_key(key: bytes) -> None:
+    """Let children of this process have that key."""
+    os.environ["QUIRE_NODE_KEY"] = key.decode()
+
+
+def has_node_key() -> bool:
+    """Whether QUIRE_NODE_KEY has one."""
+    return bool(os.environ.get("QUIRE_NODE_KEY", "").strip())
+
+
+def ray_address() -> str:
+    """Of the Ray cluster that the user chose: RAY_ADDRESS; empty: the one that this machine is part of."""
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    return "" if address == "auto" else address
+
+
+def prepare_ray() -> None:
+    """Let Ray report nothing to anyone. Call it before Ray is imported."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+
+def leave_threads_open() -> None:
+    """Take back what Ray sets in its processes: one thread for each CPU that an actor asks for. Call it before torch is
+    imported."""
+    os.environ.pop("OMP_NUM_THREADS", None)
+
+
 def developer_mode() -> bool:
     """Whether debug routes are served: QUIRE_SERVER_DEV_MODE=1 (or VLLM_SERVER_DEV_MODE=1)."""
     return "1" in (os.environ.get("QUIRE_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))

@@ -38,8 +38,8 @@ class LoraConfig:
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ConfigError("--max-cpu-loras must be at least --max-loras.", param="max_cpu_loras")
 
-    def check(self, ranks: int) -> None:
-        """Refuse what means nothing together, with a model that so many ranks divide.
+    def check(self) -> None:
+        """Refuse what means nothing together.
 
         Raises:
             ConfigError: See there.
@@ -49,12 +49,6 @@ class LoraConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} needs --enable-lora.", param=name)
         if len(set(self.lora_pinned)) > self.max_loras:
             raise ConfigError("--lora-pinned names more adapters than --max-loras has room for.", param="lora_pinned")
-        if ranks > 1 and self.enable_lora:
-            raise ConfigError(
-                f"--tensor-parallel-size and --pipeline-parallel-size: adapters are served by one rank only, and these "
-                f"are {ranks}. Leave them or --enable-lora out.",
-                param="enable_lora",
-            )
 
     @property
     def host_adapters(self) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+ExecutorBackend = Literal["mp", "uni", "ray"]
 
 
 @dataclass(frozen=True)
@@ -26,18 +29,23 @@ class ParallelConfig:
     """Seconds that ranks wait for the last one of them, after which the engine ends and says which. Default: at
     the start 300 after the first one, and 20 within a step."""
 
-    nnodes: int = 1
+    distributed_executor_backend: ExecutorBackend | None = None
+    """Who starts the ranks on other machines. ray: a Ray cluster that runs already, one machine for each stage of
+    --pipeline-parallel-size, or --nnodes of them (pip install 'quire[ray]'). mp and uni change nothing: ranks are
+    processes, and each machine starts its own, see --nnodes."""
+    nnodes: int | None = None
     """Machines that the ranks of one engine are on, each with as many stages of --pipeline-parallel-size. Give the same
-    on all. Short: -n."""
+    on all. Default: 1; with Ray one for each stage. Short: -n."""
     node_rank: int = 0
     """Which of them this is: 0 the head, which serves; the others need --headless. Short: -r."""
     master_addr: str = "127.0.0.1"
-    """Address of the head: it listens there while an engine starts, and the others connect to it."""
+    """Address of the head: it listens there while an engine starts, and the others connect to it. With Ray the default
+    is the one by which Ray knows it."""
     master_port: int = 29501
-    """Port of the head."""
+    """Port of the head. With Ray it is another one if this is taken."""
     node_key_file: str | None = None
     """File with the key that all nodes share, 16 characters or more. Default: the variable QUIRE_NODE_KEY. With several
-    nodes there has to be one."""
+    nodes there has to be one; with Ray a random one is made."""
 
     @property
     def ranks(self) -> int:
@@ -45,6 +53,11 @@ class ParallelConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def nodes(self) -> int:
+        """How many machines they are on."""
+        return 1 if self.nnodes is None else self.nnodes
+
+    @property
     def ranks_of_a_node(self) -> int:
         """How many of them share a machine."""
-        return self.ranks // self.nnodes
+        return self.ranks // self.nodes

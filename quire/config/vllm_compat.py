@@ -73,9 +73,8 @@ _DEVICES: dict[str, VllmSetting] = {
         decode_context_parallel_size=1,
         prefill_context_parallel_size=1, data_parallel_size_local=1,
     ),
-    **_group("ranks are processes that each machine starts itself: for several give --nnodes, --node-rank and "
-        "--master-addr on each, without Ray",
-        distributed_executor_backend=("uni", "mp"), worker_use_ray=False, ray_workers_use_nsight=False,
+    **_group("Ray starts ranks of other machines with --distributed-executor-backend ray; leave it out",
+        worker_use_ray=False, ray_workers_use_nsight=False,
     ),
     **_group("ranks are processes, and --tensor-parallel-size says how many; leave it out",
         data_parallel_rank=0, data_parallel_start_rank=0,

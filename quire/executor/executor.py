@@ -1,7 +1,7 @@
 """The seam between engine and workers: plans go in, results come out in the same order.
 
-Knows nothing about requests. How a plan reaches the workers (direct call, shared memory, Ray) is up to the
-implementation.
+Knows nothing about requests. How a plan reaches the workers (direct call, shared memory, connections between
+machines) is up to the implementation.
 """
 
 from __future__ import annotations

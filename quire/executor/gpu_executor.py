@@ -23,7 +23,7 @@ import msgspec
 from quire.clock import Clock
 from quire.config import Config, environment
 from quire.executor.cuda_context import open_context
-from quire.executor.executor import AdapterLoader, FaultHook, no_faults
+from quire.executor.executor import FaultHook, no_faults
 from quire.kernels.triton.launching.compile_marker import is_written, marker_path, write
 from quire.kernels.triton.launching.compiler_processes import start_compiler_processes
 from quire.mesh import Mesh
@@ -34,6 +34,7 @@ from quire.worker.startup.threads import cpu_quota
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
+    from quire.lora.loader import AdapterLoader
     from quire.worker.step_handle import StepHandle
     from quire.worker.worker import Worker
 
@@ -254,9 +255,10 @@ def _kernel_settings_key(config: Config) -> bytes:
     """What decides which kernels a start compiles."""
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
-    tp = config.parallel.tensor_parallel_size
+    lora, tp = config.lora, config.parallel.tensor_parallel_size
+    of_adapters = (lora.enable_lora, lora.max_loras, lora.max_lora_rank)
     settings = (config.cache, config.scheduler, config.speculation, config.device, environment.kernel_settings(), tp)
-    return msgspec.json.encode((of_model, *settings))
+    return msgspec.json.encode((of_model, of_adapters, *settings))
 
 
 @contextmanager

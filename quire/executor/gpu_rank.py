@@ -11,7 +11,7 @@ from quire.clock import SystemClock
 from quire.collectives.layout import LINE
 from quire.config import Config
 from quire.executor.gpu_executor import POLL_S, GpuExecutor, GpuRanks
-from quire.executor.rank_messages import Bitmasks, FromRank, StepDone, Stop, ToRanks, fingerprint
+from quire.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
 from quire.mesh import Mesh
 from quire.messages import Plan, Result, TokenBitmasks
 from quire.planning.kv_cache_plan import NumBlocks
@@ -21,7 +21,9 @@ from quire.processes.shared_memory import SharedMemory
 class RankChannel(Protocol):
     """An EngineChannel, as GpuRank sees it."""
 
-    def send(self, message: FromRank) -> None: ...
+    def send(self, message: FromRank) -> None:
+        """In any thread."""
+        ...
 
     def receive(self) -> ToRanks: ...
 
@@ -51,7 +53,10 @@ class GpuRank:
 
     def run(self) -> None:
         """Load a part of the model, then run plans. A failed step is the end: the others wait for this rank's part."""
-        self._channel.send(self._executor.start())
+        limits = self._executor.start()
+        if (adapters := self._executor.adapters) is not None:
+            adapters.report_to(self._channel.send)
+        self._channel.send(limits)
         while not isinstance(message := self._next_message(), Stop):
             if message is not None:
                 self._take(message)
@@ -66,6 +71,11 @@ class GpuRank:
     def _take(self, message: ToRanks) -> None:
         if isinstance(message, Bitmasks):
             self._executor.submit_bitmasks(TokenBitmasks(message.step, message.rows, list(message.bits)))
+            return
+        if isinstance(message, LoadAdapter):
+            adapters = self._executor.adapters
+            assert adapters is not None, "--enable-lora was not given"
+            adapters.load(message.adapter, message.slot)
             return
         assert isinstance(message, Plan), message
         while self._in_flight == self._executor.max_in_flight:

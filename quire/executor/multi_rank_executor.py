@@ -17,10 +17,21 @@ from quire.config import Config
 from quire.errors import EngineDeadError
 from quire.executor.executor import FaultHook, no_faults
 from quire.executor.nodes.head_ranks import Ranks, start_ranks
-from quire.executor.rank_messages import Bitmasks, Blocks, FromRank, Offer, Offers, StepDone, Stop, fingerprint
+from quire.executor.rank_adapters import RankAdapters
+from quire.executor.rank_messages import (
+    Bitmasks,
+    Blocks,
+    FromRank,
+    LoadAdapter,
+    Offer,
+    Offers,
+    StepDone,
+    Stop,
+    fingerprint,
+)
 from quire.executor.stage_progress import StageProgress
 from quire.mesh import mesh_of
-from quire.messages import DeviceLimits, Plan, Result, TokenBitmasks
+from quire.messages import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 
 T = TypeVar("T")
@@ -42,6 +53,9 @@ class MultiRankExecutor:
         config: Resolved settings; see Worker.
         clock: For the seconds of the start-up, and who is late.
         fault: See FaultHook; a rank's `execute` is out of its reach.
+
+    Attributes:
+        adapters: See Executor.
     """
 
     def __init__(self, config: Config, clock: Clock, fault: FaultHook = no_faults) -> None:
@@ -57,6 +71,9 @@ class MultiRankExecutor:
         self._ready_host_blocks = [0] * self._mesh.size
         self._reported_host_blocks = 0
         self._stages = StageProgress(self._mesh, config.parallel.distributed_timeout_seconds, clock)
+        self.adapters = (
+            RankAdapters(self._mesh.size, self._broadcast, self.check, self._name) if config.lora.enable_lora else None
+        )
 
     @property
     def max_in_flight(self) -> int:
@@ -82,10 +99,6 @@ class MultiRankExecutor:
             self._failure = error
             self.close()
             raise
-
-    @property
-    def adapters(self) -> None:
-        return None  # --enable-lora is refused with several ranks
 
     def submit(self, plan: Plan) -> None:
         self._fault("submit", plan.step)
@@ -138,7 +151,11 @@ class MultiRankExecutor:
                 self._failure = error
         ranks.close(at_once=self._failure is not None)
 
-    def _broadcast(self, message: Plan | Bitmasks) -> None:
+    def _name(self, rank: int) -> str:
+        assert self._ranks is not None, "not started, or closed"
+        return self._ranks.name(rank)
+
+    def _broadcast(self, message: Plan | Bitmasks | LoadAdapter) -> None:
         if self._failure is not None:
             return  # `collect` raises it
         assert self._ranks is not None, "not started, or closed"
@@ -148,13 +165,17 @@ class MultiRankExecutor:
             self._failure = error
 
     def _take(self, received: Iterable[tuple[int, FromRank]]) -> None:
-        """Results, and what other ranks have sampled in the same steps.
+        """Results, what other ranks have sampled in the same steps, and adapters.
 
         Raises:
             EngineDeadError: Ranks have sampled different tokens.
         """
         assert self._ranks is not None
         for rank, message in received:
+            if isinstance(message, AdapterLoaded):
+                assert self.adapters is not None, "nobody has asked for adapters"
+                self.adapters.take(rank, message)
+                continue
             if isinstance(message, Result):
                 self._results.append(self._with_blocks_of_all(rank, message))
                 message = StepDone(message.step, fingerprint(message), message.ready_host_blocks)

@@ -7,7 +7,7 @@ import zlib
 
 import msgspec
 
-from quire.messages import DeviceLimits, Plan, Result
+from quire.messages import Adapter, AdapterLoaded, DeviceLimits, Plan, Result
 
 FRAME = struct.Struct("<Q")
 """Before each message of a rank to the engine: its length."""
@@ -40,6 +40,13 @@ class Bitmasks(msgspec.Struct, frozen=True, array_like=True, tag=True):
     bits: list[bytes]
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """See AdapterLoader.load; each rank answers by AdapterLoaded, in the same order."""
+
+    adapter: Adapter
+    slot: int
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """There is no more to do."""
 
@@ -58,8 +65,8 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ready_host_blocks: int = 0
 
 
-ToRanks = Plan | Bitmasks | Blocks | Offers | Stop
-FromRank = Blocks | DeviceLimits | Offer | Result | StepDone
+ToRanks = Plan | Bitmasks | Blocks | LoadAdapter | Offers | Stop
+FromRank = AdapterLoaded | Blocks | DeviceLimits | Offer | Result | StepDone
 
 
 def fingerprint(result: Result) -> int:

@@ -11,6 +11,7 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections import deque
 
 import msgspec
@@ -20,7 +21,7 @@ from quire.collectives.layout import LINE, memory_bytes
 from quire.config import Config, environment
 from quire.errors import EngineDeadError
 from quire.executor.message_ring import RingReader, ring_bytes
-from quire.executor.rank_messages import FRAME, Bitmasks, Blocks, FromRank, Offer, Offers, Stop, ToRanks
+from quire.executor.rank_messages import FRAME, Bitmasks, Blocks, FromRank, LoadAdapter, Offer, Offers, Stop, ToRanks
 from quire.executor.rank_steps import RankSteps
 from quire.executor.torch_library import begin_loading
 from quire.mesh import Mesh, mesh_of
@@ -44,15 +45,17 @@ class EngineChannel:
 
     def __init__(self, launch: RankLaunch) -> None:
         self._socket = socket.socket(fileno=launch.socket_fd)
+        self._sending = threading.Lock()
         memory = SharedMemory(ring_bytes(launch.here), launch.ring_fd)
         self._ring = RingReader(memory, launch.here, launch.rank - launch.first, self._wait)
         self._decoder: msgspec.msgpack.Decoder[ToRanks] = msgspec.msgpack.Decoder(ToRanks)
         self._waiting: deque[ToRanks] = deque()  # plans that came before the bitmasks of an earlier one
 
     def send(self, message: FromRank) -> None:
-        """Tell the engine."""
+        """Tell the engine; in any thread."""
         encoded = msgspec.msgpack.encode(message)
-        self._socket.sendall(FRAME.pack(len(encoded)) + encoded)
+        with self._sending:
+            self._socket.sendall(FRAME.pack(len(encoded)) + encoded)
 
     def receive(self) -> ToRanks:
         """The next message; waits for it."""
@@ -136,10 +139,16 @@ def _run_on_cpu(config: Config, mesh: Mesh, own: RankLaunch, channel: EngineChan
     worker = Worker(config, clock, None, mesh, ranks, links)
     limits = worker.load(channel.agree)
     steps = RankSteps(worker, mesh, own.stage)
+    if (adapters := worker.adapters) is not None:
+        adapters.report_to(channel.send)
     channel.send(msgspec.structs.replace(limits, startup={"import": imported, **limits.startup}))
     while not isinstance(message := channel.receive(), Stop):
         if isinstance(message, Bitmasks):
             continue  # those who sample have asked for it
+        if isinstance(message, LoadAdapter):
+            assert adapters is not None, "--enable-lora was not given"
+            adapters.load(message.adapter, message.slot)
+            continue
         assert isinstance(message, Plan)
         said = steps.execute(message, channel.bitmasks)
         if (missing := ranks.missing) is not None:

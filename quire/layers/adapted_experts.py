@@ -19,7 +19,7 @@ class AdaptedExperts:
 
     Args:
         base: As `Experts.__call__`, for all tokens whose adapters leave experts alone.
-        separate: Each expert's products.
+        separate: Each expert's products; numbers from their count on are other ranks' experts, and are left out.
         updates: Of these, by expert.
         step: Says which adapters tokens have.
     """
@@ -43,7 +43,7 @@ class AdaptedExperts:
         if len(alone):
             out[alone] = self._base(x[alone], numbers[alone], weights[alone])
         experts = numbers[changed]
-        for number in sorted(set(experts.flatten().tolist())):
+        for number in sorted(set(experts[experts < len(self._updates)].tolist())):
             row, choice = (experts == number).nonzero(as_tuple=True)
             tokens = changed[row]
             y = self._expert(number, x[tokens], slots[tokens])

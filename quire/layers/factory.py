@@ -20,7 +20,7 @@ from quire.layers.attention import Attention, Heads
 from quire.layers.divided import GatheredLogits, OwnExperts, SummedOverRanks, VocabularyEmbedding
 from quire.layers.embedding import Embedding, TiedHead
 from quire.layers.layer import Layer
-from quire.layers.linear import Linear, LinearPart, Projection
+from quire.layers.linear import Linear, Projection
 from quire.layers.mlp import GATED, MLP, PLAIN
 from quire.layers.moe import Experts, MixtureOfExperts, Routing
 from quire.layers.norm import RMS, LayerNorm, RMSNorm
@@ -28,7 +28,15 @@ from quire.lora.updates import LowRankUpdates
 from quire.mesh import Mesh, Span
 from quire.quantization.description import Quantization
 from quire.quantization.registry import embedding_scheme_of, scheme_of
-from quire.quantization.scheme import EmbeddingShape, ExpertNames, ExpertsShape, LinearShape, RowForm, WeightScheme
+from quire.quantization.scheme import (
+    EmbeddingShape,
+    ExpertNames,
+    ExpertsShape,
+    LinearPart,
+    LinearShape,
+    RowForm,
+    WeightScheme,
+)
 from quire.weights.shards import Cut
 from quire.weights.tensor_options import TensorOptions
 
@@ -117,7 +125,7 @@ class LayerFactory:
         span = _times(self._mesh.part(units), width)
         own = LinearShape((name,), (rows,), span.count, transposed)
         cuts = {name: Cut(whole.columns, (span,))}
-        return self._summed(self._linear(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
+        return self._summed(self._adapted(own, bias, LinearPart(whole, cuts, adds_bias=self._mesh.tp_rank == 0)))
 
     def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
         """A root mean square norm of the stream, for a layer that takes this form of rows as well as dense ones."""
@@ -179,7 +187,7 @@ class LayerFactory:
     def experts(self, name: str, names: ExpertNames, routing: Routing, hidden: int, width: int) -> MixtureOfExperts:
         """Experts and their router; experts are silu-gated MLPs `width` wide. A rank has some, or a part of each."""
         routed = LinearShape((f"{name}.gate",), (routing.count,), hidden)
-        router = self._adapted(routed, bias=False) if self._mesh.tp == 1 else self._linear(routed, bias=False)
+        router = self._adapted(routed, bias=False)  # small, so every rank has all of it
         whole = ExpertsShape(f"{name}.experts", names, routing.count, hidden, width)
         scheme = self._scheme(*whole.modules)
         if self._mesh.tp == 1:
@@ -193,23 +201,26 @@ class LayerFactory:
         used: L = layer if self._stand_in is None else self._stand_in(layer)
         return used
 
-    def _adapted_experts(self, shape: ExpertsShape, scheme: WeightScheme) -> Callable[..., Tensor]:
+    def _adapted_experts(
+        self, shape: ExpertsShape, scheme: WeightScheme, whole: ExpertsShape | None = None, cut: Cut | None = None
+    ) -> Callable[..., Tensor]:
         """Experts that adapters may change, where a processor has each one's weights apart."""
-        base = Experts(shape, scheme, self.options)
+        base = Experts(shape, scheme, self.options, whole, cut)
         used, separate = self.remember(base), base.separate
         if self._updates is None or separate is None or self.options.device.type != "cpu":
             return used
-        return AdaptedExperts(used, separate, self._updates.updates_of_experts(shape), self._updates.step)
+        updates = self._updates.updates_of_experts(shape, whole, cut)
+        return AdaptedExperts(used, separate, updates, self._updates.step)
 
     def _own_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> OwnExperts:
         own = self._mesh.own_experts(whole.count)
         shape = replace(whole, first=own.start, count=own.count)
-        return OwnExperts(self.remember(Experts(shape, scheme, self.options, whole)), own, self.options)
+        return OwnExperts(self._adapted_experts(shape, scheme, whole), own, self.options)
 
-    def _part_of_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> Experts:
+    def _part_of_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> Callable[..., Tensor]:
         span = self._mesh.part(whole.width)
         own = replace(whole, width=span.count)
-        return self.remember(Experts(own, scheme, self.options, whole, Cut(whole.width, (span,))))
+        return self._adapted_experts(own, scheme, whole, Cut(whole.width, (span,)))
 
     def _own_heads(self, heads: Heads) -> Heads:
         """This rank's."""
@@ -227,12 +238,13 @@ class LayerFactory:
     ) -> Projection:
         """Merged projections, of each of which all parts are divided alike."""
         rows = tuple(sum(units * width for units, width in module) for module in parts)
-        whole = LinearShape(names, rows, columns, transposed, gated and self._updates is None)
+        gated = gated and self._updates is None
+        whole = LinearShape(names, rows, columns, transposed, gated)
         if self._mesh.tp == 1:
             return self._adapted(whole, bias)
         cuts = {name: self._cut(module) for name, module in zip(names, parts, strict=True)}
         own = LinearShape(names, tuple(_size(cuts[name]) for name in names), columns, transposed, gated)
-        return self._linear(own, bias, LinearPart(whole, cuts))
+        return self._adapted(own, bias, LinearPart(whole, cuts))
 
     def _cut(self, parts: tuple[Outputs, ...]) -> Cut:
         """This rank's outputs of a module that has these side by side."""
@@ -255,13 +267,13 @@ class LayerFactory:
     def _linear(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Linear:
         return self.remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))
 
-    def _adapted(self, shape: LinearShape, bias: bool) -> Projection:
+    def _adapted(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Projection:
         """A product that adapters may change."""
-        base = self._linear(shape, bias)
+        base = self._linear(shape, bias, part)
         if self._updates is None:
             return base
         device = self.options.device.type
-        return AdaptedLinear(base, self._updates.update_of(shape), device)
+        return AdaptedLinear(base, self._updates.update_of(shape, part), device)
 
     def _summed(self, layer: Callable[..., Tensor]) -> SummedOverRanks:
         return SummedOverRanks(layer, self._collectives)

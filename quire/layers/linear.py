@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
+from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
-from quire.quantization.scheme import LinearShape, LinearWeight, RowForm, WeightScheme
+from quire.quantization.scheme import LinearPart, LinearShape, LinearWeight, RowForm, UpdatableWeight, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
-from quire.weights.shards import Cut, Shards
+from quire.weights.shards import Shards
 from quire.weights.tensor_options import TensorOptions
 
 
@@ -33,21 +33,6 @@ class Projection(Protocol):
     def silu_and_mul(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         ...
-
-
-@dataclass(frozen=True)
-class LinearPart:
-    """Which part of a divided product is this rank's.
-
-    Attributes:
-        whole: Shape of the undivided weight.
-        cuts: By module, which of its outputs, or of its inputs.
-        adds_bias: Whether the bias is this rank's to add: of a sum over ranks, it is one's.
-    """
-
-    whole: LinearShape
-    cuts: Mapping[str, Cut]
-    adds_bias: bool = True
 
 
 class Linear:
@@ -107,6 +92,12 @@ class Linear:
     def silu_and_mul(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
+
+    def with_updates(self, x: Tensor, weights: LowRankWeights, tiles: Tiles, *, gate: bool) -> Tensor | None:
+        """The same, of which some rows have low-rank updates, if the weight adds these itself."""
+        if not isinstance(self._weight, UpdatableWeight):
+            return None
+        return self._weight.multiply_with_updates(x, self._bias, weights, tiles, gate)
 
 
 def _divided(scheme: WeightScheme, shape: LinearShape, part: LinearPart, options: TensorOptions) -> LinearWeight:

@@ -20,7 +20,8 @@ from quire.errors import CheckpointError
 from quire.lora.fused_experts import DOWN, by_expert, experts_of, parameter_of
 from quire.lora.magnitudes import BaseNorms, OpenCheckpoint
 from quire.lora.settings import AdapterSettings, read_settings
-from quire.lora.updates import HostAdapter, LowRankUpdates, ProductViews, Target
+from quire.lora.targets import take_spans
+from quire.lora.updates import HostAdapter, LowRankUpdates
 
 WEIGHTS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
@@ -60,7 +61,7 @@ class _Module:
 def read_adapter(
     directory: Path, updates: LowRankUpdates, dtype: torch.dtype, open_base: OpenCheckpoint
 ) -> HostAdapter:
-    """An adapter as a device's slot holds it.
+    """An adapter as a device's slot holds it. All ranks that divide a model check all of it, and find the same digest.
 
     Args:
         directory: Of its files.
@@ -118,35 +119,28 @@ class _Reader:
                 for expert, own_a, own_b in by_expert(shape, parameter, a, b):
                     self._place(expert, own_a, own_b, each.rank)
                 continue
-            if _MAGNITUDES in tensors:
-                b = self._scale(module, tensors[_MAGNITUDES], a.float(), b)
-            self._place(module, a, b, each.rank)
+            self._place(module, a, b, each.rank, tensors.get(_MAGNITUDES))
         return HostAdapter(self._weights[0], self._ranks, digest.hexdigest())
 
-    def _scale(self, module: str, magnitudes: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Place what scales the base model's outputs; returns B scaled as they are."""
-        target, views = self._target(module)
-        try:
-            factors, summands = self._norms.factors(module, target, magnitudes, a, b)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self._path}: {error.message}.") from None
-        own = slice(target.begin, target.begin + target.rows)
-        views.factors[0, own].copy_(factors - 1)
-        views.summands[0, own].copy_(summands)
-        self._ranks[1, target.update] = 1
-        return factors.unsqueeze(1) * b
-
-    def _place(self, module: str, a: Tensor, b: Tensor, rank: int) -> None:
-        """A [rank, columns] and B [rows, rank], scaled, of one module."""
-        target, views = self._target(module)
-        first = target.module * self._updates.rank
-        views.a[0, first : first + rank].copy_(a)
-        views.b[0, target.begin : target.begin + target.rows, :rank].copy_(b)
-        self._ranks[0, target.update] = max(int(self._ranks[0, target.update]), rank)
-
-    def _target(self, module: str) -> tuple[Target, ProductViews]:
+    def _place(self, module: str, a: Tensor, b: Tensor, rank: int, magnitudes: Tensor | None = None) -> None:
+        """This rank's part of one module: A [rank, columns], B [rows, rank] times the scale, and magnitudes [rows]."""
         target = self._updates.targets[module]
-        return target, self._views[target.update]
+        if (part := target.part) is None:
+            return
+        views, first = self._views[part.update], part.module * self._updates.rank
+        own_b = take_spans(b, 0, part.rows)
+        if magnitudes is not None:
+            try:
+                factors, summands = self._norms.factors(module, target, magnitudes, a.float(), b)
+            except CheckpointError as error:
+                raise CheckpointError(f"{self._path}: {error.message}.") from None
+            views.factors[0, part.outputs].copy_(factors - 1)
+            views.summands[0, part.outputs].copy_(summands)
+            self._ranks[1, part.update] = 1
+            own_b = factors.unsqueeze(1) * own_b
+        views.a[0, first : first + rank].copy_(take_spans(a, 1, part.columns))
+        views.b[0, part.outputs, :rank].copy_(own_b)
+        self._ranks[0, part.update] = max(int(self._ranks[0, part.update]), rank)
 
 
 def _modules(file: safe_open, path: Path, updates: LowRankUpdates) -> dict[str, _Module]:

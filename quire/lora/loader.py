@@ -36,6 +36,7 @@ class AdapterLoader:
         self._host: OrderedDict[str, HostAdapter] = OrderedDict()  # by digest; the first was not used for the longest
         self._wanted: queue.SimpleQueue[tuple[Adapter, int] | None] = queue.SimpleQueue()
         self._loaded: queue.SimpleQueue[AdapterLoaded] = queue.SimpleQueue()
+        self._report: Callable[[AdapterLoaded], None] = self._loaded.put
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
         self._thread.start()
 
@@ -47,6 +48,11 @@ class AdapterLoader:
         while not self._loaded.empty():
             done.append(self._loaded.get())
         return done
+
+    def report_to(self, report: Callable[[AdapterLoaded], None]) -> None:
+        """Say what has come, or was refused, by this in place of `loaded`, in the thread that loads. Called before
+        anything is loaded."""
+        self._report = report
 
     def close(self) -> None:
         """Nothing is loaded any more."""
@@ -63,7 +69,7 @@ class AdapterLoader:
                     digest, error = adapter.digest, refused.message
                 except Exception as failure:  # of memory, say: the engine goes on without this adapter
                     digest, error = adapter.digest, f"{type(failure).__name__}: {failure}"
-                self._loaded.put(AdapterLoaded(Adapter(adapter.name, adapter.path, digest), slot, error))
+                self._report(AdapterLoaded(Adapter(adapter.name, adapter.path, digest), slot, error))
 
     def _load(self, adapter: Adapter, slot: int) -> str:
         """The digest of what was loaded."""

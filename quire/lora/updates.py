@@ -7,7 +7,7 @@ one copy. Modules that it leaves alone have rank 0.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,9 @@ from torch import Tensor
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
 from quire.lora.step_tiles import StepTiles
-from quire.quantization.scheme import ExpertsShape, LinearShape
+from quire.lora.targets import Target, targets_of
+from quire.quantization.scheme import ExpertsShape, LinearPart, LinearShape
+from quire.weights.shards import Cut
 
 _RANKS = 16
 """Of a group: as many as a tensor core multiplies at least. Adapters begin at multiples of so many elements."""
@@ -25,26 +27,6 @@ _RANKS = 16
 
 _RENAMED = ".mlp.", ".block_sparse_moe."
 """Mixtral's layers of experts: in transformers since version 5, and in checkpoints."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A module that adapters may change.
-
-    Attributes:
-        update: The number of the product that has it.
-        module: Its number among that product's modules.
-        begin: Where its outputs begin among the product's.
-        rows, columns: Its outputs and inputs.
-        transposed: The base model's weight is stored as [columns, rows].
-    """
-
-    update: int
-    module: int
-    begin: int
-    rows: int
-    columns: int
-    transposed: bool = False
 
 
 class ProductViews(NamedTuple):
@@ -81,9 +63,9 @@ class LowRankUpdate:
         self._expand = kernel("lora_expand", device)
 
     @property
-    def active(self) -> bool:
-        """Whether the step has a token with an adapter."""
-        return self._step.tiles is not None
+    def tiles(self) -> Tiles | None:
+        """The step's; None: no token of it has an adapter."""
+        return self._step.tiles
 
     def add(self, x: Tensor, y: Tensor, tiles: Tiles) -> None:
         """Add B A x to y [n, outputs], for rows x [n, columns] that are not the step's but those of `tiles`."""
@@ -118,8 +100,8 @@ class LowRankUpdates:
 
     Attributes:
         step: What of the present step is changed.
-        targets: By module.
-        experts: The shapes of all experts of a layer, by the module that has them.
+        targets: By module, also those that only other ranks have.
+        experts: The shapes of all experts of a layer, undivided, by the module that has them.
         changes_experts: [slots + 1] bool, whether the adapter of a slot changes experts; the first is of none.
         slots, limit: As given.
         rank: Of a place: kernels work on whole groups of ranks.
@@ -137,26 +119,46 @@ class LowRankUpdates:
         self._device = device
         self._updates: list[LowRankUpdate] = []
 
-    def update_of(self, shape: LinearShape) -> LowRankUpdate:
-        """The update of another product."""
-        begin = 0
-        for module, (name, rows) in enumerate(zip(shape.names, shape.rows, strict=True)):
-            self.targets[name] = Target(len(self._updates), module, begin, rows, shape.columns, shape.transposed)
-            begin += rows
+    def update_of(self, shape: LinearShape, part: LinearPart | None = None) -> LowRankUpdate:
+        """The update of another product.
+
+        Args:
+            shape: Of this rank's weight.
+            part: Of what it is a part; None: it is whole.
+        """
+        self.targets.update(targets_of(len(self._updates), shape, part))
         update = LowRankUpdate(shape, self.step, self._device)
         self._updates.append(update)
         return update
 
-    def updates_of_experts(self, shape: ExpertsShape) -> list[ExpertUpdate]:
-        """Those of one layer's experts."""
-        self.experts[shape.name] = shape
+    def updates_of_experts(
+        self, shape: ExpertsShape, whole: ExpertsShape | None = None, cut: Cut | None = None
+    ) -> list[ExpertUpdate]:
+        """Those of one layer's experts.
+
+        Args:
+            shape: Of this rank's.
+            whole: Of all of them, undivided; None: these are.
+            cut: Which part of each one's width is this rank's; None: all of it.
+        """
+        whole = whole or shape
+        self.experts[whole.name] = whole
         updates, first = [], len(self._updates)
         for number in shape.numbers:
-            gate, up, down = (f"{shape.name}.{number}.{each}" for each in shape.names)
-            gate_up = self.update_of(LinearShape((gate, up), (shape.width, shape.width), shape.hidden))
-            updates.append(ExpertUpdate(gate_up, self.update_of(LinearShape((down,), (shape.hidden,), shape.width))))
+            own_parts = zip(_expert_products(shape, number), _expert_products(whole, number), strict=True)
+            gate_up, down = (
+                self.update_of(own, LinearPart(each, {} if cut is None else dict.fromkeys(each.names, cut)))
+                for own, each in own_parts
+            )
+            updates.append(ExpertUpdate(gate_up, down))
         self._of_experts += range(first, len(self._updates))
         return updates
+
+    def note_others(self, whole: LowRankUpdates) -> None:
+        """Learn which modules the undivided model has, of which other ranks have some alone."""
+        others = {name: replace(target, part=None) for name, target in whole.targets.items()}
+        self.targets = others | self.targets
+        self.experts = whole.experts | self.experts
 
     def own_name(self, module: str) -> str:
         """What the model calls a module that adapters may call by transformers' present name."""
@@ -219,9 +221,16 @@ class LowRankUpdates:
         )
 
 
+def _expert_products(shape: ExpertsShape, number: int) -> tuple[LinearShape, LinearShape]:
+    """Of one expert, the gate with what it gates, and the product back into the stream."""
+    gate, up, down = (f"{shape.name}.{number}.{each}" for each in shape.names)
+    gate_up = LinearShape((gate, up), (shape.width, shape.width), shape.hidden)
+    return gate_up, LinearShape((down,), (shape.hidden,), shape.width)
+
+
 @dataclass(frozen=True)
 class HostAdapter:
-    """An adapter's weights on the host.
+    """An adapter's weights on the host: of a divided model, this rank's part of them.
 
     Attributes:
         weights: [size], laid out as in a slot of the device.

@@ -21,7 +21,7 @@ from quire.planning.draft_model import with_draft_model
 from quire.planning.kv_cache_plan import KVCachePlan
 from quire.planning.kv_demand import group_windows
 from quire.planning.machine import Gpu, Machine, this_machine
-from quire.planning.nodes import check_nodes, node_lines
+from quire.planning.nodes import check_backend, check_nodes, node_lines
 from quire.planning.ranks import check_ranks, plan_for_all, rank_lines
 from quire.quantization.formats import CodebookFormat, Fp8Format, GgufFormat
 from quire.quantization.held_bytes import HeldWeights
@@ -64,7 +64,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     Args:
         config: As asked.
         machine: Where it runs; None: here.
-        replicas: Whether there may be several engines.
+        replicas: Whether it is for a server, which may have several engines, and nodes that Ray starts.
 
     Raises:
         ModelNotFoundError, CheckpointError: From reading the model's config.
@@ -87,10 +87,11 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     gpu = machine.gpu if device.device == "cuda" else None
     check_kv_cache_dtype(config.cache.kv_cache_dtype)
     check_nodes(config, device.device)
+    check_backend(config.parallel, is_server=replicas)
     mesh = check_ranks(config, spec, device.device)
     engines = config.parallel.data_parallel_size
     _check_engines(engines, mesh.size, gpu, replicas=replicas)
-    config.lora.check(mesh.size)
+    config.lora.check()
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
     config = with_draft_model(config, spec, directory)
     dtype, dtype_reason = _resolve_dtype(config, spec, machine, gpu)

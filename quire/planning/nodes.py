@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from quire.config import Config
-from quire.config.parallel import ParallelConfig
+from quire.config.parallel import ExecutorBackend, ParallelConfig
 from quire.errors import ConfigError
 
 _LARGEST_PORT = 65_535
@@ -16,7 +18,14 @@ def check_nodes(config: Config, device: str = "cpu") -> None:
         ConfigError: The message names the flag.
     """
     parallel, headless = config.parallel, config.server.headless
-    nodes, node = parallel.nnodes, parallel.node_rank
+    nodes, node = parallel.nodes, parallel.node_rank
+    if parallel.distributed_executor_backend == "ray" and (node or headless):
+        name = "node_rank" if node else "headless"
+        raise ConfigError(
+            f"--{name.replace('_', '-')} with --distributed-executor-backend ray: Ray starts the other nodes. Start "
+            "quire serve once, on the machine that is to serve.",
+            param=name,
+        )
     if nodes < 1:
         raise ConfigError(f"--nnodes {nodes}: must be at least 1.", param="nnodes")
     if not 0 <= node < nodes:
@@ -36,16 +45,37 @@ def check_nodes(config: Config, device: str = "cpu") -> None:
             param="headless",
         )
     if nodes > 1 and device == "cuda":
+        name = "nnodes" if parallel.distributed_executor_backend != "ray" else "distributed_executor_backend"
+        asked = f"--nnodes {nodes}" if name == "nnodes" else "--distributed-executor-backend ray"
         raise ConfigError(
-            f"--nnodes {nodes}: GPUs of several machines are not served yet. Leave it out, or give --device cpu.",
-            param="nnodes",
+            f"{asked}: GPUs of several machines are not served yet. Leave it out, or give --device cpu.", param=name
         )
     if nodes > 1:
         _check_several(parallel)
 
 
+def check_backend(parallel: ParallelConfig, *, is_server: bool) -> None:
+    """Refuse a backend that there is not, and Ray where nothing starts nodes by it.
+
+    Raises:
+        ConfigError: It names the flag.
+    """
+    backend = parallel.distributed_executor_backend
+    if backend is not None and backend not in get_args(ExecutorBackend):
+        raise ConfigError(
+            f"--distributed-executor-backend {backend} is not supported: give one of "
+            f"{', '.join(get_args(ExecutorBackend))}, or leave it out.",
+            param="distributed_executor_backend",
+        )
+    if parallel.distributed_executor_backend == "ray" and not is_server:
+        raise ConfigError(
+            "--distributed-executor-backend ray: only quire serve starts nodes by Ray. Leave it out.",
+            param="distributed_executor_backend",
+        )
+
+
 def _check_several(parallel: ParallelConfig) -> None:
-    nodes = parallel.nnodes
+    nodes = parallel.nodes
     if not 1 <= parallel.master_port <= _LARGEST_PORT:
         raise ConfigError(f"--master-port {parallel.master_port}: must be 1 to {_LARGEST_PORT}.", param="master_port")
     if parallel.pipeline_parallel_size % nodes:
@@ -65,11 +95,11 @@ def _check_several(parallel: ParallelConfig) -> None:
 
 def node_lines(parallel: ParallelConfig) -> list[str]:
     """That ranks are on several machines."""
-    if parallel.nnodes == 1:
+    if parallel.nodes == 1:
         return []
     each = parallel.ranks_of_a_node
     ranks = f"{each} rank{'s' * (each > 1)}"
     return [
-        f"nodes       {parallel.nnodes}, each with {ranks}; this is node {parallel.node_rank}, and they meet at "
+        f"nodes       {parallel.nodes}, each with {ranks}; this is node {parallel.node_rank}, and they meet at "
         f"{parallel.master_addr}:{parallel.master_port}"
     ]

@@ -22,13 +22,19 @@ _decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 class ChildProcess:
     """A running `python -m module`.
 
+    Args:
+        name: See below.
+        module: What it runs.
+        launch: What it is told.
+        output: Descriptor for what it prints; None: where this process prints.
+
     Attributes:
         name: For messages: `engine`, `api`.
         report_fd: Becomes readable when the child reports something.
         pid_fd: Becomes readable when the child is gone.
     """
 
-    def __init__(self, name: str, module: str, launch: LaunchConfig) -> None:
+    def __init__(self, name: str, module: str, launch: LaunchConfig, output: int | None = None) -> None:
         self.name = name
         launch_read, launch_write = os.pipe()
         self.report_fd, report_write = os.pipe()
@@ -40,7 +46,9 @@ class ChildProcess:
         command += ["--launch-fd", str(launch_read), "--report-fd", str(report_write)]
         command += ["--lifeline-fd", str(lifeline_read)]
         # A session of its own: Ctrl-C reaches the supervisor alone, which then drains in order.
-        self._process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
         self.pid_fd = os.pidfd_open(self._process.pid)
         _close(launch_read, report_write, lifeline_read, orders_read)
         with open(launch_write, "wb") as pipe:

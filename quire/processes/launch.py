@@ -206,5 +206,17 @@ class Recovery(msgspec.Struct, frozen=True, tag=True):
     generation: int = 0
 
 
-Report = StatusReport | Pulse | Recovery | SwapRequest | ModelReport
+class NodesPlaced(msgspec.Struct, frozen=True, tag=True):
+    """Ray has a place for each node of an engine.
+
+    Attributes:
+        nodes: How many there are; 1: all ranks are on this machine.
+        address: Of this one, at which the others reach it.
+    """
+
+    nodes: int
+    address: str
+
+
+Report = StatusReport | Pulse | Recovery | SwapRequest | ModelReport | NodesPlaced
 SendReport = Callable[[Report], None]

@@ -6,15 +6,17 @@ Biases, norms and embeddings are the layers' own. Knows nothing about models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
 from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.shards import Cut
 from quire.weights.tensor_options import TensorOptions
 
 
@@ -40,6 +42,21 @@ class LinearShape:
     def outputs(self) -> int:
         """Rows in all."""
         return sum(self.rows)
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """Which part of a divided product is this rank's.
+
+    Attributes:
+        whole: Shape of the undivided weight.
+        cuts: By module, which of its outputs, or of its inputs.
+        adds_bias: Whether the bias is this rank's to add: of a sum over ranks, it is one's.
+    """
+
+    whole: LinearShape
+    cuts: Mapping[str, Cut]
+    adds_bias: bool = True
 
 
 @dataclass(frozen=True)
@@ -139,6 +156,17 @@ class LinearWeight(Protocol):
 
     def multiply_silu_and_mul(self, x: Rows, bias: Tensor | None) -> Tensor:
         """The same, then silu of the first half of the outputs times the second: [tokens, outputs / 2]."""
+        ...
+
+
+@runtime_checkable
+class UpdatableWeight(Protocol):
+    """A LinearWeight whose product adds low-rank updates itself."""
+
+    def multiply_with_updates(
+        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
+    ) -> Tensor:
+        """`multiply`, or where `gate` `multiply_silu_and_mul`, with updates; see the op `linear_with_updates`."""
         ...
 
 

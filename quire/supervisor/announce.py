@@ -14,9 +14,9 @@ from quire.version import __version__
 _log = logging.getLogger("quire.server")
 
 
-def log_as_json() -> None:
-    """From now on lines are JSON objects."""
-    set_up_logs("json", "supervisor")
+def log_as_json(process: str = "supervisor") -> None:
+    """From now on lines are JSON objects, of a process that is called so."""
+    set_up_logs("json", process)
     _log.handlers = logging.getLogger().handlers
     _log.propagate = False
     _log.setLevel(logging.INFO)

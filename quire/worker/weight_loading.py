@@ -11,7 +11,8 @@ from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
-from quire.layers.layer import load_all_weights, weight_specs_of
+from quire.layers.layer import Layer, load_all_weights, weight_specs_of
+from quire.lora.updates import LowRankUpdates
 from quire.models.model import build_model
 from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights
@@ -21,6 +22,7 @@ from quire.weights.head_names import HeadNames
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.weights.standard_names import with_standard_names
+from quire.weights.tensor_options import TensorOptions
 
 _GB = 1e9
 _log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ def load_weights(config: Config, spec: ModelSpec, whole: ModelSpec, factory: Lay
     """
     dtype, specs = config.model.dtype, weight_specs_of(factory.layers)
     if spec.layers < whole.layers:
-        specs = _whole_specs(whole, factory)
+        specs = weight_specs_of(undivided_layers(whole, factory.options))
     size = spec.weight_bytes(dtype)
     checkpoint = open_checkpoint(config, spec, specs)
     progress = ReadingProgress(size, clock, config.load.use_tqdm_on_load)
@@ -74,11 +76,17 @@ def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) ->
     return checkpoint
 
 
-def _whole_specs(spec: ModelSpec, factory: LayerFactory) -> list[WeightSpec]:
-    """What all stages read together."""
-    undivided = LayerFactory(factory.options, spec.quantization)
-    build_model(spec, undivided)
-    return weight_specs_of(undivided.layers)
+def undivided_layers(spec: ModelSpec, options: TensorOptions, updates: LowRankUpdates | None = None) -> list[Layer]:
+    """The layers of all ranks together, as a description: nobody loads them.
+
+    Args:
+        spec: Of the whole model.
+        options: See LayerFactory.
+        updates: Gets what adapters may change of them.
+    """
+    factory = LayerFactory(options, spec.quantization, updates=updates)
+    build_model(spec, factory)
+    return factory.layers
 
 
 def load_fusion(config: Config, head: ModelSpec, factory: LayerFactory) -> None:

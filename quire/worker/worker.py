@@ -30,7 +30,6 @@ from quire.layers.layer import weight_specs_of
 from quire.logits_processors import load_processors
 from quire.lora.files import read_adapter
 from quire.lora.loader import AdapterLoader
-from quire.lora.magnitudes import OpenCheckpoint
 from quire.lora.sources import AdapterSources
 from quire.lora.updates import AdapterMemory, HostAdapter, LowRankUpdates
 from quire.mesh import Mesh
@@ -61,7 +60,7 @@ from quire.worker.startup.kv_scales import choose_kv_scales, new_kv_scales
 from quire.worker.startup.packed_weights import packed_weights_for
 from quire.worker.startup.threads import compute_threads
 from quire.worker.step_handle import StepHandle
-from quire.worker.weight_loading import load_weights, open_checkpoint
+from quire.worker.weight_loading import load_weights, open_checkpoint, undivided_layers
 
 if TYPE_CHECKING:
     from quire.kernels.triton.launching.precompiler import Precompiler
@@ -202,10 +201,7 @@ class Worker:
             load_weights(self._config, share, spec, factory, self._clock)
             trim_heap()
         if updates is not None:
-            with _room_for("the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"):
-                memory = AdapterMemory(updates, options.dtype, self._device)
-            open_base = partial(open_checkpoint, self._config, spec, weight_specs_of(factory.layers))
-            self.adapters = self._adapter_loader(updates, memory, open_base)
+            self.adapters = self._adapter_loader(updates, spec, factory)
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
@@ -450,11 +446,22 @@ class Worker:
         lora = self._config.lora
         return LowRankUpdates(lora.max_loras, lora.max_lora_rank, self._device.type) if lora.enable_lora else None
 
-    def _adapter_loader(
-        self, updates: LowRankUpdates, memory: AdapterMemory, open_base: OpenCheckpoint
-    ) -> AdapterLoader:
-        """Reads adapters of this model from wherever they are."""
+    def _adapter_loader(self, updates: LowRankUpdates, spec: ModelSpec, factory: LayerFactory) -> AdapterLoader:
+        """Reads adapters of this model from wherever they are; makes their slots.
+
+        Args:
+            updates: What they may change of this rank's part.
+            spec: Of the whole model.
+            factory: With this rank's layers.
+        """
+        with _room_for("the slots of adapters", "lower --max-loras or --max-lora-rank, or give a smaller model"):
+            memory = AdapterMemory(updates, self._options.dtype, self._device)
+        layers, everything = factory.layers, self._updates()
+        if everything is not None and (self._mesh.pp > 1 or self._mesh.ep > 1):  # some modules are other ranks' alone
+            layers = undivided_layers(spec, self._options, everything)
+            updates.note_others(everything)
         config = self._config
+        open_base = partial(open_checkpoint, config, spec, weight_specs_of(layers))
         sources = AdapterSources(HubAccess(config.model.hf_token, config.load.download_dir))
 
         def read(path: str) -> HostAdapter:

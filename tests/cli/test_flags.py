@@ -293,6 +293,12 @@ def test_ranks_have_a_short_flag(arguments: tuple[str, ...]) -> None:
     assert not config(*arguments, "--no-enable-expert-parallel", "m").parallel.enable_expert_parallel
 
 
+@pytest.mark.parametrize("backend", ["mp", "uni", "ray"])
+def test_who_starts_ranks_is_one_of_vllm_s_words(backend: str) -> None:
+    assert config("--distributed-executor-backend", backend, "m").parallel.distributed_executor_backend == backend
+    assert "one of mp, ray, uni" in error("--distributed-executor-backend", "external_launcher", "m")
+
+
 @pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("-1", -1), ("4k", 4_000)])
 def test_the_longest_sequence_is_a_number_or_auto(word: str, value: int | str) -> None:
     assert config("--max-model-len", word).model.max_model_len == value

@@ -68,13 +68,16 @@ def answers_again(server: QuireServe, model: str) -> Any:
     raise AssertionError("it does not serve again")
 
 
-def test_the_pages_commands_work_and_adapters_outlive_engine_and_api_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [(), ("--tensor-parallel-size", "2")], ids=["one rank", "two ranks"])
+def test_the_pages_commands_work_and_adapters_outlive_engine_and_api_process(
+    tmp_path: Path, ranks: tuple[str, ...]
+) -> None:
     model = make_llama(tmp_path / "model")
     for seed, name in enumerate(("poet", "lawyer", "late")):
         write_adapter(tmp_path / name, seed)
     serve, complete, load, unload = COMMANDS
     words = [word.replace("./", f"{tmp_path}/").replace("quill", str(model)) for word in shlex.split(serve)[2:]]
-    settings = ("--port", "0", "--max-model-len", "256", "--dtype", "float32", "--api-key", KEY)
+    settings = ("--port", "0", "--max-model-len", "256", "--dtype", "float32", "--api-key", KEY, *ranks)
     with QuireServe(*words, *settings) as server:
         server.wait_ready()
         base, poet, lawyer = (said(curl(complete, server.url, model=name)) for name in (str(model), "poet", "lawyer"))

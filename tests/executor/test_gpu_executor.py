@@ -307,6 +307,8 @@ def test_compiler_processes_start_unless_an_equal_start_has_left_all_kernels_on_
     assert {given["cores"] for given in made} == {1}, "as many as a container may use"
     renamed = Config().with_values(served_model_name=("another",), hf_token="secret")
     assert gpu_executor._kernel_settings_key(renamed) == gpu_executor._kernel_settings_key(one)
+    adapted = Config().with_values(enable_lora=True)
+    assert gpu_executor._kernel_settings_key(adapted) != gpu_executor._kernel_settings_key(one)
 
 
 def test_compiler_processes_end_if_the_start_is_interrupted_early(monkeypatch: pytest.MonkeyPatch) -> None:

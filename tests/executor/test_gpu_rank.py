@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quire.clock import SystemClock
 from quire.collectives.layout import LINE
@@ -16,16 +17,17 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.executor.gpu_rank import GpuRank
 from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.rank_messages import FromRank, StepDone, Stop, ToRanks, fingerprint
+from quire.executor.rank_messages import FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
 from quire.executor.rank_processes import RankProcesses
 from quire.mesh import Mesh
-from quire.messages import DeviceLimits, Plan, Result
+from quire.messages import Adapter, AdapterLoaded, DeviceLimits, Plan, Result
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory
 from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.executor.test_cpu_executor import first, next_
 from tests.executor.test_gpu_executor import run
+from tests.lora.adapter_files import write
 from tests.worker.driver import config_for
 
 STEPS = 12
@@ -103,6 +105,22 @@ def test_a_rank_that_is_behind_has_no_more_steps_in_flight(
             (step, mark) for (step, _), mark in zip(wanted, marks, strict=True)
         ][: len(said)]
     assert len(said) >= STEPS - GpuExecutor.max_in_flight, "at Stop nobody waits for the last ones"
+
+
+def test_adapters_are_loaded_between_steps_and_answered(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = "base_model.model.model.layers.0.mlp.down_proj"
+    tensors = {f"{at}.lora_A.weight": torch.ones(4, 112), f"{at}.lora_B.weight": torch.ones(64, 4)}
+    poet, lawyer = Adapter("poet", str(write(tmp_path / "poet", tensors)), ""), Adapter("lawyer", "nowhere", "")
+    config = config_for(tiny, enable_lora=True)
+    monkeypatch.setattr(GpuExecutor, "_build_worker", lambda self, _: Worker(config, SystemClock()))
+    channel = AllAtOnce([LoadAdapter(poet, 1), first(), LoadAdapter(lawyer, 0), next_(2), Stop()])
+    GpuRank(config, Mesh(1, tp=2), channel, SharedMemory(3 * LINE)).run()
+    good, bad = (each for each in channel.said if isinstance(each, AdapterLoaded))
+    assert (good.adapter.name, len(good.adapter.digest), good.slot, good.error) == ("poet", 64, 1, "")
+    assert (bad.adapter, bad.slot) == (lawyer, 0)
+    assert "nowhere" in bad.error
 
 
 def test_host_blocks_are_ready_when_they_are_in_all_ranks(tiny: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from quire.collectives.layout import memory_bytes
 from quire.collectives.shared_memory import shared_memory_collectives
 from quire.config import Config
 from quire.executor.message_streams import stage_links
-from quire.executor.rank_messages import StepDone, fingerprint
+from quire.executor.rank_adapters import RankAdapters
+from quire.executor.rank_messages import LoadAdapter, StepDone, fingerprint
 from quire.executor.rank_steps import RankSteps
 from quire.executor.stage_rings import StageRings
 from quire.mesh import mesh_of
@@ -27,18 +29,20 @@ from quire.worker.worker import Worker
 class ThreadRanks:
     """Insists that all ranks sample the same tokens in each step. Not for steps that fail."""
 
-    adapters = None
-
     def __init__(self, config: Config, clock: Clock) -> None:
         self._config, self._clock = config, clock
         self._mesh = mesh_of(config.parallel)
         self._ranks = self._mesh.size
         self.max_in_flight = 1 + self._mesh.pp
-        self._plans: list[queue.SimpleQueue[Plan | None]] = [queue.SimpleQueue() for _ in range(self._ranks)]
+        self._plans: list[queue.SimpleQueue[Plan | LoadAdapter | None]] = [
+            queue.SimpleQueue() for _ in range(self._ranks)
+        ]
         self._masks: list[queue.SimpleQueue[TokenBitmasks]] = [queue.SimpleQueue() for _ in range(self._ranks)]
         self._said: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in range(self._ranks)]
         self._agree = threading.Barrier(self._ranks)
         self._offers: list[NumBlocks] = []
+        adapters = RankAdapters(self._ranks, self._tell_all, lambda: None, "rank {}".format)
+        self.adapters = adapters if config.lora.enable_lora else None
         self._threads = [threading.Thread(target=self._run, args=(rank,)) for rank in range(self._ranks)]
 
     def start(self) -> DeviceLimits:
@@ -53,8 +57,7 @@ class ThreadRanks:
         return limits
 
     def submit(self, plan: Plan) -> None:
-        for plans in self._plans:
-            plans.put(plan)
+        self._tell_all(plan)
 
     def submit_bitmasks(self, masks: TokenBitmasks) -> None:
         for each in self._masks:
@@ -79,11 +82,14 @@ class ThreadRanks:
         pass
 
     def close(self) -> None:
-        for plans in self._plans:
-            plans.put(None)
+        self._tell_all(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+
+    def _tell_all(self, message: Plan | LoadAdapter | None) -> None:
+        for plans in self._plans:
+            plans.put(message)
 
     def _hear(self, rank: int) -> Any:
         said = self._said[rank].get(timeout=60)
@@ -100,9 +106,17 @@ class ThreadRanks:
             worker = Worker(self._config, self._clock, None, mesh, ranks, links)
             self._said[rank].put(worker.load(self._agreed))
             steps = RankSteps(worker, mesh, ends)
-            while (plan := self._plans[rank].get()) is not None:
-                self._said[rank].put(steps.execute(plan, self._masks[rank].get))
+            if worker.adapters is not None:
+                assert self.adapters is not None
+                worker.adapters.report_to(partial(self.adapters.take, rank))
+            while (message := self._plans[rank].get()) is not None:
+                if isinstance(message, LoadAdapter):
+                    assert worker.adapters is not None
+                    worker.adapters.load(message.adapter, message.slot)
+                    continue
+                self._said[rank].put(steps.execute(message, self._masks[rank].get))
                 assert ranks.missing is None
+            worker.close()
         except BaseException as error:
             self._said[rank].put(error)
 

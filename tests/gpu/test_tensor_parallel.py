@@ -1,5 +1,6 @@
 """Two cards that divide a model say what one says: fp32 greedy text that is transformers' own, with graphs, over cached
-blocks and after preemptions; bf16 about as near to the exact logits as transformers' bf16. A rank that dies is named.
+blocks and after preemptions; bf16 about as near to the exact logits as transformers' bf16; with adapters PEFT's. A rank
+that dies is named.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from tests.gpu.test_parity import (
     EXACTLY,
     GREEDY,
     SETTINGS,
+    TIE,
     answers_of,
     assert_all_free,
     assert_greedy,
     assert_near,
     wait_for_swap_space,
 )
+from tests.offline.test_lora import KINDS, Stage
 from tests.parity.cases import CASES
 from tests.parity.oracle import Oracle
 from tests.parity.test_architectures import CHUNK, TOKENS, prompts
@@ -108,6 +111,24 @@ def test_seeded_choices_are_those_of_one_card(tmp_path: Path) -> None:
         with LLM(str(directory), dtype="float32", **BLOCKS, **(TWO | {"tensor_parallel_size": ranks})) as llm:
             said.append([output.outputs[0].token_ids for output in llm.generate(prompts(), params)])
     assert said[0] == said[1]
+
+
+def test_tokens_of_adapters_are_pefts(tmp_path: Path) -> None:
+    """Some with magnitudes, beside rows of the base model, in graphs, and in fewer slots than there are adapters."""
+    model = make_llama(tmp_path / "model", tokenizer=False)
+    stage = Stage(tmp_path, model, {name: KINDS[name] for name in ("all", "attention", "down")}, start=False)
+    names, batch = [*stage.paths, None, "all", None], prompts()
+    names = names[: len(batch)]
+    lora: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
+    with LLM(str(model), dtype="float32", **lora, **BLOCKS, **TWO) as llm:
+        for _ in range(2):
+            outputs = stage.generate(batch[: len(names)], names, llm, max_tokens=TOKENS)
+            for prompt, name, output in zip(batch, names, outputs, strict=False):
+                tokens = list(output.outputs[0].token_ids)
+                logits = stage.reference.logits(prompt + tokens, name)[len(prompt) - 1 : -1]
+                logprobs = logits.log_softmax(-1)
+                drawn = logprobs.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+                assert float((logprobs.amax(1) - drawn).max()) < TIE, name
 
 
 def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:

@@ -22,10 +22,12 @@ def products(directory: Path) -> dict[str, Tensor]:
     views = list(updates.views(adapter.weights[None]))
     found = {}
     for name, target in updates.targets.items():
-        a, b, *_ = views[target.update]
-        own = a[0, target.module * updates.rank : (target.module + 1) * updates.rank]
-        found[name.rpartition(".")[2]] = b[0, target.begin : target.begin + target.rows] @ own
-        assert int(adapter.ranks[0, target.update]) in (0, 4, 6)
+        part = target.part
+        assert part is not None
+        a, b, *_ = views[part.update]
+        own = a[0, part.module * updates.rank : (part.module + 1) * updates.rank]
+        found[name.rpartition(".")[2]] = b[0, part.outputs] @ own
+        assert int(adapter.ranks[0, part.update]) in (0, 4, 6)
     return found
 
 

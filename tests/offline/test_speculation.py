@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, LoRARequest, SamplingParams, builtin
+from quire import LLM, LoRARequest, SamplingParams
 from quire.cli.flags import parse_config
 from quire.config import Config
 from quire.errors import ConfigError
@@ -218,8 +218,6 @@ def test_adapters_are_drafted_for_too(checkpoint: Path, draft: Path, tmp_path: P
 
 @pytest.mark.parametrize("line", re.findall(r"^quire serve (.*)$", DOCUMENT.read_text(), re.M))
 def test_the_commands_of_the_documentation_are_understood(line: str) -> None:
-    if "quill_eagle3" in line and not builtin.path("quill_eagle3").is_dir():
-        pytest.skip("recipes/quill/train_eagle3.py has not made it yet")
     config = parse_config(shlex.split(line), "quire serve", "").with_values(device="cpu", max_model_len=256)
     speculation = resolve(config).config.speculation.speculation
     assert speculation is not None

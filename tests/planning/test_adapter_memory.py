@@ -10,11 +10,14 @@ import torch
 from quire.config import Config
 from quire.layers.factory import LayerFactory
 from quire.lora.updates import AdapterMemory, LowRankUpdates
+from quire.mesh import Mesh
 from quire.models.model import build_model
+from quire.models.rank_share import rank_share
 from quire.models.spec import read_spec
 from quire.planning.adapter_memory import adapter_bytes
 from quire.weights.tensor_options import TensorOptions
 from tests.checkpoints import make_llama, make_tiny
+from tests.models.divisible import DIVISIBLE
 
 
 @pytest.mark.parametrize(("slots", "rank"), [(1, 16), (3, 20)])
@@ -28,6 +31,18 @@ def test_slots_take_what_was_reckoned(tmp_path: Path, slots: int, rank: int) -> 
     kept = Config().with_values(device="cpu", max_cpu_loras=slots + 2, **values)
     assert adapter_bytes(kept, spec) == memory._weights.nbytes // slots * (2 * slots + 2)
     assert adapter_bytes(Config().with_values(device="cpu", dtype="float32"), spec) == 0
+
+
+@pytest.mark.parametrize("mesh", [Mesh(1, tp=2), Mesh(3, tp=4), Mesh(1, pp=2), Mesh(0, tp=2, ep=2)])
+def test_each_rank_takes_what_was_reckoned_for_its_share(tmp_path: Path, mesh: Mesh) -> None:
+    spec = read_spec(make_tiny(tmp_path, **DIVISIBLE["mixtral"]))
+    updates, undivided = LowRankUpdates(1, 16, "cpu"), LowRankUpdates(1, 16, "cpu")
+    options = TensorOptions(torch.device("cpu"), torch.float32)
+    build_model(spec, LayerFactory(options, None, mesh, updates=updates))
+    build_model(spec, LayerFactory(options, updates=undivided))
+    config = Config().with_values(dtype="float32", enable_lora=True, device="cpu")
+    assert adapter_bytes(config, rank_share(spec, mesh)) == 2 * 4 * updates.size
+    assert updates.size < 0.8 * undivided.size
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -268,8 +268,7 @@ def test_each_rank_takes_a_gpu(checkpoint: Path) -> None:
     ngram = {"method": "ngram", "num_speculative_tokens": 2}
     with pytest.raises(ConfigError, match="--speculative-config is not supported on several GPUs"):
         resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, speculative_config=ngram)
-    with pytest.raises(ConfigError, match="adapters are served by one rank only"):
-        resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, enable_lora=True)
+    assert resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, enable_lora=True).config.lora.enable_lora
 
 
 def blocks_per_sequence(resolved: ResolvedConfig) -> int:

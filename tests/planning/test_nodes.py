@@ -8,9 +8,10 @@ import pytest
 
 from quire.config import Config
 from quire.errors import ConfigError
-from quire.planning.nodes import check_nodes, node_lines
+from quire.planning.nodes import check_backend, check_nodes, node_lines
 
 TWO = {"nnodes": 2, "pipeline_parallel_size": 2}
+RAY = {"distributed_executor_backend": "ray"}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ def test_nodes_that_can_be(settings: dict[str, Any]) -> None:
         (TWO | {"pipeline_parallel_size": 3}, "nnodes", "Make it a multiple of 2"),
         (TWO | {"data_parallel_size": 2}, "data_parallel_size", "--data-parallel-size 2 is not served"),
         (TWO | {"master_port": 0}, "master_port", "--master-port 0: must be 1 to 65535"),
+        (TWO | RAY | {"node_rank": 1, "headless": True}, "node_rank", "Ray starts the other nodes"),
+        (RAY | {"headless": True}, "headless", "--headless with --distributed-executor-backend ray"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], name: str, message: str) -> None:
@@ -59,3 +62,18 @@ def test_the_report_says_which_node_this_is() -> None:
 def test_gpus_of_several_machines_are_refused() -> None:
     with pytest.raises(ConfigError, match="--nnodes 2: GPUs of several machines are not served yet"):
         check_nodes(Config().with_values(**TWO), "cuda")
+    with pytest.raises(ConfigError, match="--distributed-executor-backend ray: GPUs of several machines") as raised:
+        check_nodes(Config().with_values(**TWO, **RAY), "cuda")
+    assert raised.value.param == "distributed_executor_backend"
+
+
+def test_only_a_server_starts_nodes_by_ray() -> None:
+    check_backend(Config().with_values(**RAY).parallel, is_server=True)
+    check_backend(Config().with_values(distributed_executor_backend="mp").parallel, is_server=False)
+    with pytest.raises(ConfigError, match="only quire serve starts nodes by Ray"):
+        check_backend(Config().with_values(**RAY).parallel, is_server=False)
+
+
+def test_another_backend_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="external_launcher is not supported: give one of mp, uni, ray"):
+        check_backend(Config().with_values(distributed_executor_backend="external_launcher").parallel, is_server=True)

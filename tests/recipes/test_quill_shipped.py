@@ -17,7 +17,6 @@ from quire.metrics.reader import Vector
 from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 
 MEGABYTE = 10**6
-HEADS = [name for name in builtin.HEADS if builtin.path(name).is_dir()]
 
 
 def _files(name: str) -> list[Path]:
@@ -43,7 +42,7 @@ def test_parameters(name: str, least: int, most: int) -> None:
 
 
 def test_the_package_stays_small() -> None:
-    sizes = {file: file.stat().st_size for name in (*builtin.MODELS, *HEADS) for file in _files(name)}
+    sizes = {file: file.stat().st_size for name in (*builtin.MODELS, *builtin.HEADS) for file in _files(name)}
     assert sum(sizes.values()) <= 35 * MEGABYTE
     assert max(sizes.values()) <= 15 * MEGABYTE
 
@@ -62,7 +61,7 @@ def test_files_and_configuration(name: str) -> None:
     assert tokenizer.convert_ids_to_tokens(generation["eos_token_id"]) == ["<|im_end|>", "<|endoftext|>"]
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", builtin.HEADS)
 def test_a_head_is_right_about_most_first_drafts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
     assert {"config.json", "README.md"} <= {file.name for file in _files(name)}
@@ -74,7 +73,7 @@ def test_a_head_is_right_about_most_first_drafts(name: str, monkeypatch: pytest.
         llm.generate(questions, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
         (right,) = [metric.values for metric in llm.get_metrics() if isinstance(metric, Vector)]
         rows = next(metric.value for metric in llm.get_metrics() if metric.name.endswith("decode_num_drafts"))  # type: ignore
-    assert right[0] > 0.5 * rows
+    assert right[0] > 0.8 * rows
 
 
 def test_an_unknown_name_is_refused() -> None:

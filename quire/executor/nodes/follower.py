@@ -163,7 +163,7 @@ class Follower:
         config = self._own(launch.config)
         parallel = config.parallel
         addresses = [self._head, *launch.addresses[1:]]
-        setup = LinkSetup(mesh_of(parallel), parallel.node_rank, parallel.nnodes, launch.session, addresses, self._key)
+        setup = LinkSetup(mesh_of(parallel), parallel.node_rank, parallel.nodes, launch.session, addresses, self._key)
 
         def check() -> None:
             if connection.take():

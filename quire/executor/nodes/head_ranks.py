@@ -71,7 +71,7 @@ def start_ranks(config: Config, clock: Clock) -> Ranks:
         EngineDeadError: A node did not join, or was lost.
         ConfigError: This machine cannot be the head.
     """
-    return RankProcesses(config, clock) if config.parallel.nnodes == 1 else HeadRanks(config, clock)
+    return RankProcesses(config, clock) if config.parallel.nodes == 1 else HeadRanks(config, clock)
 
 
 class HeadRanks:
@@ -97,7 +97,7 @@ class HeadRanks:
             launch = Launch(for_others(config), session, [here, *(node.address for node in self._nodes)])
             for node in self._nodes:
                 node.post(launch)
-            setup = LinkSetup(self._mesh, 0, parallel.nnodes, session, launch.addresses, key)
+            setup = LinkSetup(self._mesh, 0, parallel.nodes, session, launch.addresses, key)
             sockets = setup.open(gate, self._check)
             self._local = ranks_with_links(config, clock, sockets)
             opened.pop_all()
@@ -173,7 +173,7 @@ def for_others(config: Config) -> Config:
 def ranks_with_links(config: Config, clock: Clock, sockets: dict[Link, socket.socket]) -> RankProcesses:
     """Start a node's ranks with their links, which are theirs alone from then on."""
     parallel = config.parallel
-    mesh, nodes = mesh_of(parallel), parallel.nnodes
+    mesh, nodes = mesh_of(parallel), parallel.nodes
     spec = read_spec(config.model.model, config.model.quantization)
     crossings = Crossings(
         ranks_of(parallel.node_rank, mesh, nodes),

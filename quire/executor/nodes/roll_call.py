@@ -34,7 +34,7 @@ def shape_of(parallel: ParallelConfig) -> str:
     """What has to be the same on all nodes, as flags."""
     experts = " --enable-expert-parallel" if parallel.enable_expert_parallel else ""
     return (
-        f"--nnodes {parallel.nnodes} --tensor-parallel-size {parallel.tensor_parallel_size} "
+        f"--nnodes {parallel.nodes} --tensor-parallel-size {parallel.tensor_parallel_size} "
         f"--pipeline-parallel-size {parallel.pipeline_parallel_size}{experts}"
     )
 
@@ -77,7 +77,7 @@ class RollCall:
         """
         began, said = self._clock.now(), False
         try:
-            while missing := [node for node in range(1, self._parallel.nnodes) if node not in self._joined]:
+            while missing := [node for node in range(1, self._parallel.nodes) if node not in self._joined]:
                 waited = self._clock.now() - began
                 if waited > self._patience_s:
                     raise EngineDeadError(self._too_late(missing, gate))
@@ -106,7 +106,7 @@ class RollCall:
             _log.warning("%s", self._last_refusal)
             refuse(arrival.connection, message, is_final=bool(why))
             return
-        ranks = ranks_of(join.node, self._mesh, self._parallel.nnodes)
+        ranks = ranks_of(join.node, self._mesh, self._parallel.nodes)
         self._joined[join.node] = RemoteNode(
             Connection(arrival.connection), join.node, join.host, (arrival.host, join.port), ranks, self._mesh.size
         )
@@ -117,8 +117,8 @@ class RollCall:
             return f"it runs Quire {join.version}, the head {__version__}: install the same version on all nodes"
         if join.shape != (own := shape_of(self._parallel)):
             return f"it was started with {join.shape}, the head with {own}: give the same on all nodes"
-        if not 1 <= join.node < self._parallel.nnodes:
-            return f"there is no node {join.node}: --node-rank is 1 to {self._parallel.nnodes - 1}"
+        if not 1 <= join.node < self._parallel.nodes:
+            return f"there is no node {join.node}: --node-rank is 1 to {self._parallel.nodes - 1}"
         if join.model != self._model:
             return "its model's files are not the head's: give all nodes the same model, of the same revision"
         return ""
@@ -133,11 +133,13 @@ class RollCall:
                 del self._joined[number]
 
     def _too_late(self, missing: list[int], gate: Gate) -> str:
-        names = ", ".join(f"Node {node} of {self._parallel.nnodes}" for node in missing)
+        names = ", ".join(f"Node {node} of {self._parallel.nodes}" for node in missing)
         refused = self._last_refusal or gate.last_refusal
         last = f" The last one that tried: {refused}." if refused else ""
+        advice = f"Start quire serve there with --node-rank {missing[0]} --headless"
+        if self._parallel.distributed_executor_backend == "ray":
+            advice = "See above, and 'ray status', why Ray has not started it"
         return (
-            f"{names} did not join within {self._patience_s:g} s at {self._parallel.master_addr}:{gate.port}. Start "
-            f"quire serve there with --node-rank {missing[0]} --headless, or give it more time by "
-            f"--distributed-timeout-seconds.{last}"
+            f"{names} did not join within {self._patience_s:g} s at {self._parallel.master_addr}:{gate.port}. "
+            f"{advice}, or give it more time by --distributed-timeout-seconds.{last}"
         )

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from quire.kernels.reference.activation import silu_and_mul
+from quire.kernels.reference.linear import linear
+
 
 class Scaling(NamedTuple):
     """What adapters with magnitudes (DoRA) do to a product's outputs before B A x is added: y += factor · y + summand.
@@ -66,21 +69,22 @@ def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
         weights, tiles: See there.
 
     Returns:
-        [parts, tiles · size, modules · rank] for `lora_expand`: their sum is A x, and anything where there is no row.
+        A x in a form of the implementation's own, which its `lora_expand` takes; this one's is [tiles · size, modules ·
+        rank], and 0 where there is no row.
     """
     most = weights.b.shape[2]
     low = x.new_zeros((tiles.rows.numel(), len(weights.rows), most))
     for slot, rank, places, rows in _in_use(weights, tiles):
         a = weights.a[slot - 1].view(-1, most, x.shape[1])[:, :rank]  # [modules, rank, columns]
         low[places, :, :rank] = (x[rows] @ a.flatten(0, 1).T).view(len(rows), -1, rank)
-    return low.flatten(1)[None]
+    return low.flatten(1)
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
     """Scale rows of y [n, outputs] where their adapter does so, and add B A x, in place. A x is rounded to the dtype of
     y before, as PEFT does.
     """
-    own = low.sum(0).to(y.dtype).view(tiles.rows.numel(), len(weights.rows), weights.b.shape[2])
+    own = low.to(y.dtype).view(tiles.rows.numel(), len(weights.rows), weights.b.shape[2])
     for slot, rank, places, rows in _in_use(weights, tiles):
         if weights.scaling is not None and weights.scaling.used[slot - 1]:
             factor, summand = weights.scaling.factors[slot - 1], weights.scaling.summands[slot - 1]
@@ -90,6 +94,31 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
             b = weights.b[slot - 1, begin : begin + outputs, :rank]
             y[:, begin : begin + outputs].index_add_(0, rows, own[places, module, :rank] @ b.T)
             begin += outputs
+
+
+def linear_with_updates(
+    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
+) -> Tensor:
+    """x Wᵀ + bias, rows of it changed as `lora_expand` says; where `gate`, silu of the first half of the outputs times
+    the second.
+
+    Args:
+        x: [n, columns].
+        packed: W as `linear` takes it, [outputs, columns].
+        bias: [outputs].
+        weights, tiles: See there.
+        gate: There are two modules, of equal size.
+
+    Returns:
+        [n, outputs], or half as many.
+    """
+    y = linear(x, packed, bias)
+    lora_expand(lora_shrink(x, weights, tiles), weights, tiles, y)
+    if not gate:
+        return y
+    out = y.new_empty((y.shape[0], y.shape[1] // 2))
+    silu_and_mul(y, out)
+    return out
 
 
 def lies_beside(scaling: Scaling, weights: LowRankWeights) -> bool:

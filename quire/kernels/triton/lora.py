@@ -1,8 +1,9 @@
 """Low-rank updates of rows, tile by tile: a tile's rows share one adapter, and with it each read of its weights.
 
 Both kernels move little and wait for memory, so what counts is how many reads follow from one another, and how much of
-them hides behind other kernels. A x is computed before the product that is updated: the product's first weights arrive
-meanwhile. Several programs share a row and leave partial sums in fp32. B's weights are read while the product ends.
+them hides behind other kernels. A x is computed while the product that is updated runs, which has what it needs as soon
+as A x can begin. Several programs share a row, and the last of them adds up what all have, in the order of the columns.
+B's weights are read while the product ends.
 
 Grids are made for the most tiles that a step of this size can have, so that they can stand in a CUDA graph; a program
 whose tile is empty ends at once.
@@ -10,14 +11,18 @@ whose tile is empty ends at once.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
+from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
+from quire.kernels.triton.linear.linear import linear_behind
 
 _BLOCK_K, _BLOCK_N = 256, 128
 _WIDEST_RANK = 64
@@ -26,24 +31,51 @@ _FEW, _SOME = 64, 512
 """Rows up to which columns are shared out finely, or at all."""
 _MOST_SPLITS = 16
 _WARPS = 4
+_MOST_BLOCKS = 65_536
+"""Of ranks of tiles, where several programs share a row."""
+
+
+def linear_with_updates(
+    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
+) -> Tensor:
+    """Arguments as in reference/lora.py."""
+    low = lora_shrink(x, weights, tiles)
+    y = linear_behind(x, packed, bias)
+    lora_expand(low, weights, tiles, y)
+    if not gate:
+        return y
+    out = y.new_empty((y.shape[0], y.shape[1] // 2))
+    silu_and_mul(y, out)
+    return out
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:
-    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16."""
+    """Arguments as in reference/lora.py: x is contiguous, and the rank is a multiple of 16.
+
+    Returns:
+        [n, modules · rank], A x of rows with adapters, and anything in others.
+    """
     assert x.is_contiguous() and tiles.rows.is_contiguous()
     (number, size), columns = tiles.rows.shape, x.shape[1]
     rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(x.device)
     block_rank = min(rank & -rank, _WIDEST_RANK)
-    splits = _splits(len(x), columns)
-    partial = torch.empty((splits, number * size, modules * rank), dtype=torch.float32, device=x.device)
-    if number:
-        _shrink[(number * modules * (rank // block_rank) * splits,)](
-            x, weights.a, weights.ranks, tiles.slots, tiles.rows, partial,
-            weights.a.stride(0), weights.ranks.stride(0), number,
-            COLUMNS=columns, RANK=rank, MODULES=modules, SPLITS=splits, BLOCK_M=size, BLOCK_R=block_rank,
-            BLOCK_K=_BLOCK_K, IEEE=x.dtype == torch.float32, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
-        )  # fmt: skip
-    return partial
+    blocks, splits = number * modules * (rank // block_rank), _splits(len(x), columns)
+    low = x.new_empty((len(x), modules * rank))
+    if not number:
+        return low
+    partial = arrived = low  # neither is touched
+    if splits > 1:
+        assert blocks <= _MOST_BLOCKS
+        partial = torch.empty((blocks, splits, size * block_rank), dtype=torch.float32, device=x.device)
+        arrived = _counters(x.device)
+    _shrink[(blocks * splits,)](
+        x, weights.a, weights.ranks, tiles.slots, tiles.rows, partial, arrived, low,
+        weights.a.stride(0), weights.ranks.stride(0),
+        COLUMNS=columns, RANK=rank, MODULES=modules, SPLITS=splits, SPLITS_UP=next_power_of_2(splits),
+        BLOCK_M=size, BLOCK_R=block_rank, BLOCK_K=_BLOCK_K, IEEE=x.dtype == torch.float32, OVERLAP=overlap,
+        num_warps=_WARPS, launch_pdl=overlap,
+    )  # fmt: skip
+    return low
 
 
 def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -> None:
@@ -55,16 +87,23 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
     if not number:
         return
     rank, modules, overlap = weights.b.shape[2], len(weights.rows), can_overlap(y.device)
-    rows, splits = (*weights.rows, 0, 0), len(low)
+    rows = (*weights.rows, 0, 0)
     factors, summands, scaled = weights.scaling or (weights.b, weights.b, weights.ranks)
     assert weights.scaling is None or lies_beside(weights.scaling, weights)
     _expand[(number * sum(cdiv(each, _BLOCK_N) for each in weights.rows),)](
         low, weights.b, weights.ranks, factors, summands, scaled, tiles.slots, tiles.rows, y,
-        weights.b.stride(0), weights.ranks.stride(0), number,
-        ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, SPLITS=splits,
-        BLOCK_S=next_power_of_2(splits), BLOCK_M=size, BLOCK_R=16, BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32,
-        SCALED=weights.scaling is not None, OVERLAP=overlap, num_warps=_WARPS, launch_pdl=overlap,
+        weights.b.stride(0), weights.ranks.stride(0),
+        ROWS_0=rows[0], ROWS_1=rows[1], ROWS_2=rows[2], RANK=rank, MODULES=modules, BLOCK_M=size, BLOCK_R=16,
+        BLOCK_N=_BLOCK_N, IEEE=y.dtype == torch.float32, SCALED=weights.scaling is not None, OVERLAP=overlap,
+        num_warps=_WARPS, launch_pdl=overlap,
     )  # fmt: skip
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """[_MOST_BLOCKS] int32: how many programs of each block are done. Zeros whenever no kernel is under way: the last
+    program of a block puts them back."""
+    return torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=device)
 
 
 def _splits(rows: int, columns: int) -> int:
@@ -74,7 +113,7 @@ def _splits(rows: int, columns: int) -> int:
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=["ranks", "slots", "rows"])
+@triton.jit(do_not_specialize_on_alignment=["ranks", "slots", "rows"])
 def _shrink(
     x,
     a,
@@ -82,13 +121,15 @@ def _shrink(
     slots,
     rows,
     partial,
+    arrived,
+    low,
     a_stride,
     ranks_stride,
-    number,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
     MODULES: tl.constexpr,
     SPLITS: tl.constexpr,
+    SPLITS_UP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -97,8 +138,8 @@ def _shrink(
 ):
     """BLOCK_R ranks of one module, of a tile's rows, over one of SPLITS parts of the columns.
 
-    Dependents start only when all before this kernel has ended: so `_expand`, the next but one, may read what earlier
-    kernels wrote before it waits.
+    Dependents start only when all before this kernel has ended: so the product behind it may read x at once, and
+    `_expand`, the next but one, what earlier kernels wrote before it waits.
     """
     GROUPS: tl.constexpr = RANK // BLOCK_R
     EACH: tl.constexpr = (COLUMNS + SPLITS * BLOCK_K - 1) // (SPLITS * BLOCK_K) * BLOCK_K
@@ -128,17 +169,31 @@ def _shrink(
             sums = tl.dot(own, tl.trans(weight), sums, input_precision="ieee")
         else:
             sums = tl.dot(own, tl.trans(weight), sums)
-    at = (split * number + tile) * (BLOCK_M * MODULES * RANK) + place * (MODULES * RANK)
-    tl.store(partial + at[:, None] + rank[None, :], sums)
+    if SPLITS > 1:
+        SIZE: tl.constexpr = BLOCK_M * BLOCK_R
+        block = tl.program_id(0) // SPLITS
+        own_part = place[:, None] * BLOCK_R + tl.arange(0, BLOCK_R)[None, :]
+        tl.store(partial + (block * SPLITS + split) * SIZE + own_part, sums)
+        tl.debug_barrier()  # every thread's part is written before one of them says so
+        if tl.atomic_add(arrived + block, 1) != SPLITS - 1:
+            return
+        tl.store(arrived + block, 0)
+        part = tl.arange(0, SPLITS_UP)
+        others = tl.load(
+            partial + (block * SPLITS + part)[:, None, None] * SIZE + own_part[None, :, :],
+            (part < SPLITS)[:, None, None],
+            0.0,
+            cache_modifier=".cg",
+        )
+        sums = tl.sum(others, 0)
+    to = low + row[:, None] * (MODULES * RANK) + rank[None, :]
+    tl.store(to, sums.to(low.dtype.element_ty), used[:, None])
 
 
 @fast_launch
-@triton.jit(
-    do_not_specialize=["number"],
-    do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"],
-)
+@triton.jit(do_not_specialize_on_alignment=["ranks", "factors", "summands", "scaled", "slots", "rows"])
 def _expand(
-    partial,
+    low,
     b,
     ranks,
     factors,
@@ -149,14 +204,11 @@ def _expand(
     y,
     b_stride,
     ranks_stride,
-    number,
     ROWS_0: tl.constexpr,
     ROWS_1: tl.constexpr,
     ROWS_2: tl.constexpr,
     RANK: tl.constexpr,
     MODULES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -189,9 +241,7 @@ def _expand(
     weight = tl.load(b, inside[:, None], 0.0)
     to = y + row[:, None] * OUTPUTS + (before + output)[None, :]
     mask = (row >= 0)[:, None] & inside[None, :]
-    part = tl.arange(0, BLOCK_S)
-    at = (part * number + tile)[:, None] * (BLOCK_M * MODULES * RANK) + (place * (MODULES * RANK))[None, :]
-    at += module * RANK
+    low += row[:, None] * (MODULES * RANK) + module * RANK + own_rank[None, :]
     wait_for_inputs(OVERLAP)
     if used == 0:
         return
@@ -206,12 +256,9 @@ def _expand(
     for first in range(0, used, BLOCK_R):
         if first > 0:
             weight = tl.load(b + first, inside[:, None], 0.0)
-        each = tl.load(
-            partial + at[:, :, None] + (first + own_rank)[None, None, :], (part < SPLITS)[:, None, None], 0.0
-        )
-        low = tl.sum(each, axis=0)
+        own = tl.load(low + first, (row >= 0)[:, None], 0.0)
         if IEEE:
-            sums = tl.dot(low, tl.trans(weight), sums, input_precision="ieee")
+            sums = tl.dot(own, tl.trans(weight), sums, input_precision="ieee")
         else:
-            sums = tl.dot(low.to(weight.dtype), tl.trans(weight), sums)
+            sums = tl.dot(own, tl.trans(weight), sums)
     tl.store(to, (whole + sums).to(y.dtype.element_ty), mask)

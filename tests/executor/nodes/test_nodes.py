@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+import torch
+from msgspec.structs import replace
 
 from quire.clock import SystemClock
 from quire.errors import CheckpointError, EngineDeadError
@@ -19,12 +21,14 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.multi_rank_executor import MultiRankExecutor
 from quire.executor.nodes.head_ranks import HeadRanks
+from quire.messages import Adapter, AdapterLoaded
 from quire.processes.launch import EXIT_CRASHED
 from tests.checkpoints import make_llama
 from tests.executor.nodes.follower import KEY, Follower, free_port
 from tests.executor.test_cpu_executor import first, next_
 from tests.executor.test_gpu_executor import run
 from tests.executor.test_multi_rank_executor import collect_all, gone
+from tests.lora.adapter_files import write
 from tests.worker.driver import config_for
 
 
@@ -103,6 +107,45 @@ def test_results_are_those_of_one_rank_and_a_dead_rank_of_another_node_is_named(
     nodes.head.submit(next_(12))
     with pytest.raises(EngineDeadError, match=wanted):
         collect_all(nodes.head)
+
+
+@pytest.mark.long("many cards")
+def test_adapters_are_loaded_by_the_ranks_of_all_nodes(tiny: Path, tmp_path: Path) -> None:
+    """Each stage has the layers of one node; the adapter changes the last."""
+    at = "base_model.model.model.layers.2.mlp.down_proj"
+    tensors = {f"{at}.lora_A.weight": torch.ones(4, 112), f"{at}.lora_B.weight": torch.ones(64, 4)}
+    poet = Adapter("poet", str(write(tmp_path / "poet", tensors)), "")
+    one: Executor = CpuExecutor(config_for(tiny, enable_lora=True), SystemClock())
+    one.start()
+    several = Nodes(tiny, tmp_path, 1, 2, 2, enable_lora=True)
+    several.head.start()
+    (expected,), (found,) = (load_all(executor, [(poet, 1)]) for executor in (one, several.head))
+    assert found == expected
+    assert not found.error
+    plan = first()
+    adapted = replace(plan, admitted=[replace(plan.admitted[0], adapter_slot=1)])
+    later = [*map(next_, range(2, 8))]
+    said = run(several.head, [adapted, *later])
+    assert said == run(one, [adapted, *later])
+    of_base = run(one, [first(8)] + [replace(each, step=each.step + 7) for each in later])
+    assert [tokens for _, tokens in said] != [tokens for _, tokens in of_base]
+    refused = load_all(several.head, [(Adapter("poet", "nowhere", ""), 0)])
+    assert "nowhere" in refused[0].error
+    one.close()
+    several.close()
+
+
+def load_all(executor: Executor, wanted: list[tuple[Adapter, int]]) -> list[AdapterLoaded]:
+    assert executor.adapters is not None
+    for adapter, slot in wanted:
+        executor.adapters.load(adapter, slot)
+    loaded: list[AdapterLoaded] = []
+    deadline = time.monotonic() + 60
+    while len(loaded) < len(wanted):
+        assert time.monotonic() < deadline
+        loaded += executor.adapters.loaded()
+        time.sleep(0.01)
+    return loaded
 
 
 @pytest.mark.long("many cards")

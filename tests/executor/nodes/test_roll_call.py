@@ -140,3 +140,10 @@ def test_a_fingerprint_is_of_the_model_wherever_it_lies(tiny: Path, tmp_path: Pa
     with suppress(OSError):
         (copy / "tokenizer_config.json").write_text("{}")
     assert model_fingerprint(str(copy)) == model_fingerprint(str(tiny))
+
+
+def test_where_ray_starts_nodes_the_advice_is_to_look_there(tiny: Path) -> None:
+    settings = {"pipeline_parallel_size": 2, "nnodes": 2, "distributed_timeout_seconds": 1}
+    config = config_for(tiny, **settings, distributed_executor_backend="ray")
+    with Gate("127.0.0.1", 0, KEY) as gate, pytest.raises(EngineDeadError, match="'ray status', why Ray has not"):
+        RollCall(config, SystemClock()).wait(gate)

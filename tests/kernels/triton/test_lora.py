@@ -69,6 +69,23 @@ def test_rows_are_changed_by_their_own_adapter(
     assert not changed or (found[changed] != y[changed]).any(dim=1).all()
 
 
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("tokens", [1, 9, 70])
+def test_products_with_updates(tokens: int, gate: bool, device: str) -> None:
+    dtype, rows = torch.bfloat16, (96, 96) if gate else (160, 16, 16)
+    weights = random_weights(4, 16, 1_024, rows, dtype, device)
+    slots = [number % 5 for number in range(tokens)]
+    tiles = tiles_of(slots, device, 3)
+    x = torch.randn(tokens, 1_024, device=device).to(dtype)
+    w = (torch.randn(sum(rows), 1_024, device=device) / 32).to(dtype)
+    bias = torch.randn(sum(rows), device=device).to(dtype)
+    expected = reference.linear_with_updates(x, w, bias, weights, tiles, gate)
+    for _ in range(20):  # the product does not wait for A x
+        found = ours.linear_with_updates(x, w, bias, weights, tiles, gate)
+        most = max(1.0, float(expected.float().abs().max()))
+        assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * most
+
+
 def test_the_reference_is_b_times_a_times_x() -> None:
     """Of each module its own, for one adapter at a time; a scaled product is scaled before."""
     rows, rank = (6, 4), 16

@@ -47,10 +47,21 @@ class GemmConfig:
     swapped: bool
 
 
-def gemm(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemmConfig, gate: bool, overlap: bool) -> None:
+def gemm(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    config: GemmConfig,
+    gate: bool,
+    overlap: bool,
+    *,
+    waits_late: bool = False,
+) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`: x [rows, columns], y [rows, outputs].
 
-    The rows of x may lie apart; y is contiguous.
+    The rows of x may lie apart; y is contiguous. `waits_late`: the kernel that was launched last lets others start when
+    it has waited for x, so this one waits for it only before it writes.
     """
     rows, outputs = y.shape
     columns = w.shape[1]
@@ -82,6 +93,7 @@ def gemm(x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemmConfi
         GATED=gate,
         BIASED=bias is not None,
         OVERLAP=overlap,
+        WAITS_LATE=waits_late,
         num_warps=config.warps,
         num_stages=config.stages,
         launch_pdl=overlap,
@@ -128,6 +140,7 @@ def _tile_kernel(
     GATED: tl.constexpr,
     BIASED: tl.constexpr,
     OVERLAP: tl.constexpr,
+    WAITS_LATE: tl.constexpr,
 ):
     release_dependents(OVERLAP)
     tile = tl.program_id(0)
@@ -142,7 +155,8 @@ def _tile_kernel(
         last = (split + 1) * steps // splits
     if OVERLAP:
         fetch_ahead(w, w_rows * columns, first * BLOCK_K, columns, BLOCK_N, 2 * BLOCK_K)
-        wait_for_inputs(OVERLAP)
+        if not WAITS_LATE:
+            wait_for_inputs(OVERLAP)
     values = gemm_loop(
         x,
         m.to(tl.int64) * x_stride,
@@ -158,6 +172,8 @@ def _tile_kernel(
         WHOLE,
         SWAPPED,
     )
+    if WAITS_LATE:
+        wait_for_inputs(OVERLAP)
     if SPLIT:
         SIZE: tl.constexpr = BLOCK_M * BLOCK_N
         place = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]

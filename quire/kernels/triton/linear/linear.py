@@ -96,6 +96,17 @@ def _config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
     return tuned_config(*w.shape, rows, gate)
 
 
+def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` beside the kernel that was launched last, which lets others start when it has waited for x, and makes
+    nothing that this product reads."""
+    config = _config_for(x, packed, gate=False)
+    if not isinstance(config, GemmConfig):
+        return linear(x, packed, bias)
+    y = x.new_empty((x.shape[0], packed.shape[0]))
+    gemm(x, packed, bias, y, config, False, OVERLAP and can_overlap(x.device), waits_late=True)
+    return y
+
+
 @functools.cache
 def tuned_config(outputs: int, columns: int, rows: int, gate: bool) -> LinearConfig:
     """The config for `rows` of x and a weight of this shape: that of the nearest shape, by the ratios of its sides."""

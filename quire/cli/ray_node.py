@@ -1,0 +1,29 @@
+"""What Ray starts on another node of an engine: `python -m quire.cli.ray_node`, a follower as that of `quire serve
+--headless`. What it prints comes into the head's log, so it does not repeat the settings."""
+
+from __future__ import annotations
+
+from quire.clock import SystemClock
+from quire.executor.nodes.follower import Follower
+from quire.planning.auto_config import resolve
+from quire.processes.child_main import run_child
+from quire.processes.launch import LaunchConfig, SendReport, StatusReport
+from quire.supervisor.announce import log_as_json, print_log
+
+
+def main(launch: LaunchConfig, report: SendReport) -> None:
+    """Choose settings, report ready, and follow the head until it ends.
+
+    Raises:
+        SetupError: The settings do not suit this machine, or the head refuses it.
+        EngineDeadError: The head is gone.
+    """
+    if launch.config.observability.log_format == "json":
+        log_as_json(f"node {launch.config.parallel.node_rank}")
+    resolved = resolve(launch.config)
+    report(StatusReport("ready"))
+    Follower(resolved.config, SystemClock(), print_log).run()
+
+
+if __name__ == "__main__":
+    run_child(main, "node")

@@ -1,0 +1,64 @@
+"""What Ray's actor does on a node, without Ray: its follower's lines, its end, and that it takes it along."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+import pytest
+
+from quire.config import Config
+from quire.executor.ray_nodes.node_actor import News, NodeActor
+from quire.processes.launch import LaunchConfig
+from quire.processes.process_state import process_state
+
+PLAYED = "tests.executor.ray_nodes.played_follower"
+KEY = b"a key that all nodes have"
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("QUIRE_NODE_KEY", "what was there before")
+
+
+def actor(does: str) -> NodeActor:
+    return NodeActor(msgspec.json.encode(LaunchConfig(Config().with_values(model=does), "")), KEY, PLAYED)
+
+
+def all_news(node: NodeActor, lines: int | None = None) -> News:
+    """What it says until it has said so many lines, or has ended."""
+    found: list[str] = []
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        news = node.news(0.5)
+        found += news.lines
+        if news.exit_code is not None or (lines is not None and len(found) >= lines):
+            return news._replace(lines=found)
+    raise AssertionError(found)
+
+
+def test_a_follower_has_the_key_and_all_threads() -> None:
+    news = all_news(actor("ends"))
+    assert news.lines[0] == f"key {KEY.decode()}, threads None"
+    assert (news.is_ready, news.exit_code, news.error) == (True, 0, "")
+
+
+def test_a_follower_that_fails_says_why() -> None:
+    news = all_news(actor("missing"))
+    assert (news.is_ready, news.exit_code, news.error) == (False, 3, "ModelNotFoundError")
+    assert news.cause == "No such model here."
+
+
+def test_a_follower_ends_with_its_actor() -> None:
+    node = actor("stays")
+    news = all_news(node, lines=2)
+    assert news.exit_code is None
+    pid = int(news.lines[1].split()[1])
+    node._child.close()  # as the kernel does when the actor's process is gone
+    deadline = time.monotonic() + 10
+    while process_state(pid) not in ("", "Z", None) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert process_state(pid) in ("", "Z", None)
+    os.waitpid(pid, 0)
