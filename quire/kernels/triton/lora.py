@@ -228,6 +228,7 @@ def _expand(
     slot = tl.load(slots + tile)
     row = tl.load(rows + tile * BLOCK_M + place)
     if slot == 0:
+        wait_for_inputs(OVERLAP)  # whoever waits for this kernel must see the work of those before it
         return
     used = tl.load(ranks + (slot - 1) * ranks_stride)
     module = (block >= BLOCKS_0).to(tl.int32) + (block >= BLOCKS_1).to(tl.int32)
