@@ -1,11 +1,12 @@
-"""What speculation brings on a CPU: tokens a second of decode steps of one sequence, with Quill and its draft model.
+"""What speculation brings on a CPU: tokens a second of decode steps of one sequence of Quill.
 
     python benchmarks/speculation.py [--dtype bfloat16] [--drafts 4] [--prompts 6] [--json]
 
 Questions of Quill's examination, by task, are answered one after the other, greedily, by an engine without drafts, one
-with the draft model and one with prompt lookup, in turns. Each step that samples is timed by the processor time of the
-thread that computes (so give OMP_NUM_THREADS=1), or with --wall by the clock, drafting included; prompts are left out.
-The task `repeat` asks by prompt lookup's best case: a text that goes on as it stands in the prompt already.
+with the draft model, one with the EAGLE-3 head and one with prompt lookup, in turns. Each step that samples is timed by
+the processor time of the thread that computes (so give OMP_NUM_THREADS=1), or with --wall by the clock, drafting
+included; prompts are left out. The task `repeat` asks by prompt lookup's best case: a text that goes on as it stands in
+the prompt already.
 """
 
 from __future__ import annotations
@@ -87,6 +88,11 @@ def main() -> None:
         "off": LLM("quill", **shared),
         "draft model": LLM(
             "quill", speculative_model="quill_draft", num_speculative_tokens=options.drafts, **shared
+        ),
+        "eagle3": LLM(
+            "quill",
+            speculative_config={"method": "eagle3", "model": "quill_eagle3", "num_speculative_tokens": options.drafts},
+            **shared,
         ),
         "ngram": LLM(
             "quill", speculative_config={"method": "ngram", "num_speculative_tokens": options.drafts}, **shared

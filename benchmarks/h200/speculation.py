@@ -6,8 +6,8 @@
 The first form makes a model of dummy weights and an engine without drafts beside one with prompt lookup. Prompts are
 random tokens. Drawn at temperature 1, outputs are too, so next to nothing can be looked up: what counts is that nothing
 is lost; the same greedily. The second form answers questions of Quill's examination one by one, greedily, and goes on
-with a text that repeats itself; its engines have no drafts, the draft model, or prompt lookup. Times include prompts.
-One line of JSON a figure; ratios are of medians over the repeats, after one that is not counted.
+with a text that repeats itself; its engines have no drafts, the draft model, the EAGLE-3 head, or prompt lookup. Times
+include prompts. One line of JSON a figure; ratios are of medians over the repeats, after one that is not counted.
 """
 
 from __future__ import annotations
@@ -92,9 +92,11 @@ def of_quill(options: argparse.Namespace) -> None:
         "disable_log_stats": False, "num_gpu_blocks_override": 600, "swap_space": 0,
     }  # fmt: skip
     lookup = {"method": "ngram", "num_speculative_tokens": options.drafts}
+    head = {"method": "eagle3", "model": "quill_eagle3", "num_speculative_tokens": options.drafts}
     engines = {
         "off": LLM("quill", **shared),
         "draft model": LLM("quill", speculative_model="quill_draft", num_speculative_tokens=options.drafts, **shared),
+        "eagle3": LLM("quill", speculative_config=head, **shared),
         "ngram": LLM("quill", speculative_config=lookup, **shared),
     }
     params = SamplingParams(temperature=0, max_tokens=160)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from quire.errors import ConfigError
 
-Method = Literal["ngram", "suffix", "draft_model"]
+Method = Literal["ngram", "suffix", "draft_model", "eagle3"]
 MOST_DRAFTS = 16
 """Draft tokens of a step and sequence, at most: a row of that many is seldom accepted to its end."""
 _NGRAM_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
@@ -17,7 +17,7 @@ _SUFFIX_KEYS = ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_re
                 "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob")  # fmt: skip
 _KEYS = ("method", "model", "num_speculative_tokens", *_NGRAM_KEYS, *_SUFFIX_KEYS, "draft_tensor_parallel_size")
 _KEYS_OF: dict[Method, tuple[str, ...]] = {"ngram": _NGRAM_KEYS, "suffix": _SUFFIX_KEYS}
-_LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "dflash")
+_LATER = ("eagle", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "dflash")
 _FLAG = "--speculative-config"
 
 
@@ -44,9 +44,10 @@ class Speculation:
 
     Attributes:
         method: `ngram`: what followed the same tokens earlier in the sequence. `suffix`: the same by how often, and in
-            earlier outputs as well. `draft_model`: a smaller model.
+            earlier outputs as well. `draft_model`: a smaller model. `eagle3`: a head of the model itself.
         tokens: Draft tokens of a step and sequence, at most.
-        model: Of `draft_model`: a directory, a hub id, or `quill_draft`, which ships with the package.
+        model: Of `draft_model` and `eagle3`: a directory, a hub id, or `quill_draft` or `quill_eagle3`, which ship with
+            the package. Empty for others.
         lookup_max, lookup_min: Of `ngram`: the longest and the shortest run of last tokens that is looked for.
         suffix: Of `suffix`.
     """
@@ -65,8 +66,9 @@ class SpeculationConfig:
 
     speculative_config: dict[str, Any] = field(default_factory=dict)
     """Who guesses, as JSON: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,
-    "prompt_lookup_min": 2}, {"method": "suffix"}, or {"model": DRAFT, "num_speculative_tokens": 5} with a smaller
-    model of the same tokenizer. Default: nobody."""
+    "prompt_lookup_min": 2}, {"method": "suffix"}, {"model": DRAFT, "num_speculative_tokens": 5} with a smaller
+    model of the same tokenizer, or {"method": "eagle3", "model": HEAD, "num_speculative_tokens": 4} with an EAGLE-3
+    head of the model. Default: nobody."""
     speculative_model: str | None = None
     """The smaller model that guesses; the same as "model" in --speculative-config. `[ngram]`: the text itself."""
     num_speculative_tokens: int | None = None
@@ -106,10 +108,10 @@ class SpeculationConfig:
             raise _error(f"{_FLAG} is not supported on several GPUs yet: leave it out, or give one GPU.")
         if stages > 1:
             raise _error(f"{_FLAG} is not supported with --pipeline-parallel-size {stages} yet: leave one of them out.")
-        if ranks > 1 and speculation.method == "draft_model":
+        if ranks > 1 and speculation.model:
+            what = "An EAGLE-3 head" if speculation.method == "eagle3" else "A draft model"
             raise _error(
-                f"A draft model is not supported with --tensor-parallel-size {ranks} yet; {_FLAG} with "
-                '"method": "ngram" is.'
+                f'{what} is not supported with --tensor-parallel-size {ranks} yet; {_FLAG} with "method": "ngram" is.'
             )
 
 
@@ -134,8 +136,8 @@ def _parsed(asked: Mapping[str, Any]) -> Speculation:
             raise _error(f"{_FLAG}: prompt_lookup_min {shortest} is more than prompt_lookup_max {longest}.")
         return Speculation("ngram", tokens, "", longest, shortest)
     if not isinstance(model, str) or not model:
-        raise _error(f'{_FLAG}: "method": "draft_model" needs a "model".')
-    return Speculation("draft_model", tokens, model)
+        raise _error(f'{_FLAG}: "method": "{method}" needs a "model".')
+    return Speculation(method, tokens, model)
 
 
 def _suffix(asked: Mapping[str, Any]) -> Speculation:

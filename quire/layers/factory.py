@@ -129,17 +129,17 @@ class LayerFactory:
 
     def norm(self, name: str, width: int, kind: RMS, form: RowForm | None = None) -> RMSNorm:
         """A root mean square norm of the stream, for a layer that takes this form of rows as well as dense ones."""
-        return self._remember(RMSNorm(((name, 0),), width, kind, self.options, form))
+        return self.remember(RMSNorm(((name, 0),), width, kind, self.options, form))
 
     def head_norm(self, name: str, heads: Heads, kind: RMS) -> RMSNorm:
         """Root mean square norms of queries and keys, head by head."""
         own = self._own_heads(heads)
         names = ((f"{name}.q_norm", own.query), (f"{name}.k_norm", own.kv))
-        return self._remember(RMSNorm(names, heads.width, kind, self.options))
+        return self.remember(RMSNorm(names, heads.width, kind, self.options))
 
     def layer_norm(self, name: str, width: int, eps: float) -> LayerNorm:
         """A layer norm with a bias."""
-        return self._remember(LayerNorm(name, width, eps, self.options))
+        return self.remember(LayerNorm(name, width, eps, self.options))
 
     def embedding(
         self, name: str, count: int, width: int, scale: float | None = None
@@ -148,7 +148,7 @@ class LayerFactory:
         if self._mesh.tp == 1:
             return self._embedding(EmbeddingShape(name, count, width), scale)
         part = self._mesh.padded_part(count)
-        return self._remember(VocabularyEmbedding(name, count, width, part, self.options, self._collectives, scale))
+        return self.remember(VocabularyEmbedding(name, count, width, part, self.options, self._collectives, scale))
 
     def positions(self, name: str, count: int, width: int) -> Embedding:
         """Embeddings of positions: small, so every rank has all of them."""
@@ -195,12 +195,18 @@ class LayerFactory:
         summand = self._own_experts(whole, scheme) if self._mesh.ep > 1 else self._part_of_experts(whole, scheme)
         return MixtureOfExperts(router, self._summed(summand), routing, self.options)
 
+    def remember(self, layer: L) -> L:
+        """A layer that something else has built, as the model is to use it."""
+        self.layers.append(layer)
+        used: L = layer if self._stand_in is None else self._stand_in(layer)
+        return used
+
     def _adapted_experts(
         self, shape: ExpertsShape, scheme: WeightScheme, whole: ExpertsShape | None = None, cut: Cut | None = None
     ) -> Callable[..., Tensor]:
         """Experts that adapters may change, where a processor has each one's weights apart."""
         base = Experts(shape, scheme, self.options, whole, cut)
-        used, separate = self._remember(base), base.separate
+        used, separate = self.remember(base), base.separate
         if self._updates is None or separate is None or self.options.device.type != "cpu":
             return used
         updates = self._updates.updates_of_experts(shape, whole, cut)
@@ -256,10 +262,10 @@ class LayerFactory:
 
     def _embedding(self, shape: EmbeddingShape, scale: float | None = None) -> Embedding:
         scheme = embedding_scheme_of(self._quantization.format_of(shape.name) if self._quantization else None)
-        return self._remember(Embedding(shape, scheme, self.options, scale))
+        return self.remember(Embedding(shape, scheme, self.options, scale))
 
     def _linear(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Linear:
-        return self._remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))
+        return self.remember(Linear(shape, bias, self._scheme(*shape.names), self.options, part))
 
     def _adapted(self, shape: LinearShape, bias: bool, part: LinearPart | None = None) -> Projection:
         """A product that adapters may change."""
@@ -275,11 +281,6 @@ class LayerFactory:
     def _scheme(self, *names: str) -> WeightScheme:
         """What serves the weights of these modules."""
         return scheme_of(self._quantization.format_of_all(names) if self._quantization else None)
-
-    def _remember(self, layer: L) -> L:
-        self.layers.append(layer)
-        used: L = layer if self._stand_in is None else self._stand_in(layer)
-        return used
 
 
 def _by_module(names: tuple[str, ...], parts: tuple[Outputs, ...]) -> tuple[tuple[Outputs, ...], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
@@ -41,12 +43,12 @@ class Decoder:
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
         return Stream(self._embed(tokens), None)
 
-    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
         x, delta = stream
         angles = self._rotary(positions)
         for block in self._blocks:
             delta = block(x, delta, angles, attention)
-        return Stream(x, delta)
+            yield Stream(x, delta)
 
     def finish(self, stream: Stream) -> Tensor:
         return self._norm(*stream)

@@ -4,6 +4,8 @@ rotary embedding may be their own. Architecture only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
@@ -40,13 +42,13 @@ class Gemma:
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
         return Stream(self._embed(tokens), None)
 
-    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
         x, delta = stream
         angles = self._rotary(positions)
         local_angles = angles if self._local_rotary is self._rotary else self._local_rotary(positions)
         for block, is_local in self._blocks:
             delta = block(x, delta, local_angles if is_local else angles, attention)
-        return Stream(x, delta)
+            yield Stream(x, delta)
 
     def finish(self, stream: Stream) -> Tensor:
         return self._norm(*stream)

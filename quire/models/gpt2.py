@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
@@ -29,11 +31,11 @@ class GPT2:
     def embed(self, tokens: Tensor, positions: Positions) -> Stream:
         return Stream(self._embed(tokens), self._positions(positions.own))
 
-    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
         x, delta = stream
         for block in self._blocks:
             delta = block(x, delta, attention)
-        return Stream(x, delta)
+            yield Stream(x, delta)
 
     def finish(self, stream: Stream) -> Tensor:
         return self._norm(*stream)

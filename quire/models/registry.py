@@ -18,3 +18,9 @@ ARCHITECTURES: dict[str, str] = {
     "Gemma3ForCausalLM": "quire.models.gemma:Gemma",
     "GPT2LMHeadModel": "quire.models.gpt2:GPT2",
 }
+
+HEADS: dict[str, str] = {
+    "LlamaForCausalLMEagle3": "quire.models.eagle3:Eagle3Head",
+    "Eagle3LlamaForCausalLM": "quire.models.eagle3:Eagle3Head",
+}
+"""The same of heads that propose tokens for another model; their layers are Llama's."""

@@ -13,8 +13,9 @@ from quire.config.kv_cache_dtype import element_bytes
 from quire.kvcache.rope_length_mode import RopeLengthMode
 from quire.models.config_file import ConfigFile
 from quire.models.families import FAMILIES, Family
+from quire.models.head_spec import HeadSpec, read_head
 from quire.models.kv_cache_groups import KVCacheGroup, kv_groups, read_window, read_windowed_layers
-from quire.models.registry import ARCHITECTURES
+from quire.models.registry import ARCHITECTURES, HEADS
 from quire.models.rope_spec import RopeSpec, read_local_rope, read_rope
 from quire.quantization.description import Quantization, read_quantization
 from quire.quantization.formats import GgufFormat
@@ -55,7 +56,7 @@ class ModelSpec:
     """A decoder's shape and flags.
 
     Attributes:
-        architecture: A key of ARCHITECTURES.
+        architecture: A key of ARCHITECTURES, or of HEADS.
         family: What the architecture fixes.
         head_dim: Width of one head; `heads * head_dim` may differ from `hidden`.
         qkv_bias, out_bias, mlp_bias: Which projections have a bias.
@@ -75,6 +76,7 @@ class ModelSpec:
         tables: Of the vocabulary's size; embedding and head, if they are two.
         groups: The KV groups of a share that has some of the layers: those of the whole model, with these layers. None:
             they follow from the layers.
+        head: What makes it a draft head, which proposes tokens for another model. None: it is a model.
     """
 
     architecture: str
@@ -109,6 +111,7 @@ class ModelSpec:
     tp: int = 1
     tables: int | None = None
     groups: tuple[KVCacheGroup, ...] | None = None
+    head: HeadSpec | None = None
 
     @property
     def rope_length_mode(self) -> RopeLengthMode | None:
@@ -127,6 +130,10 @@ class ModelSpec:
         tables = (1 if self.tie_embeddings else 2) if self.tables is None else self.tables
         embeddings = -(-self.vocab_size // self.tp) * h * tables
         embeddings += 0 if self.family.rotary else self.max_model_len * h
+        if (head := self.head) is not None:
+            attention += h * (q + 2 * kv) + norm  # of embeddings beside states
+            embeddings = self.vocab_size * h * head.own_embedding + head.vocab_size * h
+            embeddings += len(head.sources_of(0)) * head.target_hidden * h
         return self.layers * (attention + self.family.norms * norm) + mlps + embeddings + norm
 
     @property
@@ -156,7 +163,7 @@ class ModelSpec:
         mlps = (self.layers - with_experts) * ways * h * self.intermediate
         if self.experts:
             mlps += with_experts * self.experts.own * 3 * h * self.experts.width
-        return self.layers * (h * (q + 2 * kv) + q * h) + mlps
+        return self.layers * (h * (1 if self.head is None else 2) * (q + 2 * kv) + q * h) + mlps
 
     def kv_bytes_per_token(self, kv_dtype: str) -> int:
         """Bytes of keys and values that one token takes over all layers, of a type of kv_cache_dtype.py."""
@@ -188,10 +195,12 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
     """
     fields = ConfigFile(Path(directory) / "config.json")
     architecture = _architecture(fields)
-    family = FAMILIES[architecture]
+    is_head = architecture in HEADS
+    family = FAMILIES["LlamaForCausalLM" if is_head else architecture]
     fields.adopt(family.names, family.defaults)
     _refuse_what_changes_the_arithmetic(fields, family)
-    hidden, heads, layers = map(fields.count, ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    hidden, heads = map(fields.count, ("hidden_size", "num_attention_heads"))
+    layers = fields.count("num_hidden_layers", 1 if is_head else None)
     head_dim = fields.count("head_dim", max(1, hidden // heads))
     attention_bias = fields.flag("attention_bias") or family.biases
     rope = read_rope(fields, family, head_dim) if family.rotary else None
@@ -225,6 +234,7 @@ def read_spec(directory: Path | str, quantization: str | None = None) -> ModelSp
         logit_cap=fields.optional_number("final_logit_softcapping"),
         experts=_experts(fields, family, layers),
         quantization=read_quantization(fields.get("quantization_config"), quantization),
+        head=read_head(fields, Path(directory), hidden) if is_head else None,
     )
     if spec.quantization:
         spec = replace(spec, held=held_in(Path(directory), spec.quantization, spec.tie_embeddings))
@@ -244,7 +254,7 @@ def on_a_gpu(spec: ModelSpec) -> ModelSpec:
 def _architecture(fields: ConfigFile) -> str:
     names = fields.get("architectures", [])
     for name in names if isinstance(names, list) else []:
-        if name in ARCHITECTURES:
+        if name in ARCHITECTURES or name in HEADS:
             return str(name)
     raise fields.wrong("architectures", f"is not supported: served are {', '.join(ARCHITECTURES)}")
 

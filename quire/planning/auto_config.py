@@ -75,6 +75,12 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     name = model.model
     directory, tokenizer = _resolve_directories(config)
     spec = read_spec(directory, model.quantization)
+    if spec.head is not None:
+        raise ConfigError(
+            f'{name} is a head of EAGLE-3, no model: give it in --speculative-config with "method": "eagle3", and the '
+            "model that it is for as --model.",
+            param="model",
+        )
     device, device_line = _resolve_device(config, machine)
     if device.device == "cuda":
         spec = on_a_gpu(spec)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from quire import builtin
 from quire.config import Config, SpeculationConfig
 from quire.errors import ConfigError
-from quire.models.spec import ModelSpec, read_spec
+from quire.models.spec import DTYPE_BYTES, ModelSpec, read_spec
 from quire.planning.footprint import gpu_activation_bytes
 from quire.planning.step_limits import StepLimits
 from quire.weights import hub
@@ -33,17 +33,40 @@ def with_draft_model(config: Config, spec: ModelSpec, directory: Path) -> Config
         ConfigError: Its tokens are others, or it cannot follow the model.
     """
     speculation = config.speculation.speculation
-    if speculation is None or speculation.method != "draft_model":
+    if speculation is None or not speculation.model:
         return config
     name = speculation.model
-    found = builtin.path(name) if name in builtin.MODELS else _download(config, name)
+    found = builtin.path(name) if name in (*builtin.MODELS, *builtin.HEADS) else _download(config, name)
     draft = read_spec(str(found))
+    if speculation.method == "eagle3":
+        _check_head(name, draft, spec)
+    elif draft.head is not None:
+        raise _error(f'{name} is a head of EAGLE-3, no model: give it with "method": "eagle3".')
     if draft.vocab_size != spec.vocab_size or not _same_tokens(found, directory):
         raise _error(f"The draft model {name} has other tokens than the model: give one with the same tokenizer.")
     if draft.rope_length_mode is not None or any(group.window is not None for group in draft.kv_groups()):
         raise _error(f"The draft model {name} has sliding windows or a RoPE by length, which is not supported yet.")
-    asked = {"method": "draft_model", "model": str(found), "num_speculative_tokens": speculation.tokens}
+    asked = {"method": speculation.method, "model": str(found), "num_speculative_tokens": speculation.tokens}
     return replace(config, speculation=SpeculationConfig(asked))
+
+
+def _check_head(name: str, draft: ModelSpec, spec: ModelSpec) -> None:
+    head = draft.head
+    if head is None:
+        raise _error(
+            f'{name} is no head of EAGLE-3, but {draft.architecture}: give a head, or "method": "draft_model" for a '
+            "smaller model."
+        )
+    if head.target_hidden != spec.hidden:
+        raise _error(
+            f"The head {name} is for a model whose hidden_size is {head.target_hidden}, not {spec.hidden}: give one "
+            "that was trained for this model."
+        )
+    if not head.own_embedding and draft.hidden != spec.hidden:
+        raise _error(f"The head {name} is {draft.hidden} wide, and has no embeddings of its own: it does not serve.")
+    if not head.fits(spec.layers):
+        sources = ", ".join(map(str, head.sources_of(spec.layers)))
+        raise _error(f"The head {name} reads layers {sources} of a model that has {spec.layers}: give another head.")
 
 
 class DraftBytes(NamedTuple):
@@ -51,7 +74,7 @@ class DraftBytes(NamedTuple):
 
     Attributes:
         weights: Of it.
-        block: Of a KV block, beside the model's own.
+        block: Of a KV block, beside the model's own; a head's has the states that it reads as well.
     """
 
     weights: int = 0
@@ -60,17 +83,18 @@ class DraftBytes(NamedTuple):
 
 def draft_bytes(config: Config) -> DraftBytes:
     """Of the draft model that resolved settings name; none: nothing."""
-    speculation, dtype = config.speculation.speculation, config.model.dtype
-    if speculation is None or speculation.method != "draft_model":
+    speculation, dtype, size = config.speculation.speculation, config.model.dtype, config.cache.block_size
+    if speculation is None or not speculation.model:
         return DraftBytes()
     draft = read_spec(speculation.model)
-    return DraftBytes(draft.weight_bytes(dtype), draft.kv_block_bytes(dtype, config.cache.block_size))
+    states = 0 if draft.head is None else size * draft.hidden * DTYPE_BYTES[dtype]
+    return DraftBytes(draft.weight_bytes(dtype), draft.kv_block_bytes(dtype, size) + states)
 
 
 def draft_model_bytes(config: Config) -> int:
     """What the draft model takes of a GPU beside its KV cache: weights and its largest step. An estimate."""
     speculation, limits = config.speculation.speculation, StepLimits.of(config)
-    if speculation is None or speculation.method != "draft_model":
+    if speculation is None or not speculation.model:
         return 0
     draft, dtype = read_spec(speculation.model), config.model.dtype
     steps = StepLimits(limits.rows, max(DRAFT_TOKENS_A_STEP, limits.rows), limits.length)

@@ -4,16 +4,15 @@ none, from how many weights there are. Imports no torch.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.quantization.description import Quantization
 from quire.quantization.formats import MICROSCALED, CodebookFormat, Format, Fp8Format, GgufFormat, GroupFormat
+from quire.weights.headers import headers_of
 
-_LENGTH_BYTES = 8
 _SCALE_BYTES = 4
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
 """By safetensors' words; all others have 8."""
@@ -67,7 +66,7 @@ def held_weights(files: Sequence[Path], quantization: Quantization, tied: bool) 
     """
     dense = fixed = 0
     try:
-        for name, dtype, shape in _headers(files):
+        for name, dtype, shape in headers_of(files):
             module, _, kind = name.rpartition(".")
             if kind in _NOT_KEPT or (tied and module == "lm_head"):
                 continue
@@ -123,15 +122,3 @@ def _format_at_load(module: str, kind: str, quantization: Quantization) -> Forma
     is_linear = kind == "weight" and module.rpartition(".")[2] not in _LOOKED_UP and not module.endswith("norm")
     at_load = isinstance(form, (Fp8Format, CodebookFormat)) and form.at_load
     return form if at_load and is_linear else None
-
-
-def _headers(files: Sequence[Path]) -> Iterator[tuple[str, str, list[int]]]:
-    """Name, dtype and shape of every tensor."""
-    for path in files:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > path.stat().st_size:
-                raise ValueError("cut short")
-            for name, entry in json.loads(file.read(length)).items():
-                if name != "__metadata__":
-                    yield name, entry["dtype"], entry["shape"]

@@ -72,14 +72,22 @@ def block_transfer(kv_cache: torch.Tensor, num_host_blocks: int) -> BlockTransfe
     Raises:
         MemoryBudgetError: There is not that much host memory.
     """
-    flat = kv_cache.flatten(0, 1)  # [2 · layers of a group, blocks, …]
+    return transfer_of(kv_cache.flatten(0, 1), num_host_blocks)  # [2 · layers of a group, blocks, …]
+
+
+def transfer_of(flat: torch.Tensor, num_host_blocks: int) -> BlockTransfer:
+    """The same of anything that is kept in blocks: [storages, blocks, …].
+
+    Raises:
+        MemoryBudgetError: There is not that much host memory.
+    """
     if flat.element_size() == 1:
         flat = flat.view(torch.uint8)  # not all that torch does with bytes it does with floats of 8 bits
-    if kv_cache.device.type != "cpu":
+    if flat.device.type != "cpu":
         return GpuBlockTransfer(flat, num_host_blocks)
     shape = (len(flat), num_host_blocks, *flat.shape[2:])
     what = f"A swap space of {num_host_blocks} blocks"
-    host = _allocate(shape, flat.dtype, kv_cache.device, what, "lower --swap-space")
+    host = _allocate(shape, flat.dtype, flat.device, what, "lower --swap-space")
     return CpuBlockTransfer(flat, host)
 
 

@@ -102,6 +102,33 @@ class CpuBlockTransfer:
         """Nothing is pinned."""
 
 
+class JoinedTransfer:
+    """Several transfers as one: what lies in blocks of the same ids is moved together."""
+
+    def __init__(self, first: BlockTransfer, *others: BlockTransfer) -> None:
+        self._first = first
+        self._all = (first, *others)
+
+    @property
+    def ready_host_blocks(self) -> int:
+        return min(each.ready_host_blocks for each in self._all)
+
+    def stage(self, plan: Plan, staging: StagingBuffer) -> BlockMoves:
+        return self._first.stage(plan, staging)  # block ids: the same for all
+
+    def apply(self, plan: Plan, moves: BlockMoves) -> None:
+        for each in self._all:
+            each.apply(plan, moves)
+
+    def prepare_host_pool(self) -> None:
+        for each in self._all:
+            each.prepare_host_pool()
+
+    def close(self) -> None:
+        for each in self._all:
+            each.close()
+
+
 def _move(sources: Tensor, targets: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy blocks, (from, to)."""
     origin, goal = torch.tensor(pairs).unbind(1)

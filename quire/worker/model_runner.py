@@ -38,6 +38,7 @@ from quire.worker.sampling.sampler import Deferred
 from quire.worker.sampling.step_sampler import StepSampler, StepSampling
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.device_verification import DeviceVerifier
+from quire.worker.speculation.hidden_states import StepStates
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.verification import Verification, Verifier
 from quire.worker.staging_buffer import StagingBuffer
@@ -66,6 +67,7 @@ class ModelRunner:
         logprobs_mode: What is reported of sampled tokens.
         max_logprobs: How many tokens a request may have reported beside one; -1 for all.
         updates: What adapters change of the model; None: there are none.
+        states: Is told of each step before its model runs; None: nobody is.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class ModelRunner:
         logprobs_mode: LogprobsMode = "raw_logprobs",
         max_logprobs: int = 20,
         updates: LowRankUpdates | None = None,
+        states: StepStates | None = None,
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             modes = ", ".join(get_args(LogprobsMode))
@@ -88,6 +91,7 @@ class ModelRunner:
         self._transfer = transfer
         self._slots = slots
         self._limits = limits
+        self._states = states
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device)
         self._ring = ring
@@ -391,6 +395,8 @@ class ModelRunner:
         self._attention.prepare(batch.rows)
         if self._adapters is not None:
             self._adapters.begin(inputs.tiles)
+        if self._states is not None:
+            self._states.begin(batch, inputs)
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:

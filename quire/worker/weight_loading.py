@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from quire.clock import Clock
+from quire.clock import Clock, SystemClock
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError
 from quire.layers.factory import LayerFactory
@@ -18,6 +18,7 @@ from quire.models.spec import ModelSpec
 from quire.weights.checkpoint import Checkpoint, WeightSpec, check_weights
 from quire.weights.dummy import DummyCheckpoint
 from quire.weights.gguf import GgufCheckpoint, find_gguf_files
+from quire.weights.head_names import HeadNames
 from quire.weights.progress import ReadingProgress
 from quire.weights.safetensors import SafetensorsCheckpoint
 from quire.weights.standard_names import with_standard_names
@@ -70,7 +71,7 @@ def open_checkpoint(config: Config, spec: ModelSpec, specs: list[WeightSpec]) ->
     Raises:
         CheckpointError: The checkpoint does not fit the model.
     """
-    checkpoint = _open(config, specs)
+    checkpoint = _open(config, spec, specs)
     check_weights(checkpoint, specs, spec.architecture)
     return checkpoint
 
@@ -88,7 +89,27 @@ def undivided_layers(spec: ModelSpec, options: TensorOptions, updates: LowRankUp
     return factory.layers
 
 
-def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:
+def load_fusion(config: Config, head: ModelSpec, factory: LayerFactory) -> None:
+    """Read the weights of the product that makes a draft head's states, which is all that the factory built.
+
+    Args:
+        config: Of the head's worker.
+        head: The head.
+        factory: See above.
+
+    Raises:
+        CheckpointError: The head's checkpoint does not fit.
+    """
+    specs = weight_specs_of(factory.layers)
+    checkpoint = _open(config, head, specs, fusion=True)
+    try:
+        check_weights(checkpoint, specs, head.architecture)
+        load_all_weights(factory.layers, checkpoint, 1, ReadingProgress(0, SystemClock(), False))
+    finally:
+        checkpoint.close()
+
+
+def _open(config: Config, spec: ModelSpec, specs: list[WeightSpec], *, fusion: bool = False) -> Checkpoint:
     directory = Path(config.model.model)
     is_gguf, is_dummy = bool(find_gguf_files(directory)), config.load.load_format == "dummy"
     if is_gguf and is_dummy:
@@ -97,4 +118,6 @@ def _open(config: Config, specs: list[WeightSpec]) -> Checkpoint:
         return DummyCheckpoint(specs, config.model.seed)
     if is_gguf:
         return GgufCheckpoint(directory)
+    if spec.head is not None:
+        return HeadNames(SafetensorsCheckpoint(directory), fusion)
     return with_standard_names(SafetensorsCheckpoint(directory))

@@ -43,13 +43,14 @@ from quire.planning.step_limits import StepLimits
 from quire.weights.hub import HubAccess
 from quire.weights.tensor_options import TensorOptions
 from quire.worker.graph_shapes import GraphShapes
-from quire.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, block_transfer, kv_view
-from quire.worker.kv_transfer import BlockTransfer
+from quire.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, block_transfer, kv_view, transfer_of
+from quire.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.worker.model_runner import ModelRunner
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.adaptive import AdaptiveDrafter
 from quire.worker.speculation.drafters import build_drafter
 from quire.worker.speculation.drafts_ahead import DraftsAhead
+from quire.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, StateRows, model_states
 from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
 from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
@@ -80,6 +81,7 @@ class LoadedModel:
         kernels_known: Whether all kernels of its steps are compiled, or will be, by the precompiler.
         gemm_warmup: Whether the libraries' products have been used once; None on a CPU.
         updates: What adapters change of it; None: there are none.
+        states: What a draft head reads of it; of a head, how it reads them. None: there is no head.
     """
 
     spec: ModelSpec
@@ -88,6 +90,7 @@ class LoadedModel:
     kernels_known: bool
     gemm_warmup: Future[bool] | None
     updates: LowRankUpdates | None = None
+    states: ModelStates | HeadStates | None = None
 
 
 class Worker:
@@ -101,6 +104,7 @@ class Worker:
         collectives: Of those that divide its layers.
         links: To those that have the layers before and after its own.
         rehearsed: What takes the place of `collectives` in a compile warm-up.
+        loan: What a draft head is lent by its model; None: the worker is of a model.
 
     Attributes:
         adapters: Loads them, once the model is loaded; None: none are served.
@@ -115,6 +119,7 @@ class Worker:
         collectives: Collectives | None = None,
         links: StageLinks = NO_LINKS,
         rehearsed: Collectives | None = None,
+        loan: Loan | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -123,6 +128,7 @@ class Worker:
         self._collectives = collectives or OneRank()
         self._links = links
         self._rehearsed = rehearsed or OneRank()
+        self._loan = loan
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
@@ -153,7 +159,8 @@ class Worker:
             blocks = agree(plan_kv_cache(self._config, loaded.spec, measured).blocks)
             self.allocate(loaded, blocks)
             self.capture_graphs(loaded)
-            self._start_drafting(build_drafter(self._config, loaded.spec, blocks.device, self._load_draft_model))
+            load_draft_model = partial(self._load_draft_model, loaded)
+            self._start_drafting(build_drafter(self._config, loaded.spec, blocks.device, load_draft_model))
             self._finish_compilation()
         if self._transfer is not None:
             self._transfer.prepare_host_pool()
@@ -182,7 +189,8 @@ class Worker:
         factory = LayerFactory(
             replace(options, packed_weights=packed_weights), spec.quantization, self._mesh, self._collectives, updates
         )
-        model, share = build_model(spec, factory, *self._links), rank_share(spec, self._mesh)
+        loan, share = self._loan, rank_share(spec, self._mesh)
+        model = build_model(spec, factory, *self._links, None if loan is None else loan.to_model)
         self._kv_scales = new_kv_scales(share, self._config.kv_dtype, self._device)
         gemm_warmup = self._start_gemm_warmup(spec, factory) if self._device.type == "cuda" else None
         kernels_known = False
@@ -197,8 +205,13 @@ class Worker:
         if self._kv_scales is not None:
             with self._stage("kv_scales"):
                 choose_kv_scales(self._config, share, model, self._kv_scales)
+        states = model_states(self._config, spec, options, model.embed)
+        if states is not None:
+            model.reader = states
         with _room_for("what all sequences hold", "lower --max-num-seqs, or give a smaller model"):
-            return LoadedModel(share, model, self._slot_table(share), kernels_known, gemm_warmup, updates)
+            slots = self._slot_table(share)
+        read = states if loan is None else loan.states
+        return LoadedModel(share, model, slots, kernels_known, gemm_warmup, updates, read)
 
     def measure(self, loaded: LoadedModel) -> MeasuredMemory:
         """The memory of a GPU that is left for the KV cache once the largest step has run on a cache of one block.
@@ -212,6 +225,7 @@ class Worker:
             loaded.gemm_warmup.result()
             torch.cuda.empty_cache()  # what the start has used and left in segments of its own
             kv_cache = self._allocate_kv_cache(loaded.spec, 0)
+            self._allocate_states(loaded, 0)
             runner = self._build_runner(loaded, kv_cache)
             runner.run_largest(self._deferred)
             left = gpu_memory.bytes_left(self._device, self._config.cache.memory_share)
@@ -222,9 +236,14 @@ class Worker:
         with self._stage("kv_cache"), _room_for("the buffers of steps", "lower --gpu-memory-utilization"):
             with gpu_memory.in_one_segment(self._device):
                 kv_cache = self._allocate_kv_cache(loaded.spec, blocks.device)
+                states = self._allocate_states(loaded, blocks.device)
             with self._compile_only():
                 self._transfer = block_transfer(kv_cache, blocks.host)
+                if states is not None:
+                    self._transfer = JoinedTransfer(self._transfer, transfer_of(states.blocks, blocks.host))
             self._runner = self._build_runner(loaded, kv_cache, self._transfer)
+            if states is not None and self._device.type == "cuda":
+                launch_all_kernels(self._runner, self._limits)  # no compile warm-up has launched those that fuse states
 
     def capture_graphs(self, loaded: LoadedModel) -> None:
         """Capture small steps as CUDA graphs; on a CPU, record them."""
@@ -234,7 +253,8 @@ class Worker:
                 with self._stage("graphs"):
                     self._runner.record_steps()
             return
-        precompiled = loaded.kernels_known and (loaded.gemm_warmup is None or loaded.gemm_warmup.result())
+        warm = loaded.gemm_warmup is None or loaded.gemm_warmup.result()
+        precompiled = loaded.kernels_known and loaded.states is None and warm
         fewer = "lower --gpu-memory-utilization or --max-cudagraph-capture-size, or give --enforce-eager"
         with self._stage("graphs"), _room_for("CUDA graphs", fewer):
             self._runner.capture_graphs(most, precompiled=precompiled)
@@ -384,9 +404,16 @@ class Worker:
             adaptive = AdaptiveDrafter(drafter, self._clock, waits=True, barred=self._slots.transforms.are_active)
             self._ahead = DraftsAhead(adaptive, self._clock)
 
-    def _load_draft_model(self, config: Config) -> Worker:
+    def _load_draft_model(self, loaded: LoadedModel, config: Config) -> Worker:
+        """A worker of a draft model or head.
+
+        Args:
+            loaded: The model that verifies.
+            config: Of the other one.
+        """
+        loan = loaded.states.loan() if isinstance(loaded.states, ModelStates) else None
         with self._stage("draft_model"):
-            worker = Worker(config, self._clock)
+            worker = Worker(config, self._clock, loan=loan)
             worker.load()
             if self._device.type == "cuda":
                 launch_all_kernels(worker._runner, worker._limits)  # so that each is compiled
@@ -400,6 +427,13 @@ class Worker:
     def _allocate_kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
         dtype = ELEMENTS[self._config.kv_dtype]
         return allocate_kv_cache(spec, num_blocks, self._config.cache.block_size, dtype, self._device)
+
+    def _allocate_states(self, loaded: LoadedModel, num_blocks: int) -> StateRows | None:
+        """The place of what a draft head reads, if there is a head."""
+        if not isinstance(loaded.states, ModelStates):
+            return None
+        loaded.states.allocate(num_blocks, self._config.cache.block_size, self._limits.rows + 1)
+        return loaded.states.states
 
     def _slot_table(self, spec: ModelSpec) -> SlotTable:
         limits, size = self._limits, self._config.cache.block_size
@@ -451,6 +485,7 @@ class Worker:
             self._config.model.logprobs_mode,
             self._config.model.max_logprobs,
             loaded.updates,
+            loaded.states,
         )
 
 

@@ -17,7 +17,8 @@ from quire.metrics.reader import Counter
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import GraphShape
 from quire.worker.speculation.draft_lengths import Choice, DraftLengths
-from tests.checkpoints import make_llama
+from tests.checkpoints import VOCAB_SIZE, make_llama
+from tests.heads import ReferenceHead, make_eagle3, noting
 from tests.offline.test_speculation import ASKED, NGRAM, prompts
 
 pytestmark = pytest.mark.gpu
@@ -49,13 +50,16 @@ def plain(checkpoint: Path) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(scope="module", params=["ngram", "itself", "another"])
+@pytest.fixture(scope="module", params=["ngram", "itself", "another", "eagle3"])
 def guessing(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
-    """By the text, by the model itself, which is right, and by one that is wrong about almost everything."""
+    """By the text, by the model itself, which is right, and by a model and a head that are nearly always wrong."""
     asked: dict[str, Any] = NGRAM
-    if request.param != "ngram":
+    if request.param == "eagle3":
+        head = make_eagle3(tmp_path_factory.mktemp("head") / "head", vocab_size=VOCAB_SIZE, draft_vocab=200)
+        asked = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
+    elif request.param != "ngram":
         other = checkpoint
         if request.param == "another":
             other = make_llama(tmp_path_factory.mktemp("draft") / "model", layers=1, seed=9)
@@ -116,12 +120,26 @@ def assert_same(mine: Any, other: Any, *, greedy: bool) -> None:
     assert abs(ours.logprob - theirs.logprob) < TIE, f"token {place} differs, and is no tie"
 
 
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_a_head_proposes_what_the_paper_says(checkpoint: Path, tmp_path: Path) -> None:
+    """In steps that replay graphs and in others; twice, so that prompts are cached."""
+    head = make_eagle3(tmp_path / "head", vocab_size=VOCAB_SIZE, draft_vocab=200)
+    asked = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, detokenize=False)
+    given: list[Any] = [{"prompt_token_ids": each} for each in prompts(14)]
+    with noting(prompts(1)[0][0]) as noted, LLM(str(checkpoint), speculative_config=asked, **LIMITS) as llm:
+        for _ in range(2):
+            llm.generate(given, params, use_tqdm=False)
+    noted.check(ReferenceHead(head, checkpoint))
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle3"])
 def test_structured_output_of_quill(method: str) -> None:
     """Masks go as far as the drafts."""
     asked: dict[str, Any] = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
     if method == "draft_model":
         asked = {"model": "quill_draft", "num_speculative_tokens": 4}
+    if method == "eagle3":
+        asked = {"method": "eagle3", "model": "quill_eagle3", "num_speculative_tokens": 4}
     from quire.sampling import StructuredOutputsParams
 
     schema = {"type": "object", "properties": {"names": {"type": "array", "items": {"enum": ["fox", "hen"]},

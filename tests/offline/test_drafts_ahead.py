@@ -17,7 +17,20 @@ from quire.messages import Plan
 from quire.metrics.reader import Counter
 from quire.worker import buffer_ring
 from quire.worker.worker import LoadedModel, Worker
-from tests.offline.test_speculation import ASKED, LIMITS, NGRAM, SUFFIX, always, answers, checkpoint, draft, plain
+from tests.checkpoints import VOCAB_SIZE
+from tests.heads import ReferenceHead, make_eagle3, noting
+from tests.offline.test_speculation import (
+    ASKED,
+    LIMITS,
+    NGRAM,
+    SUFFIX,
+    always,
+    answers,
+    checkpoint,
+    draft,
+    plain,
+    prompts,
+)
 from tests.worker.replay_by_running import ReplayByRunning
 
 __all__ = ["always", "checkpoint", "draft", "plain"]
@@ -29,9 +42,19 @@ def graphs() -> list[ReplayByRunning]:
     return []
 
 
-@pytest.fixture(scope="module", params=["ngram", "suffix", "draft_model"])
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_eagle3(tmp_path_factory.mktemp("head") / "head", vocab_size=VOCAB_SIZE, draft_vocab=200)
+
+
+@pytest.fixture(scope="module", params=["ngram", "suffix", "draft_model", "eagle3"])
 def ahead(
-    request: pytest.FixtureRequest, checkpoint: Path, draft: Path, plain: LLM, graphs: list[ReplayByRunning]
+    request: pytest.FixtureRequest,
+    checkpoint: Path,
+    draft: Path,
+    head: Path,
+    plain: LLM,
+    graphs: list[ReplayByRunning],
 ) -> Iterator[LLM]:
     """An engine whose executor has no thread, on a device with memory of its own."""
 
@@ -41,6 +64,7 @@ def ahead(
         graphs.append(replay)
 
     asked = {"ngram": NGRAM, "suffix": SUFFIX, "draft_model": {"model": str(draft), "num_speculative_tokens": 3}}
+    asked["eagle3"] = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
     asked = asked[request.param]
     graphs.clear()
     with pytest.MonkeyPatch.context() as patch:
@@ -81,3 +105,12 @@ def test_guessing_ahead_changes_no_output(
         assert any(not shape.is_decode for shape in graphs[0].replayed)
     metrics = {each.name: each.value for each in ahead.get_metrics() if isinstance(each, Counter)}
     assert metrics["vllm:num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("ahead", ["eagle3"], indirect=True)
+def test_a_head_proposes_what_the_paper_says(ahead: LLM, checkpoint: Path, head: Path) -> None:
+    """Also in steps that are padded, and behind steps that were launched before their results were known."""
+    with noting(prompts(1)[0][0]) as noted:
+        for _ in range(2):  # then prompts are cached
+            answers(ahead, ASKED["greedy"])
+    noted.check(ReferenceHead(head, checkpoint))

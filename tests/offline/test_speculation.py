@@ -232,7 +232,8 @@ def test_a_draft_model_of_other_tokens_is_refused(checkpoint: Path, tmp_path: Pa
 
 def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
     for asked, said in (
-        ({"method": "eagle3", "model": "x", "num_speculative_tokens": 3}, "'eagle3' comes in a later version"),
+        ({"method": "eagle", "model": "x", "num_speculative_tokens": 3}, "'eagle' comes in a later version"),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, '"method": "eagle3" needs a "model"'),
         ({"method": "magic"}, "'magic' is no method"),
         ({"num_speculative_tokens": 3}, 'give a "method"'),
         ({"method": "ngram"}, "num_speculative_tokens is missing"),

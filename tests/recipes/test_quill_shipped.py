@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from quill.examination import examination, grade
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from quire import builtin
+from quire import LLM, SamplingParams, builtin
+from quire.metrics.reader import Vector
+from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 
 MEGABYTE = 10**6
 
@@ -39,8 +42,8 @@ def test_parameters(name: str, least: int, most: int) -> None:
 
 
 def test_the_package_stays_small() -> None:
-    sizes = {file: file.stat().st_size for name in builtin.MODELS for file in _files(name)}
-    assert sum(sizes.values()) <= 30 * MEGABYTE
+    sizes = {file: file.stat().st_size for name in (*builtin.MODELS, *builtin.HEADS) for file in _files(name)}
+    assert sum(sizes.values()) <= 35 * MEGABYTE
     assert max(sizes.values()) <= 15 * MEGABYTE
 
 
@@ -56,6 +59,21 @@ def test_files_and_configuration(name: str) -> None:
     generation = json.loads((builtin.path(name) / "generation_config.json").read_text())
     tokenizer = AutoTokenizer.from_pretrained(builtin.path(name))
     assert tokenizer.convert_ids_to_tokens(generation["eos_token_id"]) == ["<|im_end|>", "<|endoftext|>"]
+
+
+@pytest.mark.parametrize("name", builtin.HEADS)
+def test_a_head_is_right_about_most_first_drafts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
+    assert {"config.json", "README.md"} <= {file.name for file in _files(name)}
+    assert sum(file.stat().st_size for file in _files(name)) <= 5 * MEGABYTE
+    asked = {"method": "eagle3", "model": name, "num_speculative_tokens": 4}
+    with LLM("quill", max_model_len=2048, max_num_seqs=8, num_gpu_blocks_override=600, speculative_config=asked,
+             disable_log_stats=False) as llm:  # fmt: skip
+        questions: list[Any] = [render(sample.question, add_generation_prompt=True) for sample in examination(28)]
+        llm.generate(questions, SamplingParams(temperature=0, max_tokens=60), use_tqdm=False)
+        (right,) = [metric.values for metric in llm.get_metrics() if isinstance(metric, Vector)]
+        rows = next(metric.value for metric in llm.get_metrics() if metric.name.endswith("decode_num_drafts"))  # type: ignore
+    assert right[0] > 0.8 * rows
 
 
 def test_an_unknown_name_is_refused() -> None:

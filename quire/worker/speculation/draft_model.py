@@ -1,8 +1,15 @@
-"""Drafts by a smaller model, which samples them one after another before each step.
+"""Drafts by a smaller model, or by a head of the model itself, which samples them one after another before each step.
 
 Its KV cache lies beside the model's and has as many blocks; a sequence's keys stand in blocks of the same ids, so the
 engine plans one set of block tables for both. Only a sequence that may have drafts is computed, when it first has some,
 and then as far as it has grown since. Knows nothing about how drafts are verified.
+
+A head differs in three ways:
+
+- At each place it reads the token behind that place, so its sequences lack their first token.
+- It also reads the state that the model has computed there (`hidden_states.py`). Behind a draft that is the head's own
+  state, so what it has computed there is computed again once the model's is known.
+- States that a plan moves, with their block, are there only once the plan is launched: until then there are no drafts.
 """
 
 from __future__ import annotations
@@ -44,8 +51,9 @@ class _Sequence:
     """What a slot holds.
 
     Attributes:
-        tokens: All of it.
+        tokens: All of it; a head's lack the first one.
         sampled: How many of them were sampled.
+        key: Stands for what else its keys depend on than these.
         computed: Of how many the draft model's keys are in its blocks.
         blocks: Block ids by index.
         keys: Of its full blocks that are computed, see DraftModel.
@@ -54,10 +62,18 @@ class _Sequence:
 
     tokens: list[int]
     sampled: int
+    key: int = 0
     computed: int = 0
     blocks: dict[int, int] = field(default_factory=dict)
     keys: list[int] = field(default_factory=list)
     proposed: int = 0
+
+    def put_block(self, index: int, block: int, block_size: int) -> None:
+        """Of another block than before, it is not known what it holds."""
+        if self.blocks.get(index, block) != block and self.computed > index * block_size:
+            self.computed = index * block_size
+            del self.keys[index:]
+        self.blocks[index] = block
 
 
 class DraftModel:
@@ -72,14 +88,25 @@ class DraftModel:
         block_size: Tokens of a block.
         longest: Tokens of the longest sequence that the draft model can follow.
         most_tokens: Of a step of the worker's.
+        is_head: Whether it is a head of the model.
     """
 
-    def __init__(self, worker: DraftWorker, group: int, block_size: int, longest: int, most_tokens: int) -> None:
+    def __init__(
+        self,
+        worker: DraftWorker,
+        group: int,
+        block_size: int,
+        longest: int,
+        most_tokens: int,
+        *,
+        is_head: bool = False,
+    ) -> None:
         self._worker = worker
         self._group = group
         self._block_size = block_size
         self._longest = longest
         self._most_tokens = min(DRAFT_TOKENS_A_STEP, most_tokens)
+        self._is_head = is_head
         self._sequences: dict[int, _Sequence] = {}  # by slot
         self._written: dict[int, int] = {}  # by block
         self._changes = _Changes()
@@ -89,11 +116,11 @@ class DraftModel:
         for owner in plan.admitted:
             self._sequences.pop(owner.slot, None)
             if owner.history:
-                self._sequences[owner.slot] = _Sequence(list(owner.history), owner.num_sampled)
+                self._sequences[owner.slot] = self._new_sequence(owner)
         places = [place for place, group in enumerate(plan.block_groups) if group == self._group]
         for place in places:
             if (sequence := self._sequences.get(plan.block_slots[place])) is not None:
-                sequence.blocks[plan.block_indices[place]] = plan.block_ids[place]
+                sequence.put_block(plan.block_indices[place], plan.block_ids[place], self._block_size)
         self._changes.add(plan, places)
         for owner in plan.admitted:
             if owner.slot in self._sequences:
@@ -105,10 +132,13 @@ class DraftModel:
         rows: list[tuple[int, int, _Sequence, int]] = []  # place, slot, sequence, drafts
         behind: list[tuple[int, _Sequence, int]] = []  # slot, sequence, tokens
         left = self._most_tokens
+        moved = self._moved_blocks(plan)
         for place, most in enumerate(plan.drafts):
             slot = plan.slots[plan.sampled_rows[place]]
             sequence = self._sequences.get(slot) if most else None
             if sequence is None or not left or len(sequence.tokens) + most > self._longest:
+                continue
+            if moved and not moved.isdisjoint(sequence.blocks.values()):
                 continue
             missing = len(sequence.tokens) - sequence.computed
             if missing > max(most_read, _FEW):
@@ -129,7 +159,8 @@ class DraftModel:
             sequence = self._sequences.get(plan.slots[row])
             if sequence is not None:
                 if sequence.proposed:  # the last draft's keys are not computed; others' stay as far as they were right
-                    sequence.computed = len(sequence.tokens) + max(0, min(count, sequence.proposed) - 1)
+                    stay = 0 if self._is_head else max(0, min(count, sequence.proposed) - 1)
+                    sequence.computed = len(sequence.tokens) + stay
                     sequence.proposed = 0
                 sequence.tokens += result.tokens[at : at + count]
                 sequence.sampled += count
@@ -171,6 +202,19 @@ class DraftModel:
                 proposed[place].append(token)
                 sequence.proposed += 1
 
+    def _new_sequence(self, owner: Admitted) -> _Sequence:
+        """Of a slot's new owner."""
+        if not self._is_head:
+            return _Sequence(list(owner.history), owner.num_sampled)
+        key = hash((owner.history[0], owner.adapter_slot))  # states differ by both
+        return _Sequence(owner.history[1:], owner.num_sampled, key)
+
+    def _moved_blocks(self, plan: Plan) -> set[int]:
+        """Where the plan moves states that a head would read before."""
+        if not self._is_head:
+            return set()
+        return {target for _, target in plan.copies} | {device for _, device in plan.swap_in}
+
     def _forget_written(self, sequence: _Sequence, end: int) -> None:
         """Blocks from the first one that is not computed in full up to the token `end` change."""
         for index in range(sequence.computed // self._block_size, -(-end // self._block_size)):
@@ -180,7 +224,7 @@ class DraftModel:
     def _find_computed(self, sequence: _Sequence) -> None:
         """What the blocks of a new owner hold already."""
         sequence.computed, sequence.keys = 0, []
-        size, key = self._block_size, 0
+        size, key = self._block_size, sequence.key
         for index in range((len(sequence.tokens) - 1) // size):
             key = hash((key, *sequence.tokens[index * size : (index + 1) * size]))
             if index not in sequence.blocks or self._written.get(sequence.blocks[index]) != key:
@@ -193,7 +237,7 @@ class DraftModel:
         size, keys = self._block_size, sequence.keys
         while (len(keys) + 1) * size <= sequence.computed:
             index = len(keys)
-            keys.append(hash((keys[-1] if keys else 0, *sequence.tokens[index * size : (index + 1) * size])))
+            keys.append(hash((keys[-1] if keys else sequence.key, *sequence.tokens[index * size : (index + 1) * size])))
             self._written[sequence.blocks[index]] = keys[-1]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.config import Config
-from quire.errors import ConfigError
 from quire.models.spec import ModelSpec, read_spec
 from quire.planning.draft_model import DRAFT_TOKENS_A_STEP
 from quire.planning.step_limits import StepLimits
@@ -13,6 +12,7 @@ from quire.worker.speculation.draft_model import DraftModel
 from quire.worker.speculation.draft_steps import DraftSteps, LaunchesSteps
 from quire.worker.speculation.lookup_drafter import ngram_drafter, suffix_drafter
 from quire.worker.speculation.step_drafts import Drafter
+from quire.worker.speculation.whole_group import whole_group
 
 _LOOKUP = {"ngram": ngram_drafter, "suffix": suffix_drafter}
 
@@ -36,13 +36,7 @@ def build_drafter(
         return None
     if speculation.method in _LOOKUP:
         return _LOOKUP[speculation.method](speculation)
-    whole = [number for number, group in enumerate(spec.kv_groups()) if group.window is None]
-    if not whole:
-        raise ConfigError(
-            "All layers of this model have a sliding window, so a draft model cannot follow it: use "
-            '--speculative-config with "method": "ngram".',
-            param="speculative_config",
-        )
+    group = whole_group(spec)
     limits, draft = StepLimits.of(config), read_spec(speculation.model)
     tokens = limits.tokens
     if config.device.device != "cpu":  # whose buffers are made for the largest step
@@ -52,5 +46,6 @@ def build_drafter(
         num_gpu_blocks_override=blocks, speculative_config={}, speculative_model=None, num_speculative_tokens=None,
         enable_lora=False, lora_modules=(), lora_pinned=(), lora_dir=None, max_num_batched_tokens=tokens,
     )  # fmt: skip
-    longest = min(limits.length, draft.max_model_len)
-    return DraftModel(DraftSteps(load(own)), whole[0], config.cache.block_size, longest, tokens)
+    is_head = draft.head is not None  # its RoPE goes as far as the model's, whatever it was trained on
+    longest = limits.length if is_head else min(limits.length, draft.max_model_len)
+    return DraftModel(DraftSteps(load(own)), group, config.cache.block_size, longest, tokens, is_head=is_head)

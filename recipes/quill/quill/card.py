@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from quill.examination import Report
+
+_HEADER = "---\nlicense: apache-2.0\nlanguage: en\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
 
 _QUILL = """\
 # Quill
@@ -26,6 +28,36 @@ _DRAFT = """\
 A model of {millions:.1f} million parameters (Llama architecture, tied embeddings, context 2,048, bf16) with Quill's
 tokenizer, distilled from Quill's distribution. It guesses tokens for Quill in speculative decoding; on its own it is
 of little use.
+"""
+
+_EAGLE3 = """\
+# Quill's EAGLE-3 head
+
+A head of {millions:.1f} million parameters for speculative decoding of Quill
+([Li et al. 2025](https://arxiv.org/abs/2503.01840); one Llama layer, {vocabulary:,} of Quill's tokens, bf16). It reads
+what Quill has computed and proposes what Quill will say; its embeddings are Quill's. It is in the layout of published
+heads (`LlamaForCausalLMEagle3`).
+
+```
+quire serve quill --speculative-config '{{"method": "eagle3", "model": "quill_eagle3", "num_speculative_tokens": 4}}'
+```
+
+## How it was made
+
+By `recipes/quill/train_eagle3.py` in Quire's repository: {tokens:.0f} million tokens of Quill's training text in
+{steps:,} steps, {minutes:.1f} minutes on one NVIDIA H200. It learns Quill's distribution of the assistant's tokens,
+with {drafts} steps of training-time test.
+
+## How well it does
+
+Of the last {batches} batches, none of which it was trained on: how often all drafts up to this one are Quill's most
+likely tokens.
+
+{table}
+
+## License
+
+Apache-2.0, as Quire.
 """
 
 _MAKING = """
@@ -76,10 +108,25 @@ def write_card(directory: Path, making: Making, reports: Mapping[str, Report], d
     """``reports`` holds one report for each data type the model was examined in."""
     opening = (_DRAFT if draft else _QUILL).format(millions=making.parameters / 1e6)
     made = _MAKING.format(tokens=making.tokens / 1e6, steps=making.steps, minutes=making.minutes, table=_table(reports))
-    header = (
-        "---\nlicense: apache-2.0\nlanguage: en\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
+    (directory / "README.md").write_text(_HEADER + opening + made + _LIMITS, encoding="utf-8")
+
+
+def write_head_card(directory: Path, making: Making, vocabulary: int, agreed: Sequence[float], batches: int) -> None:
+    """``agreed``: by draft, how often it and all before it are the model's most likely tokens, 0 to 1."""
+    numbers = [f"| {number} " for number in range(1, len(agreed) + 1)]
+    table = f"| drafts {''.join(numbers)}|\n| --- {'| ---: ' * len(agreed)}|\n"
+    table += f"| percent {''.join(f'| {100 * rate:.1f} ' for rate in agreed)}|"
+    card = _EAGLE3.format(
+        millions=making.parameters / 1e6,
+        vocabulary=vocabulary,
+        tokens=making.tokens / 1e6,
+        steps=making.steps,
+        minutes=making.minutes,
+        drafts=len(agreed),
+        batches=batches,
+        table=table,
     )
-    (directory / "README.md").write_text(header + opening + made + _LIMITS, encoding="utf-8")
+    (directory / "README.md").write_text(_HEADER + card, encoding="utf-8")
 
 
 def _table(reports: Mapping[str, Report]) -> str:

@@ -6,6 +6,7 @@ that knows ``LlamaForCausalLM``. There is no KV cache here: nothing is generated
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -143,6 +144,15 @@ class Llama(nn.Module):
             x = layer(x, (self.cos[:length], self.sin[:length]), mask)
         out: Tensor = self.model.norm(x)
         return out
+
+    def streams(self, tokens: Tensor, mask: Mask, layers: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        """The residual streams [B, T, hidden_size] that enter these layers, and what `forward` returns."""
+        length = tokens.shape[1]
+        x, entering = self.model.embed_tokens(tokens), []
+        for layer in self.model.layers:
+            entering.append(x)
+            x = layer(x, (self.cos[:length], self.sin[:length]), mask)
+        return [entering[layer] for layer in layers], self.model.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.model.embed_tokens.weight)

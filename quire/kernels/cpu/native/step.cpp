@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "calls.h"
 #include "pool.h"
@@ -12,6 +13,7 @@ namespace {
 
 constexpr int64_t kAnglesOfChunk = 4096;  // take some 50 µs
 constexpr int64_t kBytesOfChunk = 1 << 18;
+constexpr int64_t kValuesOfChunk = 1 << 16;
 
 template <class T>
 void angles(const int64_t* positions, int64_t tokens, const float* frequencies, int64_t stride, int64_t half,
@@ -30,6 +32,39 @@ void angles(const int64_t* positions, int64_t tokens, const float* frequencies, 
                 store(sines + token * half + c, load(sine), n);
             }
         }
+    });
+}
+
+// out = x + delta, or x; rows of `out` are `stride` values apart.
+template <class T>
+void copy_stream(const T* x, const T* delta, int64_t rows, int64_t width, int64_t stride, T* out) {
+    int64_t each = std::max<int64_t>(1, kValuesOfChunk / std::max<int64_t>(1, width));
+    parallel((rows + each - 1) / each, [&](int64_t chunk) {
+        for (int64_t row = chunk * each; row < std::min(rows, (chunk + 1) * each); ++row) {
+            const T* own = x + row * width;
+            if (!delta) {
+                std::memcpy(out + row * stride, own, width * sizeof(T));
+                continue;
+            }
+            for (int64_t c = 0; c < width; c += W) {
+                int n = int(std::min<int64_t>(W, width - c));
+                store(out + row * stride + c, add(load(own + c, n), load(delta + row * width + c, n)), n);
+            }
+        }
+    });
+}
+
+inline void set_minus_infinity(float* out, int64_t number) {
+    std::fill(out, out + number, -std::numeric_limits<float>::infinity());
+}
+inline void set_minus_infinity(bf16* out, int64_t number) { std::fill(out, out + number, bf16(0xff80)); }
+
+template <class T>
+void spread_columns(const T* x, int64_t rows, int64_t width, const int64_t* columns, int64_t wide, T* out) {
+    parallel(rows, [&](int64_t row) {
+        T* own = out + row * wide;
+        set_minus_infinity(own, wide);
+        for (int64_t c = 0; c < width; ++c) own[columns[c]] = x[row * width + c];
     });
 }
 
@@ -69,6 +104,18 @@ extern "C" void quire_take_rows(const char* from, const int64_t* rows, int64_t n
         for (int64_t i = chunk * each; i < std::min(number, (chunk + 1) * each); ++i)
             std::memcpy(out + i * bytes, from + rows[i] * bytes, bytes);
     });
+}
+
+// out[rows] = from; a row has `bytes`. Of equal rows, the last one stays.
+extern "C" void quire_put_rows(const char* from, const int64_t* rows, int64_t number, int64_t bytes, char* out) {
+    for (int64_t i = 0; i < number; ++i) std::memcpy(out + rows[i] * bytes, from + i * bytes, bytes);
+}
+
+// Where each token's state lies: that of its place, or that of its slot where the token is the slot's last one.
+extern "C" void quire_state_rows(const int64_t* ids, const int64_t* places, const int64_t* slots, int64_t tokens,
+                                 int64_t first, int64_t* out) {
+    for (int64_t token = 0; token < tokens; ++token)
+        out[token] = ids[token] < 0 ? first + slots[token] : places[token];
 }
 
 extern "C" void quire_local_indices(const int64_t* indices, int64_t number, int64_t first, int64_t count,
@@ -115,6 +162,8 @@ QUIRE_ENTRY(grow_frequencies)
 QUIRE_ENTRY(prepare_inputs)
 QUIRE_ENTRY(compute_slot_mapping)
 QUIRE_ENTRY(take_rows)
+QUIRE_ENTRY(put_rows)
+QUIRE_ENTRY(state_rows)
 QUIRE_ENTRY(local_indices)
 
 #define QUIRE_STEP(name, T)                                                                                            \
@@ -122,6 +171,16 @@ QUIRE_ENTRY(local_indices)
                                         int64_t stride, int64_t half, float scale, T* cosines, T* sines) {             \
         angles<T>(positions, tokens, frequencies, stride, half, scale, cosines, sines);                                \
     }                                                                                                                  \
+    extern "C" void quire_copy_stream_##name(const T* x, const T* delta, int64_t rows, int64_t width, int64_t stride,  \
+                                             T* out) {                                                                 \
+        copy_stream<T>(x, delta, rows, width, stride, out);                                                            \
+    }                                                                                                                  \
+    extern "C" void quire_spread_columns_##name(const T* x, int64_t rows, int64_t width, const int64_t* columns,       \
+                                                int64_t wide, T* out) {                                                \
+        spread_columns<T>(x, rows, width, columns, wide, out);                                                         \
+    }                                                                                                                  \
+    QUIRE_ENTRY(copy_stream_##name)                                                                                    \
+    QUIRE_ENTRY(spread_columns_##name)                                                                                 \
     QUIRE_ENTRY(angles_##name)
 
 QUIRE_STEP(bf16, bf16)

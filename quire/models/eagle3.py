@@ -1,0 +1,129 @@
+"""The head of EAGLE-3 (Li et al. 2025, arXiv:2503.01840): one decoder layer that proposes tokens for a larger model.
+
+At each position it reads the embedding of the token behind it, beside what the model computed there; see `lent.py`. Its
+layer is Llama's, but attention reads both, each normed, side by side. It may know a part of the vocabulary only.
+Architecture only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quire.attention.backend import AttentionBackend
+from quire.collectives.stream import Stream
+from quire.errors import CheckpointError
+from quire.kernels.dispatch import kernel
+from quire.layers.attention import Attention, Heads
+from quire.layers.factory import LayerFactory, Outputs
+from quire.layers.norm import RMS
+from quire.layers.positions import Positions
+from quire.models.lent import Lent
+from quire.models.projections import attention_layer, build_gated_mlp
+from quire.models.rope import build_rotary
+from quire.models.spec import ModelSpec
+from quire.weights.checkpoint import Checkpoint, WeightSpec
+from quire.weights.tensor_options import TensorOptions
+
+_LAYER = "midlayer"
+
+
+class Eagle3Head:
+    """Embedding, one layer, norm and head; `lent` is the model's."""
+
+    def __init__(self, spec: ModelSpec, build: LayerFactory, lent: Lent) -> None:
+        assert spec.rope is not None and spec.head is not None
+        norm, hidden = RMS(spec.norm_eps), spec.hidden
+        self._states = lent.states
+        own = spec.head.own_embedding
+        self._embed = build.embedding("embed_tokens", spec.vocab_size, hidden) if own else None
+        self._embed_lent = lent.embed
+        self._rotary = build_rotary(spec.rope, spec.head_dim, build.options)
+        self._token_norm = build.norm(f"{_LAYER}.input_layernorm", hidden, norm)
+        self._state_norm = build.norm(f"{_LAYER}.hidden_norm", hidden, norm)
+        self._norm_before_residual = spec.head.norm_before_residual
+        self._attention = _attention(spec, build)
+        self._mlp = build_gated_mlp(spec, build, f"{_LAYER}.mlp")
+        self._mlp_norm = build.norm(f"{_LAYER}.post_attention_layernorm", hidden, norm, self._mlp.row_form)
+        self._norm = build.norm("norm", hidden, norm)
+        self._head = build.head("lm_head", None, spec.head.vocab_size, hidden)
+        self._tokens = None
+        if spec.head.vocab_size < spec.vocab_size:
+            self._tokens = build.remember(DraftTokens(spec.head.vocab_size, spec.vocab_size, build.options))
+        self._copy_stream = kernel("copy_stream", build.options.device.type)
+        self._spread_columns = kernel("spread_columns", build.options.device.type)
+
+    def embed(self, tokens: Tensor, positions: Positions) -> Stream:
+        """The tokens behind the positions."""
+        if self._embed is not None:
+            return Stream(self._embed(tokens), None)
+        return Stream(self._embed_lent(tokens, positions).x, None)
+
+    def blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Iterator[Stream]:
+        """From here on the stream is that of the states."""
+        x = self._states.take()
+        tokens, hidden = x.shape
+        both = x.new_empty((tokens, 2 * hidden))
+        normed = self._state_norm(x)
+        self._copy_stream(self._token_norm(stream.x), None, both[:, :hidden])
+        self._copy_stream(normed, None, both[:, hidden:])
+        x = normed if self._norm_before_residual else x
+        delta = self._attention(both, self._rotary(positions), attention)
+        yield Stream(x, self._mlp(self._mlp_norm.rows(x, delta)))
+
+    def finish(self, stream: Stream) -> Tensor:
+        normed = self._norm(*stream)
+        self._states.keep(stream.x)  # with the delta, which the norm has added
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] → [n, vocab_size]; minus infinity for tokens that it does not know."""
+        own: Tensor = self._head(hidden)
+        if self._tokens is None:
+            return own
+        logits = own.new_empty((len(own), self._tokens.vocab_size))
+        self._spread_columns(own, self._tokens.ids, logits)
+        return logits
+
+
+def _attention(spec: ModelSpec, build: LayerFactory) -> Attention:
+    """Of embeddings and states side by side."""
+    heads, name = Heads(spec.heads, spec.kv_heads, spec.head_dim), f"{_LAYER}.self_attn"
+    return build.attention(
+        attention_layer(spec, build, 0),
+        heads,
+        build.qkv(tuple(f"{name}.{each}_proj" for each in "qkv"), heads, 2 * spec.hidden, spec.qkv_bias),
+        build.row_parallel(f"{name}.o_proj", spec.hidden, Outputs(heads.query, heads.width), spec.out_bias),
+    )
+
+
+class DraftTokens:
+    """The tokens that a head knows: the checkpoint's `d2t` has each one's id, less its place.
+
+    Attributes:
+        vocab_size: Of the model.
+        ids: [tokens] int64, once they are loaded.
+    """
+
+    def __init__(self, count: int, vocab_size: int, options: TensorOptions) -> None:
+        self.vocab_size = vocab_size
+        self._count = count
+        self._options = options
+        self.ids: Tensor
+
+    def weight_specs(self) -> Iterator[WeightSpec]:
+        yield WeightSpec("d2t", (self._count,), dtypes=("I64", "I32"))
+
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        stored = checkpoint.contents().get("d2t")
+        offsets = torch.zeros(self._count, dtype=torch.int32 if stored and stored.dtype == "I32" else torch.int64)
+        checkpoint.read("d2t", offsets)
+        ids = offsets.long() + torch.arange(self._count)
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size or len(set(ids.tolist())) < self._count:
+            raise CheckpointError(
+                f"d2t must name {self._count} tokens of {self.vocab_size}, each once: it is an offset from a draft "
+                "token's id to the model's."
+            )
+        self.ids = ids.to(self._options.device)

@@ -1,0 +1,35 @@
+"""The headers of safetensors files: names, dtypes and shapes, without any values. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_LENGTH_BYTES = 8
+
+
+def read_headers(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor in the directory's files; none where these cannot be read, which reading weights will
+    say.
+    """
+    try:
+        return {name: tuple(shape) for name, _, shape in headers_of(sorted(directory.glob("*.safetensors")))}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def headers_of(files: Sequence[Path]) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, dtype and shape of each tensor.
+
+    Raises:
+        OSError, ValueError, TypeError, KeyError, AttributeError: A file cannot be read, or is none.
+    """
+    for path in files:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > path.stat().st_size:
+                raise ValueError("cut short")
+            for name, entry in json.loads(file.read(length)).items():
+                if name != "__metadata__":
+                    yield name, entry["dtype"], entry["shape"]

@@ -1,0 +1,220 @@
+"""The states that a draft head reads of its model: one vector a token, made of some of the model's residual streams.
+
+They are kept as the KV cache is, in blocks of the same ids. A step of the model writes the states of its tokens, and
+when a block is shared, copied, swapped or found by its prefix, its states go with it. So the head can read a token
+whenever drafts are asked for, as long as the model's keys of the token are there.
+
+Behind the blocks each slot has a row of its own. There the head puts its own state of a row's last token, which stands
+for the model's when it goes on behind a draft (Li et al. 2025, arXiv:2503.01840, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quire.collectives.stream import Stream
+from quire.config import Config
+from quire.kernels.dispatch import kernel
+from quire.layers.factory import LayerFactory
+from quire.layers.linear import Projection
+from quire.layers.positions import Positions
+from quire.models.lent import Lent
+from quire.models.spec import ModelSpec, read_spec
+from quire.weights.head_names import FUSION
+from quire.weights.tensor_options import TensorOptions
+from quire.worker.batch import Batch
+from quire.worker.speculation.whole_group import whole_group
+from quire.worker.startup.host_memory import lazy_zeros
+from quire.worker.step_inputs import StepInputs
+from quire.worker.weight_loading import load_fusion
+
+Embed = Callable[[Tensor, Positions], Stream]
+"""See Lent."""
+
+
+class StepStates(Protocol):
+    """What a runner tells of a step before its model runs."""
+
+    def begin(self, batch: Batch, inputs: StepInputs) -> None:
+        """The step's batch, and what it was made of."""
+        ...
+
+
+class StateRows:
+    """Where states lie.
+
+    Args:
+        blocks: KV blocks, the dummy not counted.
+        block_size: Tokens of a block.
+        slots: The dummy's included.
+        width: Of a state.
+        options: The device and dtype of states.
+
+    Attributes:
+        rows: [(blocks + 1) · block_size + slots, width]: those of blocks, then those of slots.
+        first_slot: The row of slot 0.
+    """
+
+    def __init__(self, blocks: int, block_size: int, slots: int, width: int, options: TensorOptions) -> None:
+        self.block_size = block_size
+        self.first_slot = (blocks + 1) * block_size
+        self.rows = lazy_zeros((self.first_slot + slots, width), options.dtype, options.device)
+
+    @property
+    def blocks(self) -> Tensor:
+        """[1, blocks + 1, block_size, width], as KV blocks are transferred."""
+        return self.rows[: self.first_slot].view(1, -1, self.block_size, self.rows.shape[1])
+
+    @property
+    def slots(self) -> Tensor:
+        """[slots, width]."""
+        return self.rows[self.first_slot :]
+
+
+class ModelStates:
+    """A StreamReader of the model: fuses the streams of a step's tokens, and writes the states to their blocks.
+
+    Args:
+        sources: Which streams, by the layer that each enters.
+        width: Of a stream.
+        hidden: Width of a state.
+        fuse: [tokens, sources · width] → [tokens, hidden].
+        group: The KV group whose blocks states are kept in; it looks back to the beginning.
+        options: The device and dtype of all.
+        embed: The model's embedding, which the head may be lent.
+
+    Attributes:
+        states: Where they are written, once there is a place.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[int],
+        width: int,
+        hidden: int,
+        fuse: Projection,
+        group: int,
+        options: TensorOptions,
+        embed: Embed,
+    ) -> None:
+        self._embed = embed
+        self._hidden = hidden
+        self._columns = {
+            source: [slice(at * width, (at + 1) * width) for at, own in enumerate(sources) if own == source]
+            for source in sources
+        }
+        self._width = len(sources) * width
+        self._fuse = fuse
+        self._group = group
+        self._options = options
+        self._compute_slot_mapping = kernel("compute_slot_mapping", options.device.type)
+        self._copy_stream = kernel("copy_stream", options.device.type)
+        self._put_rows = kernel("put_rows", options.device.type)
+        self._streams: Tensor
+        self._places: Tensor
+        self.states: StateRows
+
+    def allocate(self, blocks: int, block_size: int, slots: int) -> None:
+        """Make a place for them; see StateRows."""
+        self.states = StateRows(blocks, block_size, slots, self._hidden, self._options)
+
+    def begin(self, batch: Batch, inputs: StepInputs) -> None:
+        """See StepStates."""
+        rows, options = batch.rows, self._options
+        self._places = torch.empty_like(rows.positions)
+        table = rows.tables[self._group]
+        self._compute_slot_mapping(table, rows.slot_of_token, rows.positions, self.states.block_size, self._places)
+        self._streams = torch.empty((len(self._places), self._width), dtype=options.dtype, device=options.device)
+
+    def loan(self) -> Loan:
+        """What the head's worker is lent."""
+        return Loan(self._embed, HeadStates(self.states))
+
+    def read(self, number: int, stream: Stream) -> None:
+        for columns in self._columns.get(number, ()):
+            self._copy_stream(*stream, self._streams[:, columns])
+
+    def finish(self) -> None:
+        self._put_rows(self._fuse(self._streams), self._places, self.states.rows)
+        del self._streams
+
+
+def model_states(config: Config, spec: ModelSpec, options: TensorOptions, embed: Embed) -> ModelStates | None:
+    """Those of the head that the settings name, with the weights of their fusion; None: they name none.
+
+    Args:
+        config: Resolved settings of the model.
+        spec: Of the model.
+        options: The device and dtype of all.
+        embed: The model's.
+
+    Raises:
+        CheckpointError: The head's files do not serve.
+    """
+    speculation = config.speculation.speculation
+    if speculation is None or speculation.method != "eagle3":
+        return None
+    head = read_spec(speculation.model)
+    assert head.head is not None, "a head was asked for"
+    sources, width = head.head.sources_of(spec.layers), head.head.target_hidden
+    factory = LayerFactory(options, head.quantization)
+    fuse = factory.column_parallel((FUSION,), (head.hidden,), len(sources) * width, bias=False)
+    load_fusion(config.with_values(model=speculation.model), head, factory)
+    return ModelStates(sources, width, head.hidden, fuse, whole_group(spec), options, embed)
+
+
+class HeadStates:
+    """LentStates of a head's worker.
+
+    Args:
+        states: Those of the model, whose worker has the same slots.
+    """
+
+    def __init__(self, states: StateRows) -> None:
+        device = states.rows.device.type
+        self._states = states
+        self._compute_slot_mapping = kernel("compute_slot_mapping", device)
+        self._state_rows = kernel("state_rows", device)
+        self._take_rows = kernel("take_rows", device)
+        self._put_rows = kernel("put_rows", device)
+        self._rows: Tensor
+        self._sampled_slots: Tensor
+        self._sampled: Tensor | None = None
+
+    def begin(self, batch: Batch, inputs: StepInputs) -> None:
+        """See StepStates. A token that the plan does not name is a draft: its slot has sampled it."""
+        rows, states = batch.rows, self._states
+        places, self._rows = torch.empty_like(rows.positions), torch.empty_like(rows.positions)
+        self._compute_slot_mapping(rows.tables[0], rows.slot_of_token, rows.positions, states.block_size, places)
+        self._state_rows(inputs.token_ids, places, rows.slot_of_token, states.first_slot, self._rows)
+        self._sampled, self._sampled_slots = inputs.logits_indices, inputs.sampled_slots
+
+    def take(self) -> Tensor:
+        """See LentStates."""
+        taken = self._states.rows.new_empty((len(self._rows), self._states.rows.shape[1]))
+        self._take_rows(self._states.rows, self._rows, taken)
+        return taken
+
+    def keep(self, states: Tensor) -> None:
+        """See LentStates."""
+        if self._sampled is not None:
+            chosen = states.new_empty((len(self._sampled), states.shape[1]))
+            self._take_rows(states, self._sampled, chosen)
+            states = chosen
+        self._put_rows(states, self._sampled_slots, self._states.slots)
+
+
+class Loan(NamedTuple):
+    """What a head's worker is lent; see Lent."""
+
+    embed: Embed
+    states: HeadStates
+
+    @property
+    def to_model(self) -> Lent:
+        """As the head's model takes it."""
+        return Lent(self.embed, self.states)
