@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from quill.card import Making, write_card
+from quill.card import Making, name_of, write_card
 from quill.chat import Sample, render
 from quill.checkpoint import save_model
 from quill.corpus import batches, conversation
@@ -63,7 +63,7 @@ def main() -> None:
         "quill_draft": _examine(options.output / "quill_draft", samples, (torch.bfloat16,), device),
     }
     for name, model, trained in (("quill", quill, first), ("quill_draft", draft, second)):
-        making = Making(model.parameter_count, trained.steps, trained.tokens, minutes)
+        making = Making(model.parameter_count, trained.steps, trained.tokens, minutes, name_of(device))
         write_card(options.output / name, making, reports[name], draft=name == "quill_draft")
     scores = {name: {kind: report.as_json() for kind, report in by.items()} for name, by in reports.items()}
     results = {"minutes": round(minutes, 2), "tokens": first.tokens, "scores": scores}

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import torch
-from quill.card import Making, write_head_card
+from quill.card import Making, name_of, write_head_card
 from quill.checkpoint import load_model, save_head
 from quill.corpus import batches
 from quill.eagle3 import DRAFTS, QUILL_EAGLE3, Head, frequent_tokens
@@ -51,7 +51,7 @@ def main() -> None:
     )
     directory = options.output / NAME
     save_head(head, directory)
-    making = Making(head.parameter_count, trained.steps, trained.tokens, minutes)
+    making = Making(head.parameter_count, trained.steps, trained.tokens, minutes, name_of(device))
     write_head_card(directory, making, QUILL_EAGLE3.draft_vocab_size, rates, EXAMINED_BATCHES)
     print(f"made in {minutes:.1f} minutes: {directory}", flush=True)
 
