@@ -1,7 +1,8 @@
-"""Products with 8-bit codes that have scales: int8 as grouped_linear.py has it, fp8 as float8.py has it.
+"""Products with 8-bit codes that have scales: int8 as int8.py has it, or grouped_linear.py where the processor does not
+multiply bytes; fp8 as float8.py has it.
 
-Activations are not rounded to 8 bits, also where a checkpoint would have them so: with int8 to 16, with fp8 not at all.
-That is nearer to what the model was, and no slower.
+grouped_linear.py rounds activations to 16 bits and float8.py not at all, also where a checkpoint would have them in 8:
+that is nearer to what the model was, and no slower there.
 """
 
 from __future__ import annotations
