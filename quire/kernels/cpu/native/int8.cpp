@@ -30,8 +30,7 @@ namespace {
 constexpr int kPanel = 32, kQuad = 4;
 constexpr int64_t kMostRows = 12;  // whose sums stay in registers
 constexpr int64_t kStretch = 256;  // columns of all rows that lie together, so that a tile's stay in the nearest cache
-constexpr int64_t kAhead = 4096;   // bytes: what few rows read then is asked for
-constexpr int64_t kBytesOfChunk = 1 << 16;
+constexpr int64_t kBytesOfChunk = 1 << 19;  // that lie side by side: a processor reads ahead in long streams by itself
 constexpr int64_t kWorthSharing = 1 << 19;
 constexpr int64_t kCheapRows = 8;  // take no longer than one
 constexpr float kLargest = 127.0f, kSmallest = 1e-20f;
@@ -45,9 +44,6 @@ struct Rows {
 
     const int8_t* at(int64_t stretch, int64_t row) const { return whole + (stretch * count + row) * kStretch; }
 };
-
-// Asks for memory that is read soon.
-inline void fetch(const uint8_t* from) { _mm_prefetch(reinterpret_cast<const char*>(from), _MM_HINT_T0); }
 
 inline vi all_quads(const int8_t* p) {
     int32_t quad;
@@ -112,7 +108,6 @@ void multiply(const Rows& rows, int64_t first, const uint8_t* codes, int64_t col
         for (int64_t c = 0; c < end; c += kQuad * kTurns) {
 #pragma GCC unroll 2
             for (int turn = 0; turn < kTurns; ++turn, codes += kQuad * kPanel) {
-                if (R <= 4) fetch(codes + kAhead), fetch(codes + kAhead + 64);
                 vi a = load_integers(codes), b = load_integers(codes + 64);
                 asm("" : "+v"(a), "+v"(b));  // loaded once, not for each row
 #pragma GCC unroll 12
@@ -148,7 +143,7 @@ void linear(const T* x, int64_t xs, int64_t count, const uint8_t* packed, int64_
     const int64_t head = kPanel * sizeof(float), size = columns * kPanel + head;
     const int64_t width = gated ? outputs / 2 : outputs, panels = (width + kPanel - 1) / kPanel;
     const int64_t tiles = (count + kMostRows - 1) / kMostRows;
-    int64_t each = std::max<int64_t>(1, std::min(kBytesOfChunk / size, panels / (4 * threads())));
+    int64_t each = std::max<int64_t>(1, std::min(kBytesOfChunk / size, panels / (2 * threads())));
     bool shared = outputs * columns * std::max(count, kCheapRows) >= kWorthSharing;
     parallel_if(shared, (panels + each - 1) / each, [&](int64_t chunk) {
         alignas(64) int32_t sums[kMostRows * kPanel], ups[kMostRows * kPanel];
