@@ -22,7 +22,6 @@ constexpr int kRows = W == 16 ? 8 : 6;  // whose sums stay in registers, with wi
 constexpr int kLeastRows = 4;           // more than kFewRows are split in tiles of so many to kRows
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kRowsAtOnce = 192;  // with a stretch that is widened
-constexpr int64_t kBytesOfChunk = 1 << 19;  // that lie side by side: a processor reads ahead in long streams by itself
 
 struct alignas(64) Scales {
     float scale[kPanel], least[kPanel];
@@ -291,8 +290,7 @@ void block_linear(const T* x, int64_t xs, int64_t rows, const uint8_t* packed, i
     const int run = form.run(type.block);
     Rows own = round_rows(x, xs, rows, columns, run, form.zeros ? run : kSum);
     int64_t size = columns / type.block * form.bytes(type.block), width = Gated ? outputs / 2 : outputs;
-    int64_t panels = (width + kPanel - 1) / kPanel, each = std::max<int64_t>(1, kBytesOfChunk / size);
-    each = std::max<int64_t>(1, std::min(each, panels / (2 * threads())));
+    int64_t panels = (width + kPanel - 1) / kPanel, each = panels_of_chunk(panels, size);
     bool shared = outputs * columns * std::max(rows, kFewRows) >= kWorthSharing;
     parallel_if(shared, (panels + each - 1) / each, [&](int64_t chunk) {
         alignas(64) float sums[kRowsAtOnce * kPanel], gated[Gated ? kRowsAtOnce * kPanel : 1], rest[kRowsAtOnce * kPanel];

@@ -7,9 +7,7 @@
 #include "int8.h"
 
 #include <algorithm>
-#include <cmath>
 
-#include "calls.h"
 #include "integers.h"
 #include "pool.h"
 
@@ -30,7 +28,6 @@ namespace {
 constexpr int kPanel = 32, kQuad = 4;
 constexpr int64_t kMostRows = 12;  // whose sums stay in registers
 constexpr int64_t kStretch = 256;  // columns of all rows that lie together, so that a tile's stay in the nearest cache
-constexpr int64_t kBytesOfChunk = 1 << 19;  // that lie side by side: a processor reads ahead in long streams by itself
 constexpr int64_t kWorthSharing = 1 << 19;
 constexpr int64_t kCheapRows = 8;  // take no longer than one
 constexpr float kLargest = 127.0f, kSmallest = 1e-20f;
@@ -68,7 +65,6 @@ void round_row(const T* x, int64_t columns, int8_t* whole, int64_t step, float* 
     float unit = std::max(largest(most), kSmallest) / kLargest;
     vf units = all(unit);
     vi sums = integers(0);
-    const vi ones = _mm512_set1_epi8(1);
     for (int64_t c = 0; c < columns; c += kStretch, whole += step) {
         for (int64_t at = 0; at < kStretch; at += W) {
             int n = int(std::max<int64_t>(0, std::min<int64_t>(W, columns - c - at)));
@@ -143,7 +139,7 @@ void linear(const T* x, int64_t xs, int64_t count, const uint8_t* packed, int64_
     const int64_t head = kPanel * sizeof(float), size = columns * kPanel + head;
     const int64_t width = gated ? outputs / 2 : outputs, panels = (width + kPanel - 1) / kPanel;
     const int64_t tiles = (count + kMostRows - 1) / kMostRows;
-    int64_t each = std::max<int64_t>(1, std::min(kBytesOfChunk / size, panels / (2 * threads())));
+    const int64_t each = panels_of_chunk(panels, size);
     bool shared = outputs * columns * std::max(count, kCheapRows) >= kWorthSharing;
     parallel_if(shared, (panels + each - 1) / each, [&](int64_t chunk) {
         alignas(64) int32_t sums[kMostRows * kPanel], ups[kMostRows * kPanel];

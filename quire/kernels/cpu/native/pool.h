@@ -2,6 +2,7 @@
 // sleeps, or that another program keeps from running, is not waited for.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace quire {
@@ -13,6 +14,12 @@ void run_chunks(int64_t chunks, Work work, void* context);
 
 // How many threads share a job, the caller's included.
 int threads();
+
+// How many panels of a weight, each of so many bytes, a thread takes at a time: half a megabyte that lies side by side,
+// because a processor reads ahead in long streams by itself.
+inline int64_t panels_of_chunk(int64_t panels, int64_t bytes) {
+    return std::max<int64_t>(1, std::min((int64_t(1) << 19) / bytes, panels / (2 * threads())));
+}
 
 template <class F>
 void parallel(int64_t chunks, const F& body) {
