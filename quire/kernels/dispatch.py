@@ -123,8 +123,6 @@ KERNELS: dict[tuple[str, str], str] = {
     ("position_columns", "cuda"): "quire.kernels.triton.drafts:position_columns",
     ("keep_drafts", "cpu"): "quire.kernels.reference.drafts:keep_drafts",
     ("keep_drafts", "cuda"): "quire.kernels.triton.drafts:keep_drafts",
-    ("linear_with_updates", "cpu"): "quire.kernels.cpu.lora:linear_with_updates",
-    ("linear_with_updates", "cuda"): "quire.kernels.triton.lora:linear_with_updates",
     ("lora_shrink", "cpu"): "quire.kernels.cpu.lora:lora_shrink",
     ("lora_shrink", "cuda"): "quire.kernels.triton.lora:lora_shrink",
     ("lora_expand", "cpu"): "quire.kernels.cpu.lora:lora_expand",

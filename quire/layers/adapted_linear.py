@@ -32,27 +32,19 @@ class AdaptedLinear:
 
     def __call__(self, x: Rows) -> Tensor:
         """[tokens, columns] → [tokens, outputs]."""
-        if (tiles := self._update.tiles) is None:
+        if not self._update.active:
             return self._base(x)
         assert isinstance(x, Tensor)
-        y = self._base.with_updates(x, self._update.weights, tiles, gate=False)
-        return self._in_turn(x) if y is None else y
-
-    def silu_and_mul(self, x: Rows) -> Tensor:
-        """[tokens, columns] → [tokens, half of the rows], see Linear."""
-        if (tiles := self._update.tiles) is None:
-            return self._base.silu_and_mul(x)
-        assert isinstance(x, Tensor)
-        out = self._base.with_updates(x, self._update.weights, tiles, gate=True)
-        if out is None:
-            y = self._in_turn(x)
-            out = y.new_empty((y.shape[0], y.shape[1] // 2))
-            self._silu_and_mul(y, out)
-        return out
-
-    def _in_turn(self, x: Tensor) -> Tensor:
-        """Updates around a product that knows nothing of them."""
         low = self._update.shrink(x)
-        y = self._base(x)
+        y = self._base.behind(x)
         self._update.expand(low, y)
         return y
+
+    def silu_and_mul(self, x: Rows) -> Tensor:
+        """[tokens, columns] → [tokens, half of the rows], see Linear; in two passes where anything is added between."""
+        if not self._update.active:
+            return self._base.silu_and_mul(x)
+        y = self(x)
+        out = y.new_empty((y.shape[0], y.shape[1] // 2))
+        self._silu_and_mul(y, out)
+        return out

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.errors import CheckpointError
-from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
-from quire.quantization.scheme import LinearPart, LinearShape, LinearWeight, RowForm, UpdatableWeight, WeightScheme
+from quire.quantization.scheme import LinearPart, LinearShape, LinearWeight, OverlappingWeight, RowForm, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Shards
 from quire.weights.tensor_options import TensorOptions
@@ -93,11 +92,12 @@ class Linear:
         """[tokens, columns] → [tokens, half of the rows]: silu of the first half of the outputs times the second."""
         return self._weight.multiply_silu_and_mul(x, self._bias)
 
-    def with_updates(self, x: Tensor, weights: LowRankWeights, tiles: Tiles, *, gate: bool) -> Tensor | None:
-        """The same, of which some rows have low-rank updates, if the weight adds these itself."""
-        if not isinstance(self._weight, UpdatableWeight):
-            return None
-        return self._weight.multiply_with_updates(x, self._bias, weights, tiles, gate)
+    def behind(self, x: Tensor) -> Tensor:
+        """The same, where the last kernel has waited for x and makes nothing that this product reads."""
+        weight = self._weight
+        if isinstance(weight, OverlappingWeight):
+            return weight.multiply_behind(x, self._bias)
+        return weight.multiply(x, self._bias)
 
 
 def _divided(scheme: WeightScheme, shape: LinearShape, part: LinearPart, options: TensorOptions) -> LinearWeight:

@@ -63,9 +63,9 @@ class LowRankUpdate:
         self._expand = kernel("lora_expand", device)
 
     @property
-    def tiles(self) -> Tiles | None:
-        """The step's; None: no token of it has an adapter."""
-        return self._step.tiles
+    def active(self) -> bool:
+        """Whether the step has a token with an adapter."""
+        return self._step.tiles is not None
 
     def add(self, x: Tensor, y: Tensor, tiles: Tiles) -> None:
         """Add B A x to y [n, outputs], for rows x [n, columns] that are not the step's but those of `tiles`."""

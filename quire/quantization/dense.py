@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from quire.kernels.dispatch import kernel
-from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
 from quire.quantization.scheme import EmbeddingShape, ExpertsShape, LinearShape, RowForm
 from quire.weights.checkpoint import Checkpoint, WeightSpec
@@ -41,7 +40,6 @@ class DenseWeight:
         self._pack = kernel("pack_linear", options.device.type)
         self._linear = kernel("linear", options.device.type)
         self._linear_silu_and_mul = kernel("linear_silu_and_mul", options.device.type)
-        self._linear_with_updates = kernel("linear_with_updates", options.device.type)
         self._packed: Any
 
     def weight_specs(self) -> Iterator[WeightSpec]:
@@ -65,10 +63,8 @@ class DenseWeight:
         self._linear_silu_and_mul(x, self._packed, bias, out)
         return out
 
-    def multiply_with_updates(
-        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
-    ) -> Tensor:
-        y: Tensor = self._linear_with_updates(x, self._packed, bias, weights, tiles, gate)
+    def multiply_behind(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y: Tensor = self._linear(x, self._packed, bias, behind=True)
         return y
 
 

@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from quire.kernels.reference.lora import LowRankWeights, Tiles
 from quire.kernels.reference.quantized_rows import Rows
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut
@@ -160,13 +159,11 @@ class LinearWeight(Protocol):
 
 
 @runtime_checkable
-class UpdatableWeight(Protocol):
-    """A LinearWeight whose product adds low-rank updates itself."""
+class OverlappingWeight(Protocol):
+    """A LinearWeight whose product may run beside the kernel that was launched last."""
 
-    def multiply_with_updates(
-        self, x: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
-    ) -> Tensor:
-        """`multiply`, or where `gate` `multiply_silu_and_mul`, with updates; see the op `linear_with_updates`."""
+    def multiply_behind(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """`multiply`; see `behind` of the op `linear`."""
         ...
 
 

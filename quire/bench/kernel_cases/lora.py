@@ -49,33 +49,10 @@ def _expand(tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int
     return KernelCase("lora_expand", f"{tokens} × {sum(rows)}, {adapters} of rank {rank}", make, moved * _ITEM)
 
 
-def _linear(
-    tokens: int, adapters: int, rank: int, columns: int, rows: tuple[int, ...], *, gate: bool = False
-) -> KernelCase:
-    def make(device: torch.device) -> Arguments:
-        x, weights, tiles = _arguments(tokens, adapters, rank, columns, rows, device)
-        w = kernel("pack_linear", device.type)(torch.randn(sum(rows), columns, dtype=x.dtype, device=device))
-        return (x, w, None, weights, tiles, gate), {}
-
-    outputs = sum(rows)
-    moved = (outputs + adapters * rank * len(rows) + tokens) * columns + (adapters * rank + tokens) * outputs
-    name = f"{tokens} × {columns} → {outputs}{' gated' if gate else ''}, {adapters} of rank {rank}"
-    return KernelCase("linear_with_updates", name, make, moved * _ITEM)
-
-
 _SHAPES = tuple(
     (tokens, adapters, 16, *shape)
     for tokens, adapters in ((32, 1), (32, 8), (32, 32), (2_048, 1))
     for shape in (_QKV, _GATE_UP, _DOWN)
 )
-CASES = (
-    *(_linear(*shape, gate=shape[3:] == _GATE_UP) for shape in _SHAPES),
-    *(_shrink(*shape) for shape in _SHAPES),
-    *(_expand(*shape) for shape in _SHAPES),
-)
-SMALL_CASES = (
-    _linear(5, 2, 16, 64, (32, 16)),
-    _linear(5, 2, 16, 64, (32, 32), gate=True),
-    _shrink(5, 2, 16, 64, (32, 16)),
-    _expand(5, 2, 16, 64, (32, 16)),
-)
+CASES = (*(_shrink(*shape) for shape in _SHAPES), *(_expand(*shape) for shape in _SHAPES))
+SMALL_CASES = (_shrink(5, 2, 16, 64, (32, 16)), _expand(5, 2, 16, 64, (32, 16)))

@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.kernels.cpu.activation import silu_and_mul
 from quire.kernels.cpu.library import Library, library
-from quire.kernels.cpu.linear import PackedWeight, linear
 from quire.kernels.reference import lora as reference
 from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
-
-
-def linear_with_updates(
-    x: Tensor, packed: Tensor | PackedWeight, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
-) -> Tensor:
-    """Arguments as in reference/lora.py."""
-    low = lora_shrink(x, weights, tiles)
-    y = linear(x, packed, bias)
-    lora_expand(low, weights, tiles, y)
-    if not gate:
-        return y
-    out = y.new_empty((y.shape[0], y.shape[1] // 2))
-    silu_and_mul(y, out)
-    return out
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:

@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from quire.kernels.reference.activation import silu_and_mul
-from quire.kernels.reference.linear import linear
-
 
 class Scaling(NamedTuple):
     """What adapters with magnitudes (DoRA) do to a product's outputs before B A x is added: y += factor · y + summand.
@@ -94,31 +91,6 @@ def lora_expand(low: Tensor, weights: LowRankWeights, tiles: Tiles, y: Tensor) -
             b = weights.b[slot - 1, begin : begin + outputs, :rank]
             y[:, begin : begin + outputs].index_add_(0, rows, own[places, module, :rank] @ b.T)
             begin += outputs
-
-
-def linear_with_updates(
-    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
-) -> Tensor:
-    """x Wᵀ + bias, rows of it changed as `lora_expand` says; where `gate`, silu of the first half of the outputs times
-    the second.
-
-    Args:
-        x: [n, columns].
-        packed: W as `linear` takes it, [outputs, columns].
-        bias: [outputs].
-        weights, tiles: See there.
-        gate: There are two modules, of equal size.
-
-    Returns:
-        [n, outputs], or half as many.
-    """
-    y = linear(x, packed, bias)
-    lora_expand(lora_shrink(x, weights, tiles), weights, tiles, y)
-    if not gate:
-        return y
-    out = y.new_empty((y.shape[0], y.shape[1] // 2))
-    silu_and_mul(y, out)
-    return out
 
 
 def lies_beside(scaling: Scaling, weights: LowRankWeights) -> bool:

@@ -19,10 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.reference.lora import LowRankWeights, Tiles, lies_beside
-from quire.kernels.triton.activation import silu_and_mul
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
-from quire.kernels.triton.linear.linear import linear_behind
 
 _BLOCK_K, _BLOCK_N = 256, 128
 _WIDEST_RANK = 64
@@ -33,20 +31,6 @@ _MOST_SPLITS = 16
 _WARPS = 4
 _MOST_BLOCKS = 65_536
 """Of ranks of tiles, where several programs share a row."""
-
-
-def linear_with_updates(
-    x: Tensor, packed: Tensor, bias: Tensor | None, weights: LowRankWeights, tiles: Tiles, gate: bool
-) -> Tensor:
-    """Arguments as in reference/lora.py."""
-    low = lora_shrink(x, weights, tiles)
-    y = linear_behind(x, packed, bias)
-    lora_expand(low, weights, tiles, y)
-    if not gate:
-        return y
-    out = y.new_empty((y.shape[0], y.shape[1] // 2))
-    silu_and_mul(y, out)
-    return out
 
 
 def lora_shrink(x: Tensor, weights: LowRankWeights, tiles: Tiles) -> Tensor:

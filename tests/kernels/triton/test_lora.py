@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from quire.kernels.reference import activation as reference_activation
+from quire.kernels.reference import linear as reference_linear
 from quire.kernels.reference import lora as reference
 from quire.kernels.reference.lora import LowRankWeights, Scaling, Tiles
+from quire.kernels.triton import activation
 from quire.kernels.triton import lora as ours
+from quire.kernels.triton.linear import linear
 from quire.lora.step_tiles import GPU_TILE, most_tiles, tile_tokens
 
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -79,9 +86,20 @@ def test_products_with_updates(tokens: int, gate: bool, device: str) -> None:
     x = torch.randn(tokens, 1_024, device=device).to(dtype)
     w = (torch.randn(sum(rows), 1_024, device=device) / 32).to(dtype)
     bias = torch.randn(sum(rows), device=device).to(dtype)
-    expected = reference.linear_with_updates(x, w, bias, weights, tiles, gate)
+
+    def with_updates(module: Any, multiply: Any, silu_and_mul: Any) -> Tensor:
+        low = module.lora_shrink(x, weights, tiles)
+        y: Tensor = multiply(x, w, bias, behind=True)
+        module.lora_expand(low, weights, tiles, y)
+        if not gate:
+            return y
+        out = y.new_empty((tokens, sum(rows) // 2))
+        silu_and_mul(y, out)
+        return out
+
+    expected = with_updates(reference, reference_linear.linear, reference_activation.silu_and_mul)
     for _ in range(20):  # the product does not wait for A x
-        found = ours.linear_with_updates(x, w, bias, weights, tiles, gate)
+        found = with_updates(ours, linear.linear, activation.silu_and_mul)
         most = max(1.0, float(expected.float().abs().max()))
         assert (found.float() - expected.float()).abs().max() <= NEAR[dtype] * most
 

@@ -38,13 +38,14 @@ def pack_linear(weight: Tensor) -> Tensor:
     return weight
 
 
-def linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, packed: Tensor, bias: Tensor | None, *, behind: bool = False) -> Tensor:
     """Arguments as in reference/linear.py."""
     config = _config_for(x, packed, gate=False)
     if config is None:
         return F.linear(x, packed, bias)
     y = x.new_empty((x.shape[0], packed.shape[0]))
-    linear_with_config(x, packed, bias, y, config, gate=False, overlap=OVERLAP and can_overlap(x.device))
+    overlap = OVERLAP and can_overlap(x.device)
+    linear_with_config(x, packed, bias, y, config, gate=False, overlap=overlap, waits_late=behind)
     return y
 
 
@@ -71,7 +72,15 @@ def prefers_gated_gemm(rows: int, outputs: int, columns: int) -> bool:
 
 
 def linear_with_config(
-    x: Tensor, w: Tensor, bias: Tensor | None, y: Tensor, config: GemvConfig | GemmConfig, *, gate: bool, overlap: bool
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    config: GemvConfig | GemmConfig,
+    *,
+    gate: bool,
+    overlap: bool,
+    waits_late: bool = False,
 ) -> None:
     """y = x Wᵀ + bias, or silu of its first half times the second where `gate`, with this config.
 
@@ -82,11 +91,12 @@ def linear_with_config(
         y: [rows, outputs].
         config: A GemvConfig takes a single row of x.
         overlap: See dependent_launch.
+        waits_late: See gemm; a single row does not.
     """
     if isinstance(config, GemvConfig):
         gemv(x, w, bias, y, config, gate, overlap)
     else:
-        gemm(x, w, bias, y, config, gate, overlap)
+        gemm(x, w, bias, y, config, gate, overlap, waits_late=waits_late)
 
 
 def _config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
@@ -94,17 +104,6 @@ def _config_for(x: Tensor, w: Tensor, gate: bool) -> LinearConfig:
     if not 0 < rows <= UP_TO[-1] or x.dtype == torch.float32 or x.stride(1) != 1 or not is_sm_90(x.device):
         return None
     return tuned_config(*w.shape, rows, gate)
-
-
-def linear_behind(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` beside the kernel that was launched last, which lets others start when it has waited for x, and makes
-    nothing that this product reads."""
-    config = _config_for(x, packed, gate=False)
-    if not isinstance(config, GemmConfig):
-        return linear(x, packed, bias)
-    y = x.new_empty((x.shape[0], packed.shape[0]))
-    gemm(x, packed, bias, y, config, False, OVERLAP and can_overlap(x.device), waits_late=True)
-    return y
 
 
 @functools.cache
