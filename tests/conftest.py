@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -46,3 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(f"{item.nodeid}: a long test names its share, one of {list(BUDGET_MINUTES)}")
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
             item.user_properties.append(("share", long.args[0]))
+
+
+@pytest.fixture(scope="module")
+def always_drafting() -> Iterator[None]:
+    """Speculation proposes as many drafts as it may, however little that pays: tests' models are as fast as their
+    drafts."""
+    from quire.worker.speculation.draft_lengths import Choice, DraftLengths
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
+        yield

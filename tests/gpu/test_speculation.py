@@ -16,12 +16,11 @@ from quire import LLM, SamplingParams
 from quire.metrics.reader import Counter
 from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import GraphShape
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import ReferenceHead, make_eagle3, noting
 from tests.offline.test_speculation import ASKED, NGRAM, prompts
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("always_drafting")]
 LIMITS: dict[str, Any] = {
     "device": "cuda", "dtype": "float32", "max_model_len": 160, "max_num_seqs": 8, "max_num_batched_tokens": 64,
     "block_size": 16, "num_gpu_blocks_override": 26, "disable_log_stats": False,
@@ -29,14 +28,6 @@ LIMITS: dict[str, Any] = {
 """So few blocks that sequences are preempted."""
 TIE = 1e-3
 TRANSFORMED = ("penalties", "bias, min_tokens", "choice")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def always() -> Iterator[None]:
-    """However little it pays."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -18,22 +18,14 @@ from quire.errors import CheckpointError, ConfigError, QuireError
 from quire.metrics.reader import Counter
 from quire.models.spec import read_spec
 from quire.worker.recorded_steps import RecordedSteps
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.heads import Noted, ReferenceHead, make_eagle3, noting
 from tests.offline import test_masked_drafts
 from tests.offline.test_speculation import ASKED, LIMITS, answers, prompts
 
+pytestmark = pytest.mark.usefixtures("always_drafting")
 DRAFTS = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def always() -> Iterator[None]:
-    """However little it pays: the model is as fast as its head."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
-        yield
 
 
 @pytest.fixture(scope="module")

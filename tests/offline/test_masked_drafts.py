@@ -12,8 +12,8 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.metrics.reader import Counter
 from quire.speculation.ngram_index import NgramIndex
 from quire.structured_output.bitmask_sources import LocalFirstBitmasks
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 
+pytestmark = pytest.mark.usefixtures("always_drafting")
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -40,14 +40,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "penalties, log probabilities": {"temperature": 0.7, "seed": 6, "presence_penalty": 0.6, "logprobs": 1},
     "min_tokens": {"temperature": 0, "min_tokens": 14},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def always() -> Iterator[None]:
-    """However little it pays."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,13 @@ from quire.messages import MaskedDrafts, Plan, Result, TokenBitmasks
 from quire.metrics.reader import Counter, Vector
 from quire.planning.auto_config import resolve
 from quire.speculation.ngram_index import NgramIndex
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 from quire.worker.speculation.draft_model import DraftModel
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.worker import Worker
 from tests.adapters import make_adapter
 from tests.checkpoints import VOCAB_SIZE, make_llama
 
+pytestmark = pytest.mark.usefixtures("always_drafting")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "speculation.md"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
@@ -35,14 +35,6 @@ LIMITS: dict[str, Any] = {
     "num_gpu_blocks_override": 36,
 }  # fmt: skip
 """So few blocks that sequences are preempted."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def always() -> Iterator[None]:
-    """However little it pays: these models are as fast as their drafts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ Chi-square at 1e-4 with fixed seeds, so it passes or fails for ever.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 from quire import LLM, SamplingParams
 from quire.attention.metadata import IntArray
 from quire.metrics.reader import Counter as Count
-from quire.worker.speculation.draft_lengths import Choice, DraftLengths
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.verification import Verified
 from tests.checkpoints import make_llama
@@ -27,6 +26,7 @@ from tests.heads import make_eagle3
 from tests.sampling.chi_square import critical, statistic
 from tests.sampling.test_distributions import LEVEL, expected
 
+pytestmark = pytest.mark.usefixtures("always_drafting")
 TOKENS = 4
 SEQUENCES = 25_000
 ROWS = 50
@@ -44,14 +44,6 @@ LIMITS: dict[str, Any] = {
 }  # fmt: skip
 SAMPLING: dict[str, Any] = {"temperature": 1.3, "top_k": 5, "top_p": 0.95, "min_p": 0.05}
 """Few enough tokens each time that whole sequences can be counted."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def always() -> Iterator[None]:
-    """However little it pays."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftLengths, "choose", lambda self, tokens, slots, most: Choice(most, 1e6))
-        yield
 
 
 @pytest.fixture(scope="module")
