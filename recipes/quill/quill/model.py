@@ -138,21 +138,17 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Mask) -> Tensor:
         """The last hidden states [B, T, hidden_size] of tokens [B, T]."""
-        length = tokens.shape[1]
-        x = self.model.embed_tokens(tokens)
-        for layer in self.model.layers:
-            x = layer(x, (self.cos[:length], self.sin[:length]), mask)
-        out: Tensor = self.model.norm(x)
-        return out
+        return self.streams(tokens, mask, ())[1]
 
     def streams(self, tokens: Tensor, mask: Mask, layers: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """The residual streams [B, T, hidden_size] that enter these layers, and what `forward` returns."""
         length = tokens.shape[1]
-        x, entering = self.model.embed_tokens(tokens), []
-        for layer in self.model.layers:
-            entering.append(x)
+        x, entering = self.model.embed_tokens(tokens), {}
+        for number, layer in enumerate(self.model.layers):
+            if number in layers:
+                entering[number] = x
             x = layer(x, (self.cos[:length], self.sin[:length]), mask)
-        return [entering[layer] for layer in layers], self.model.norm(x)
+        return [entering[number] for number in layers], self.model.norm(x)
 
     def logits(self, x: Tensor) -> Tensor:
         return F.linear(x, self.model.embed_tokens.weight)
