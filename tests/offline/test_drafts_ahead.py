@@ -24,7 +24,6 @@ from tests.offline.test_speculation import (
     LIMITS,
     NGRAM,
     SUFFIX,
-    always,
     answers,
     checkpoint,
     draft,
@@ -33,7 +32,8 @@ from tests.offline.test_speculation import (
 )
 from tests.worker.replay_by_running import ReplayByRunning
 
-__all__ = ["always", "checkpoint", "draft", "plain"]
+__all__ = ["checkpoint", "draft", "plain"]
+pytestmark = pytest.mark.usefixtures("always_drafting")
 CAPTURED = 64
 
 

@@ -30,6 +30,8 @@ LOOK_S = 5.0
 """How often the store is asked for batches that other processes left."""
 WRITE_S = 0.25
 """How often results are written, and the batch's state is read."""
+WRITTEN_AT_ONCE = 32
+"""Results that are kept together or not at all."""
 
 
 class BatchRunner:
@@ -226,13 +228,13 @@ class BatchRun:
         self._cancelled.set()
 
     async def _write(self) -> str:
-        """Write results down; the batch's state."""
-        results, self._results = self._results, []
-        try:
-            return await self._store.batches.record(self._id, results)
-        except QuireError:
-            self._results[:0] = results
-            raise
+        """Write results down, some at a time so that a store without room for all has the first; the batch's state."""
+        while True:
+            results = self._results[:WRITTEN_AT_ONCE]
+            status = await self._store.batches.record(self._id, results)
+            del self._results[: len(results)]
+            if not self._results:
+                return status
 
     async def _lines(self) -> AsyncIterator[tuple[int, bytes]]:
         """The lines that are not empty, and their numbers."""

@@ -12,6 +12,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from quire.api.batches import batch_runner
 from tests.api.openai_types import check, unknown_fields
 from tests.api.server import Server, running
 
@@ -195,7 +196,11 @@ def test_a_batch_goes_on_after_a_restart_and_answers_nothing_twice(tmp_path: Pat
         assert done.request_counts.completed == 120
 
 
-def test_a_batch_that_fills_the_store_fails_and_what_it_has_can_be_read_and_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write_s", [batch_runner.WRITE_S, 60.0], ids=["as it goes", "all at once"])
+def test_a_batch_that_fills_the_store_fails_and_what_it_has_can_be_read_and_deleted(
+    tmp_path: Path, write_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_runner, "WRITE_S", write_s)
     with running(tmp_path, responses_store_max_bytes=2**18) as server:
         client = connect(server)
         batch = wait(client, start(client, completions(600)))
