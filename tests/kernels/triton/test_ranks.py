@@ -127,9 +127,7 @@ def count_looks(word: Any, awaited: Any, looks: Any, POLLS: tl.constexpr) -> Non
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("come_to", "waits"), [(6, True), (7, False), (8, False)])
 @pytest.mark.parametrize("wrapped", [0, 2**31 - 7])
-def test_a_word_is_awaited_when_it_has_wrapped_around_too(
-    come_to: int, waits: bool, wrapped: int, device: str
-) -> None:
+def test_a_word_is_awaited_when_it_has_wrapped_around_too(come_to: int, waits: bool, wrapped: int, device: str) -> None:
     """After months of steps."""
 
     def signed(number: int) -> int:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def release(address, value):
-    """Write a word for all devices of this host, after everything that this program has written before its last barrier.
+    """Write a word for all devices of this host, after all that this program wrote before its last barrier.
     One thread does.
 
     Args:
