@@ -5,6 +5,7 @@ is done. Its GPU waits for those of other ranks, so nothing here does.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Protocol
 
 from quire.clock import SystemClock
@@ -12,6 +13,7 @@ from quire.collectives.layout import LINE
 from quire.config import Config
 from quire.executor.gpu_executor import POLL_S, GpuExecutor, GpuRanks
 from quire.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.executor.rank_steps import for_earlier_stage
 from quire.mesh import Mesh
 from quire.messages import Plan, Result, TokenBitmasks
 from quire.planning.kv_cache_plan import NumBlocks
@@ -50,6 +52,7 @@ class GpuRank:
         self._words = memoryview(memory.view).cast("I")
         self._executor = GpuExecutor(config, SystemClock(), ranks=GpuRanks(mesh, channel.exchange, channel.agree))
         self._in_flight = 0
+        self._plans: deque[Plan] = deque()  # not submitted yet
 
     def run(self) -> None:
         """Load a part of the model, then run plans. A failed step is the end: the others wait for this rank's part."""
@@ -58,10 +61,14 @@ class GpuRank:
             adapters.report_to(self._channel.send)
         self._channel.send(limits)
         while not isinstance(message := self._next_message(), Stop):
-            if message is not None:
+            if message is None:
+                self._say_oldest_or_nap()
+            else:
                 self._take(message)
-            elif not self._say_oldest():
-                time.sleep(POLL_S)
+            self._submit_plans()
+        while self._plans and not self._executor.awaits_bitmasks:  # others wait for this rank's part
+            self._say_oldest_or_nap()
+            self._submit_plans()
         self._executor.close()
 
     def _next_message(self) -> ToRanks | None:
@@ -70,7 +77,8 @@ class GpuRank:
 
     def _take(self, message: ToRanks) -> None:
         if isinstance(message, Bitmasks):
-            self._executor.submit_bitmasks(TokenBitmasks(message.step, message.rows, list(message.bits)))
+            if self._mesh.is_last:
+                self._executor.submit_bitmasks(TokenBitmasks(message.step, message.rows, list(message.bits)))
             return
         if isinstance(message, LoadAdapter):
             adapters = self._executor.adapters
@@ -78,23 +86,30 @@ class GpuRank:
             adapters.load(message.adapter, message.slot)
             return
         assert isinstance(message, Plan), message
-        while self._in_flight == self._executor.max_in_flight:
-            self._say_oldest(None)  # the rank that answers was quicker, so all that this step waits for has come
-        self._words[self._mesh.tp_rank * LINE // 4] = message.step & 0xFFFFFFFF
-        self._executor.submit(message)
-        self._in_flight += 1
+        self._plans.append(message if self._mesh.is_last else for_earlier_stage(message))
 
-    def _say_oldest(self, timeout: float | None = 0.0) -> bool:
+    def _submit_plans(self) -> None:
+        """As many as may be in flight. The rank that answers may be quicker, or a step may wait for bitmasks; what a
+        step that was left waits for has come all the same."""
+        while self._plans and self._in_flight < self._executor.max_in_flight:
+            plan = self._plans.popleft()
+            self._words[self._mesh.tp_rank * LINE // 4] = plan.step & 0xFFFFFFFF
+            self._executor.submit(plan)
+            self._in_flight += 1
+
+    def _say_oldest_or_nap(self) -> None:
         """Tell the engine of the oldest step, if it is done."""
-        if (result := self._executor.collect(timeout)) is None:
-            return False
+        if (result := self._executor.collect(0.0)) is None:
+            time.sleep(POLL_S)
+            return
         assert isinstance(result, Result), "ranks make no drafts"
         self._in_flight -= 1
         self._channel.send(self._said(result))
-        return True
 
     def _said(self, result: Result) -> Result | StepDone:
-        """One rank tells all, the others which tokens they have sampled."""
+        """One rank of the last stage tells all, the others of it which tokens they have sampled."""
+        if not self._mesh.is_last:
+            return StepDone(result.step, 0, result.ready_host_blocks)
         if self._mesh.tp_rank == 0:
             return result
         return StepDone(result.step, fingerprint(result), result.ready_host_blocks)

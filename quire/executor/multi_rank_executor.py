@@ -30,18 +30,22 @@ from quire.executor.rank_messages import (
     fingerprint,
 )
 from quire.executor.stage_progress import StageProgress
-from quire.mesh import mesh_of
+from quire.mesh import Mesh, mesh_of
 from quire.messages import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
-from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.worker.pipeline_depth import most_in_flight
 
 T = TypeVar("T")
-EXCHANGES = 2
-"""Rounds in which ranks on GPUs say how they reach one another's memory: see collectives/cards.py."""
 _LOOK_S = 0.5
 FIRST_PATIENCE_S = 3600.0
 """How long a start may take until the first rank comes so far."""
 START_PATIENCE_S = 300.0
 """How long that rank waits for the last one."""
+
+
+def exchanges_of(mesh: Mesh) -> int:
+    """Rounds in which ranks on GPUs say how they reach one another's memory: two for those that divide layers, and two
+    for stages. See collectives/cards.py and card_links.py."""
+    return 2 * (mesh.tp > 1) + 2 * (mesh.pp > 1)
 
 
 class MultiRankExecutor:
@@ -78,7 +82,7 @@ class MultiRankExecutor:
     @property
     def max_in_flight(self) -> int:
         """A step in each stage, and one that waits."""
-        return MAX_STEPS_IN_FLIGHT + self._mesh.pp - 1
+        return most_in_flight(self._mesh.pp)
 
     def start(self) -> DeviceLimits:
         """Start all ranks; they take the smallest number of blocks that any of them has room for.
@@ -89,7 +93,7 @@ class MultiRankExecutor:
         """
         try:
             self._ranks = start_ranks(self._config, self._clock)
-            for _ in range(EXCHANGES if self._on_gpus else 0):
+            for _ in range(exchanges_of(self._mesh) if self._on_gpus else 0):
                 self._ranks.broadcast(Offers([offer.data for offer in self._from_all(Offer, "reach its GPU")]))
             blocks = self._from_all(Blocks, "read its weights")
             of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks))

@@ -6,6 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -17,14 +18,14 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.executor.gpu_rank import GpuRank
 from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.rank_messages import FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
 from quire.executor.rank_processes import RankProcesses
 from quire.mesh import Mesh
 from quire.messages import Adapter, AdapterLoaded, DeviceLimits, Plan, Result
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory
 from quire.worker.worker import Worker
-from tests.checkpoints import make_llama
+from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.executor.test_cpu_executor import first, next_
 from tests.executor.test_gpu_executor import run
 from tests.lora.adapter_files import write
@@ -105,6 +106,21 @@ def test_a_rank_that_is_behind_has_no_more_steps_in_flight(
             (step, mark) for (step, _), mark in zip(wanted, marks, strict=True)
         ][: len(said)]
     assert len(said) >= STEPS - GpuExecutor.max_in_flight, "at Stop nobody waits for the last ones"
+
+
+def test_bitmasks_are_taken_while_plans_wait_for_room(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of several stages has more plans in flight than a rank, and those behind a masked step may come before
+    its bitmasks."""
+    monkeypatch.setattr(GpuExecutor, "_build_worker", lambda self, _: Worker(config_for(tiny), SystemClock()))
+    allowed = bytearray(VOCAB_SIZE // 8)
+    allowed[3] = 1 << 2
+    masked = msgspec.structs.replace(first(), masked=first().sampled_rows)
+    masks = Bitmasks(1, masked.masked, [bytes(allowed)] * len(masked.masked))
+    channel = AllAtOnce([masked, *map(next_, range(2, 6)), masks, Stop()])
+    GpuRank(config_for(tiny), Mesh(), channel, SharedMemory(2 * LINE)).run()
+    results = [message for message in channel.said if isinstance(message, Result)]
+    assert set(results[0].tokens) == {26}
+    assert [result.step for result in results] == [1, 2, 3]
 
 
 def test_adapters_are_loaded_between_steps_and_answered(
