@@ -1,6 +1,6 @@
 """Stages on two cards, and two stages of two cards each, say what one card says: fp32 greedy text that is transformers'
-own, with graphs, over cached blocks and after preemptions; bf16 about as near to the exact logits as transformers'; rows
-with grammars; with adapters PEFT's. A stage that dies is named.
+own, with graphs, over cached blocks and after preemptions; bf16 about as near to the exact logits as theirs; rows with
+grammars; with adapters PEFT's. A stage that dies is named.
 """
 
 from __future__ import annotations
