@@ -89,11 +89,6 @@ class GpuExecutor:
         self._worker: Worker | None = None
 
     @property
-    def awaits_bitmasks(self) -> bool:
-        """Whether the step that was launched last does; later ones are launched when they are there."""
-        return self._awaits_bitmasks
-
-    @property
     def adapters(self) -> AdapterLoader | None:
         assert self._worker is not None, "not started, or closed"
         return self._worker.adapters

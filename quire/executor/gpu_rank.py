@@ -53,6 +53,8 @@ class GpuRank:
         self._executor = GpuExecutor(config, SystemClock(), ranks=GpuRanks(mesh, channel.exchange, channel.agree))
         self._in_flight = 0
         self._plans: deque[Plan] = deque()  # not submitted yet
+        self._bitmasks: dict[int, Bitmasks] = {}  # by step, the same
+        self._masked_step: int | None = None  # submitted, and waits for its bitmasks
 
     def run(self) -> None:
         """Load a part of the model, then run plans. A failed step is the end: the others wait for this rank's part."""
@@ -66,7 +68,7 @@ class GpuRank:
             else:
                 self._take(message)
             self._submit_plans()
-        while self._plans and not self._executor.awaits_bitmasks:  # others wait for this rank's part
+        while self._plans and self._masked_step is None:  # others wait for this rank's part
             self._say_oldest_or_nap()
             self._submit_plans()
         self._executor.close()
@@ -77,8 +79,7 @@ class GpuRank:
 
     def _take(self, message: ToRanks) -> None:
         if isinstance(message, Bitmasks):
-            if self._mesh.is_last:
-                self._executor.submit_bitmasks(TokenBitmasks(message.step, message.rows, list(message.bits)))
+            self._bitmasks[message.step] = message
             return
         if isinstance(message, LoadAdapter):
             adapters = self._executor.adapters
@@ -86,16 +87,32 @@ class GpuRank:
             adapters.load(message.adapter, message.slot)
             return
         assert isinstance(message, Plan), message
-        self._plans.append(message if self._mesh.is_last else for_earlier_stage(message))
+        self._plans.append(message)
 
     def _submit_plans(self) -> None:
-        """As many as may be in flight. The rank that answers may be quicker, or a step may wait for bitmasks; what a
-        step that was left waits for has come all the same."""
-        while self._plans and self._in_flight < self._executor.max_in_flight:
-            plan = self._plans.popleft()
-            self._words[self._mesh.tp_rank * LINE // 4] = plan.step & 0xFFFFFFFF
-            self._executor.submit(plan)
-            self._in_flight += 1
+        """As many as may be in flight: the rank that answers may be quicker, and then all that a plan left here waits
+        for has come. None behind a masked step before its bitmasks are there, in any stage: no device waits for what
+        is still to come from the engine.
+        """
+        while True:
+            if self._masked_step in self._bitmasks:
+                self._submit_bitmasks(self._bitmasks.pop(self._masked_step))
+            elif self._plans and self._masked_step is None and self._in_flight < self._executor.max_in_flight:
+                self._submit(self._plans.popleft())
+            else:
+                return
+
+    def _submit(self, plan: Plan) -> None:
+        self._words[self._mesh.tp_rank * LINE // 4] = plan.step & 0xFFFFFFFF
+        self._executor.submit(plan if self._mesh.is_last else for_earlier_stage(plan))
+        self._in_flight += 1
+        if plan.masked:
+            self._masked_step = plan.step
+
+    def _submit_bitmasks(self, masks: Bitmasks) -> None:
+        self._masked_step = None
+        if self._mesh.is_last:
+            self._executor.submit_bitmasks(TokenBitmasks(masks.step, masks.rows, list(masks.bits)))
 
     def _say_oldest_or_nap(self) -> None:
         """Tell the engine of the oldest step, if it is done."""
