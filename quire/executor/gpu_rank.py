@@ -6,18 +6,32 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire.clock import SystemClock
 from quire.collectives.layout import LINE
 from quire.config import Config
 from quire.executor.gpu_executor import POLL_S, GpuExecutor, GpuRanks
-from quire.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.executor.rank_messages import (
+    BeginProfile,
+    Bitmasks,
+    EndProfile,
+    FromRank,
+    LoadAdapter,
+    Profiled,
+    StepDone,
+    Stop,
+    ToRanks,
+    fingerprint,
+)
 from quire.executor.rank_steps import for_earlier_stage
 from quire.mesh import Mesh
 from quire.messages import Plan, Result, TokenBitmasks
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from quire.worker.kernel_profile import KernelProfile
 
 
 class RankChannel(Protocol):
@@ -55,6 +69,7 @@ class GpuRank:
         self._plans: deque[Plan] = deque()  # not submitted yet
         self._bitmasks: dict[int, Bitmasks] = {}  # by step, the same
         self._masked_step: int | None = None  # submitted, and waits for its bitmasks
+        self._profile: KernelProfile | None = None
 
     def run(self) -> None:
         """Load a part of the model, then run plans. A failed step is the end: the others wait for this rank's part."""
@@ -86,8 +101,22 @@ class GpuRank:
             assert adapters is not None, "--enable-lora was not given"
             adapters.load(message.adapter, message.slot)
             return
+        if isinstance(message, BeginProfile | EndProfile):
+            self._profile_kernels(begins=isinstance(message, BeginProfile))
+            return
         assert isinstance(message, Plan), message
         self._plans.append(message)
+
+    def _profile_kernels(self, *, begins: bool) -> None:
+        """Begin or end a profile, while no step is in flight."""
+        from quire.worker.kernel_profile import KernelProfile  # torch's profiler takes time to import
+
+        if begins:
+            self._profile = KernelProfile()
+        else:
+            assert self._profile is not None, "no profile was begun"
+            self._channel.send(Profiled(self._profile.end()))
+            self._profile = None
 
     def _submit_plans(self) -> None:
         """As many as may be in flight: the rank that answers may be quicker, and then all that a plan left here waits

@@ -7,7 +7,7 @@ process loads no torch. Knows nothing about requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -19,14 +19,17 @@ from quire.executor.executor import FaultHook, no_faults
 from quire.executor.nodes.head_ranks import Ranks, start_ranks
 from quire.executor.rank_adapters import RankAdapters
 from quire.executor.rank_messages import (
+    BeginProfile,
     Bitmasks,
     Blocks,
+    EndProfile,
     FromRank,
-    LoadAdapter,
     Offer,
     Offers,
+    Profiled,
     StepDone,
     Stop,
+    ToRanks,
     fingerprint,
 )
 from quire.executor.stage_progress import StageProgress
@@ -69,6 +72,7 @@ class MultiRankExecutor:
         self._ranks: Ranks | None = None
         self._failure: BaseException | None = None
         self._results: deque[Result] = deque()
+        self._profiles: dict[int, dict[str, tuple[float, int]]] = {}  # by rank
         self._sampled: dict[int, int] = {}  # by step, the fingerprint of what was sampled
         self._mesh = mesh_of(config.parallel)
         self._on_gpus = config.device.device == "cuda"
@@ -143,6 +147,21 @@ class MultiRankExecutor:
             self._failure = error
             raise
 
+    def profile_kernels(self, run: Callable[[], object]) -> list[dict[str, tuple[float, int]]]:
+        """On GPUs: what kernels take while steps are run, by rank; see KernelTimes in worker/kernel_profile.py.
+
+        Args:
+            run: Submits plans and collects all their results, in this thread.
+        """
+        assert self._on_gpus and self._ranks is not None, "ranks on GPUs are profiled, once they have started"
+        self._profiles.clear()
+        self._broadcast(BeginProfile())
+        run()
+        self._broadcast(EndProfile())
+        while len(self._profiles) < self._ranks.number:
+            self._take(self._ranks.receive(_LOOK_S))
+        return [self._profiles[rank] for rank in range(self._ranks.number)]
+
     def close(self) -> None:
         """Wait for what is running; after a failure, for nothing."""
         ranks, self._ranks = self._ranks, None
@@ -159,7 +178,7 @@ class MultiRankExecutor:
         assert self._ranks is not None, "not started, or closed"
         return self._ranks.name(rank)
 
-    def _broadcast(self, message: Plan | Bitmasks | LoadAdapter) -> None:
+    def _broadcast(self, message: ToRanks) -> None:
         if self._failure is not None:
             return  # `collect` raises it
         assert self._ranks is not None, "not started, or closed"
@@ -169,7 +188,7 @@ class MultiRankExecutor:
             self._failure = error
 
     def _take(self, received: Iterable[tuple[int, FromRank]]) -> None:
-        """Results, what other ranks have sampled in the same steps, and adapters.
+        """Results, what other ranks have sampled in the same steps, adapters, and profiles.
 
         Raises:
             EngineDeadError: Ranks have sampled different tokens.
@@ -179,6 +198,9 @@ class MultiRankExecutor:
             if isinstance(message, AdapterLoaded):
                 assert self.adapters is not None, "nobody has asked for adapters"
                 self.adapters.take(rank, message)
+                continue
+            if isinstance(message, Profiled):
+                self._profiles[rank] = message.kernels
                 continue
             if isinstance(message, Result):
                 self._results.append(self._with_blocks_of_all(rank, message))

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from quire.clock import SystemClock
+from quire.worker import kernel_profile
+from quire.worker.worker import Worker
 from tests.checkpoints import make_llama
 from tests.executor.gpu_ranks_in_threads import executor_of, use_ranks_in_threads
 from tests.executor.masked_requests import serve
+from tests.executor.test_cpu_executor import first, next_
+from tests.executor.test_gpu_executor import run
 from tests.parity.test_divided import MODES, answers, check_same, divided, undivided
 from tests.reference import Reference
 from tests.worker.driver import config_for
@@ -60,3 +64,25 @@ def test_masked_requests_are_served(tmp_path: Path, ranks: dict[str, int], monke
     settings = {"max_num_batched_tokens": 64}
     executor = executor_of(config_for(tiny, **ranks, **settings), SystemClock())
     serve(Reference(tiny), executor, settings | ranks).client.close()
+
+
+def test_kernels_of_all_ranks_are_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Profile:
+        def __init__(self) -> None:
+            self._steps = len(launched)
+
+        def end(self) -> dict[str, tuple[float, int]]:
+            return {"steps": (0.5, len(launched) - self._steps)}
+
+    launched = list[int]()
+    launch = Worker.launch
+    monkeypatch.setattr(Worker, "launch", lambda self, plan: (launched.append(plan.step), launch(self, plan))[1])
+    monkeypatch.setattr(kernel_profile, "KernelProfile", Profile)
+    use_ranks_in_threads(monkeypatch)
+    tiny = make_llama(tmp_path, tokenizer=False)
+    executor = executor_of(config_for(tiny, pipeline_parallel_size=2), SystemClock())
+    executor.start()
+    profiles = executor.profile_kernels(lambda: run(executor, [first(), *map(next_, range(2, 6))]))
+    assert all(set(each) == {"steps"} and 5 <= each["steps"][1] <= 10 for each in profiles)
+    assert len(profiles) == 2
+    executor.close()
