@@ -53,6 +53,7 @@ class CardLinks:
     def __init__(self, mesh: Mesh, device: torch.device, exchange: Exchange, size: StreamSize) -> None:
         from quire.kernels.triton.ranks import handed_on, stage_window  # Triton is there only with a GPU's torch
 
+        torch.empty(1, device=device)  # the context
         self._kernels = handed_on
         self._mesh = mesh
         self._size = size

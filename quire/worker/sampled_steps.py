@@ -12,7 +12,10 @@ class SampledSteps:
         self._last: dict[int, int] = {}  # by slot, the step that sampled its last token
 
     def read_by(self, plan: Plan) -> int:
-        """The last step that samples what the plan's rows read; 0: they read nothing that is sampled."""
+        """The last step that samples what the plan's rows read; 0: they read nothing that is sampled. What a slot's
+        owner before has sampled, a new owner does not read; it may still be on its way."""
+        for owner in plan.admitted:
+            self._last.pop(owner.slot, None)
         return max((self._last.get(slot, 0) for slot in plan.slots), default=0)
 
     def sampled_by(self, plan: Plan) -> list[int]:
