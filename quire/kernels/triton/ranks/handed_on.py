@@ -82,7 +82,7 @@ def _launch_tokens(kernel: object, last: Tensor, windows: Tensor, step: int, lay
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["tiles", "words", "flags", "streams"], do_not_specialize_on_alignment=["step"])
+@triton.jit(do_not_specialize=["tiles", "flags", "streams"], do_not_specialize_on_alignment=["step"])
 def _send_stream(
     x,
     delta,
@@ -120,7 +120,7 @@ def _send_stream(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["tiles", "words", "flags", "streams"], do_not_specialize_on_alignment=["step"])
+@triton.jit(do_not_specialize=["tiles", "flags", "streams"], do_not_specialize_on_alignment=["step"])
 def _receive_stream(
     x,
     delta,
