@@ -52,6 +52,7 @@ from quire.worker.speculation.drafters import build_drafter
 from quire.worker.speculation.drafts_ahead import DraftsAhead
 from quire.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, StateRows, model_states
 from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
+from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
@@ -396,6 +397,9 @@ class Worker:
         return start_warmup(gemms, factory.options)
 
     def _start_drafting(self, drafter: Drafter | None) -> None:
+        speculation = self._config.speculation.speculation
+        if speculation is not None and speculation.synthetic_rates:
+            _log.warning("drafts      are accepted at random (rejection_sample_method synthetic): outputs are wrong")
         if drafter is None or self._mesh.tp > 1:  # ranks would measure different times
             self._drafter = drafter
         elif not self._runner.runs_ahead:
@@ -486,7 +490,15 @@ class Worker:
             self._config.model.max_logprobs,
             loaded.updates,
             loaded.states,
+            self._synthetic_acceptance(spec),
         )
+
+    def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
+        """What decides in the model's place which drafts stay, in a benchmark."""
+        speculation = self._config.speculation.speculation
+        if speculation is None or not speculation.synthetic_rates:
+            return None
+        return SyntheticAcceptance(speculation.synthetic_rates, spec.vocab_size, self._device)
 
 
 @contextmanager
