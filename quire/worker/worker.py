@@ -134,6 +134,7 @@ class Worker:
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
         self._drafter: Drafter | None = None
+        self._adaptive: AdaptiveDrafter | None = None  # the drafter, on a CPU where no other rank has one
         self._ahead: DraftsAhead | None = None  # on a GPU
         self._runner: ModelRunner
         self._slots: SlotTable
@@ -312,6 +313,8 @@ class Worker:
             if drafts is not None and (tokens := drafts.of_masked(plan)) is not None:
                 assert drafted is not None, "drafts of masked rows, of which nobody is told"
                 drafted(MaskedDrafts(plan.step, tokens))
+        if self._adaptive is not None and plan.sampled_rows and not plan.drafts:
+            self._adaptive.skip()
         step = self.launch(plan, drafts)
         if plan.masked:
             assert masks is not None, "masked rows without bitmasks"
@@ -319,6 +322,8 @@ class Worker:
         result = self.finish(step)
         if self._drafter is not None:
             self._drafter.record(plan, result)
+        if self._adaptive is not None and (undrafted := self._adaptive.undrafted(plan.step)):
+            return msgspec.structs.replace(result, undrafted=undrafted)
         return result
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
@@ -403,7 +408,7 @@ class Worker:
         if drafter is None or self._mesh.tp > 1:  # ranks would measure different times
             self._drafter = drafter
         elif not self._runner.runs_ahead:
-            self._drafter = AdaptiveDrafter(drafter, self._clock)
+            self._drafter = self._adaptive = AdaptiveDrafter(drafter, self._clock)
         else:
             adaptive = AdaptiveDrafter(drafter, self._clock, waits=True, barred=self._slots.transforms.are_active)
             self._ahead = DraftsAhead(adaptive, self._clock)

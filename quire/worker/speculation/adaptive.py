@@ -64,6 +64,7 @@ class AdaptiveDrafter:
         self._reading_ms = 0.0  # of a token that the drafter has to catch up with; 0: not measured
         self._granted: dict[int, _Grant] = {}  # by step, until it is recorded
         self._drafting_ms = 0.0  # of the last step that has asked
+        self._undrafted = 0  # the engine knows that there are none up to this plan
         self._looked = 0  # at sequences without drafts
         self._hits = 0  # looks in a row that would have been right
         self._quiet = 0  # steps since one was learned from
@@ -72,10 +73,13 @@ class AdaptiveDrafter:
     def read(self) -> int:
         return self._inner.read
 
-    @property
-    def resting(self) -> int:
-        """How many of the next plans surely get none."""
-        return self._lengths.resting
+    def undrafted(self, submitted: int) -> int:
+        """Up to which plan there are surely no drafts, where `submitted` is the last one that was submitted; 0: up to
+        none that the engine has not been told of already."""
+        if submitted < self._undrafted or not (resting := self._lengths.resting):
+            return 0
+        self._undrafted = submitted + resting
+        return self._undrafted
 
     def skip(self) -> None:
         """A plan that allows none."""
@@ -128,19 +132,18 @@ class AdaptiveDrafter:
         found = self._inner.propose(replace(plan, drafts=granted), min(most_read, grant.worth))
         self._drafting_ms = (self._clock.now() - began) * 1e3
         self._learn_drafting(found, self._drafting_ms)
-        if self._waits:
-            for place, count in enumerate(found.counts.tolist()):
-                if granted[place]:
-                    self._lengths.acceptance.learn_found(plan.slots[plan.sampled_rows[place]], count > 0)
+        for place, count in enumerate(found.counts.tolist()):
+            if granted[place]:
+                self._lengths.acceptance.learn_found(plan.slots[plan.sampled_rows[place]], count > 0)
         return found
 
     def record(self, plan: Plan, result: Result, ms: float | None = None) -> None:
         """`ms`: what the step took, if that is not what the device says; 0: nobody knows."""
         asked = bool(self._granted) and self._granted.pop(plan.step, None) is not None
         weight = 1
-        if self._waits and not asked:
+        if not asked:
             self._quiet += 1
-            if self._quiet < _QUIET and not self._hits and self._lengths.resting:
+            if self._quiet < _QUIET and not self._hits and self._lengths.rests:
                 self._inner.record(plan, result)
                 return
             weight, self._quiet = self._quiet, 0

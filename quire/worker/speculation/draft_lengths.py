@@ -4,9 +4,10 @@ A step of n tokens brings the tokens of its rows, and for a row whose drafts are
 a² + … + a^d more (Leviathan, Kalman, Matias 2023, section 3.1). The number of drafts is chosen that brings most tokens
 a millisecond; none where that is next to nothing. Now and then a step tries the other side, so that what is known stays
 true: one without drafts where there are some, one with a few where there are none, ever more seldom while they fail.
+How often drafts are found at all counts as well: asking for them takes the host's time.
 
 A device that runs ahead of the host has to wait for a step that asks for drafts, whether any are found or not. There,
-steps that ask are timed by themselves, and how often drafts are found counts as well.
+steps that ask are timed by themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _BASELINE_STEPS = 100
 """With drafts, one step in so many has none."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Without drafts, steps before some are tried."""
-_LOOK_EVERY = 8
+_LOOK_EVERY = 16
 """Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
 _LOOK_EVERY_AHEAD = 64
 """The same where the host's time may be what a step takes."""
@@ -115,7 +116,6 @@ class DraftLengths:
     def __init__(self, waits: bool = False) -> None:
         self.steps, self.passes = StepTimes(), StepTimes()
         self.alone = StepTimes() if waits else self.steps
-        self._waits = waits
         self._look_every = _LOOK_EVERY_AHEAD if waits else _LOOK_EVERY
         self.acceptance = Acceptance()
         self._since_baseline = self._since_drafts = 0
@@ -129,7 +129,7 @@ class DraftLengths:
         choice = None
         if self._since_drafts % self._look_every == 0:
             rates = np.array([self.acceptance.of(slot) for slot in slots])
-            finds = np.array([self.acceptance.found(slot) for slot in slots]) if self._waits else np.ones(len(slots))
+            finds = np.array([self.acceptance.found(slot) for slot in slots])
             choice = self._best(tokens, rates, finds, most)
         if choice is None:
             self._since_drafts += 1
@@ -148,6 +148,11 @@ class DraftLengths:
         """A step that could have no drafts."""
         if self._since_drafts:
             self._since_drafts += 1
+
+    @property
+    def rests(self) -> bool:
+        """Whether drafts do not pay, as far as is known."""
+        return self._since_drafts > 0
 
     @property
     def resting(self) -> int:

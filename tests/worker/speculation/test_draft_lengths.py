@@ -40,6 +40,7 @@ def tokens_a_ms(machine: str, rows: int, rate: float, steps: int, drafts: int | 
             accepted = next((number for number in range(proposed) if rng.random() >= rate), proposed)
             brought += 1 + accepted
             if proposed:
+                lengths.acceptance.learn_found(slot, True)
                 lengths.acceptance.learn(slot, accepted, proposed)
             else:
                 lengths.acceptance.rest(slot)
@@ -114,6 +115,7 @@ def test_drafts_come_back_when_they_pay_again() -> None:
             if given:
                 drafted += 1
                 lengths.passes.learn(1, 0.5)
+                lengths.acceptance.learn_found(0, True)
                 accepted = next((number for number in range(given) if rng.random() >= rate), given)
                 lengths.acceptance.learn(0, accepted, given)
         return drafted
