@@ -1,5 +1,5 @@
-"""The benchmark of speculation at a given acceptance, with tiny shapes of Llama's kind: rates are as asked, steps are
-timed, and each has its prediction.
+"""Benchmarks of speculation with tiny shapes. At a given acceptance: rates are as asked, steps are timed, and each has
+its prediction. Of a text with one change: the model that is made for it says that text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import copying
 from benchmarks.forced_speculation import LLAMA, arguments, compare, llama_pair, rates_of
 from tests.offline.test_drafts_ahead import running_ahead
 
@@ -46,3 +47,11 @@ def test_figures_of_a_tiny_pair(ahead: bool, tmp_path: Path, capsys: pytest.Capt
 def test_rates_are_those_of_drafts_that_are_right_one_by_one() -> None:
     assert rates_of(0.5, 3) == [0.5, 0.25, 0.125]
     assert rates_of(0.0, 2) == [0.0, 0.0]
+
+
+def test_a_text_is_repeated_with_one_change() -> None:
+    parser = argparse.ArgumentParser()
+    copying.arguments(parser)
+    found = copying.compare(parser.parse_args(["--shape", "tiny", "--repeats", "1"]))
+    assert [each["engine"] for each in found] == ["off", "ngram", "suffix"]
+    assert all(200 <= each["output"] <= 400 and each["tokens_per_s"] > 0 for each in found)
