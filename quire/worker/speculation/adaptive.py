@@ -165,8 +165,7 @@ class AdaptiveDrafter:
         if rows and len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts) and ms > 0:
             if self._waits and asked:
                 ms = max(0.0, ms - self._drafting_ms)
-            times = self._lengths.steps if asked else self._lengths.alone
-            times.learn(rows + sum(result.drafted), ms)
+            self._lengths.learn_step(rows + sum(result.drafted), ms, asked=asked)
 
     def _look_back(self, plan: Plan, result: Result) -> None:
         """Of some rows without drafts: whether the token that they have sampled would have been proposed."""
@@ -189,14 +188,14 @@ class AdaptiveDrafter:
 
     def _worth(self, rows: int, saved_ms: float) -> int:
         """How many tokens of a sequence may be read for the drafts that it is expected to have."""
-        reading_ms = self._reading_ms or self._lengths.passes.of(rows) / _READS_A_PASS
+        reading_ms = self._reading_ms or self._lengths.drafting.of(1, rows) / _READS_A_PASS
         return int(self._outputs * max(0.0, saved_ms) / reading_ms) if reading_ms else UNLIMITED
 
     def _learn_drafting(self, found: StepDrafts, ms: float) -> None:
         passes, rows = int(found.counts.max(initial=0)), int((found.counts > 0).sum())
         read = self._inner.read
         if read <= 2 * rows and passes:
-            self._lengths.passes.learn(rows, ms / passes)
+            self._lengths.drafting.learn(passes, rows, ms)
         elif read > _LONG_READ:
-            left = max(0.0, ms - passes * self._lengths.passes.of(rows)) / read
+            left = max(0.0, ms - self._lengths.drafting.of(passes, rows)) / read
             self._reading_ms += (_RATE if self._reading_ms else 1.0) * (left - self._reading_ms)
