@@ -22,8 +22,10 @@ _LONG_READ = 16
 """Tokens from which on reading is timed by itself."""
 _LOOKS_A_STEP = 8
 """Rows without drafts of which it is looked up, after a step, what would have been proposed; some µs each."""
-_QUIET = 16
+_QUIET = 4
 """Where drafts do not pay, one step in so many is learned from, as long as nothing would have been right."""
+_QUIET_AHEAD = 16
+"""The same where the host's time may be what a step takes."""
 _HITS = 4
 """So many guesses in a row that would have been right let drafts be tried."""
 BoolArray = npt.NDArray[np.bool_]
@@ -67,6 +69,7 @@ class AdaptiveDrafter:
         self._undrafted = 0  # the engine knows that there are none up to this plan
         self._looked = 0  # at sequences without drafts
         self._hits = 0  # looks in a row that would have been right
+        self._most_quiet = _QUIET_AHEAD if waits else _QUIET
         self._quiet = 0  # steps since one was learned from
 
     @property
@@ -143,7 +146,7 @@ class AdaptiveDrafter:
         weight = 1
         if not asked:
             self._quiet += 1
-            if self._quiet < _QUIET and not self._hits and self._lengths.rests:
+            if self._quiet < self._most_quiet and not self._hits and self._lengths.rests:
                 self._inner.record(plan, result)
                 return
             weight, self._quiet = self._quiet, 0
