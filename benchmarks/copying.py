@@ -60,9 +60,7 @@ def make_model(directory: Path, shape: str, prompt: int, says: list[int], vocab_
     """A checkpoint that says these tokens behind a prompt of so many, greedily."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=vocab_size, n_positions=1024, bos_token_id=0, eos_token_id=0, torch_dtype="bfloat16", **SHAPES[shape]
-    )
+    config = GPT2Config(vocab_size=vocab_size, n_positions=1024, bos_token_id=0, eos_token_id=0, **SHAPES[shape])
     torch.manual_seed(0)
     model = GPT2LMHeadModel(config).to(torch.bfloat16)
     with torch.no_grad():
