@@ -2,12 +2,17 @@
 
     python benchmarks/h200/speculation.py --model DIRECTORY [--rows 1,32,256] [--tokens 256]
     python benchmarks/h200/speculation.py --quill [--prompts 6] [--drafts 4]
+    python benchmarks/h200/speculation.py --forced [--rows 1,4,16,64,256]
+    python benchmarks/h200/speculation.py --copy [--shape large]
 
 The first form makes a model of dummy weights and an engine without drafts beside one with prompt lookup. Prompts are
 random tokens. Drawn at temperature 1, outputs are too, so next to nothing can be looked up: what counts is that nothing
 is lost; the same greedily. The second form answers questions of Quill's examination one by one, greedily, and goes on
-with a text that repeats itself; its engines have no drafts, the draft model, the EAGLE-3 head, or prompt lookup. Times
-include prompts. One line of JSON a figure; ratios are of medians over the repeats, after one that is not counted.
+with a text that repeats itself; its engines have no drafts, the draft model, the EAGLE-3 head, or prompt lookup. The
+third form is `benchmarks/forced_speculation.py` with the shapes of Llama-3.1-8B and Llama-3.2-1B: drafts that are
+accepted at given rates, and steps beside the cost model's. The fourth is `benchmarks/copying.py` with a larger shape.
+Times of the first two include prompts. One line of JSON a figure; ratios are of medians over the repeats, after one
+that is not counted.
 """
 
 from __future__ import annotations
@@ -23,6 +28,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from copying import arguments as copy_arguments
+from copying import compare as compare_copies
+from forced_speculation import arguments, forced_llama
 from speculation import PHRASE, questions
 
 from quire import LLM, SamplingParams
@@ -115,6 +123,19 @@ def of_quill(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    if "--copy" in sys.argv:
+        copying = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        copying.add_argument("--copy", action="store_true", required=True)
+        copy_arguments(copying, shape="large")
+        for figure in compare_copies(copying.parse_args()):
+            print(json.dumps(figure), flush=True)
+        return
+    if "--forced" in sys.argv:
+        forced = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        forced.add_argument("--forced", action="store_true", required=True)
+        arguments(forced, rows=[1, 4, 16, 64, 256], step_rows=[1, 4, 16, 64, 256], repeats=2)
+        forced_llama(forced.parse_args())
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--quill", action="store_true")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from quire.errors import ConfigError
@@ -15,7 +16,9 @@ MOST_DRAFTS = 16
 _NGRAM_KEYS = ("prompt_lookup_max", "prompt_lookup_min")
 _SUFFIX_KEYS = ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests",
                 "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob")  # fmt: skip
-_KEYS = ("method", "model", "num_speculative_tokens", *_NGRAM_KEYS, *_SUFFIX_KEYS, "draft_tensor_parallel_size")
+_SYNTHETIC_KEYS = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+_KEYS = ("method", "model", "num_speculative_tokens", *_NGRAM_KEYS, *_SUFFIX_KEYS, "draft_tensor_parallel_size",
+         "rejection_sample_method", *_SYNTHETIC_KEYS)  # fmt: skip
 _KEYS_OF: dict[Method, tuple[str, ...]] = {"ngram": _NGRAM_KEYS, "suffix": _SUFFIX_KEYS}
 _LATER = ("eagle", "medusa", "mlp_speculator", "mtp", "deepseek_mtp", "ngram_gpu", "dflash")
 _FLAG = "--speculative-config"
@@ -50,6 +53,8 @@ class Speculation:
             the package. Empty for others.
         lookup_max, lookup_min: Of `ngram`: the longest and the shortest run of last tokens that is looked for.
         suffix: Of `suffix`.
+        synthetic_rates: For benchmarks alone: by position, how likely the draft there and all before it are accepted,
+            whatever the model says, so that outputs are wrong. Empty: the model decides.
     """
 
     method: Method
@@ -58,6 +63,7 @@ class Speculation:
     lookup_max: int = 0
     lookup_min: int = 0
     suffix: SuffixOptions = SuffixOptions()
+    synthetic_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,11 @@ class SpeculationConfig:
         ):
             if value is not None and asked.setdefault(key, value) != value:
                 raise _error(f"{_FLAG} says {asked[key]!r} for {key}, and its own flag says {value!r}: give one.")
-        return _parsed({key: value for key, value in asked.items() if value is not None}) if asked else None
+        given = {key: value for key, value in asked.items() if value is not None}
+        if not given:
+            return None
+        speculation = _parsed(given)
+        return replace(speculation, synthetic_rates=_synthetic_rates(given, speculation.tokens))
 
     def check_device(self, device: str, ranks: int, stages: int = 1) -> None:
         """Refuse what is not served yet.
@@ -151,6 +161,31 @@ def _suffix(asked: Mapping[str, Any]) -> Speculation:
     if not _is_real(probability) or not 0 <= probability <= 1:
         raise _error(f"{_FLAG}: {probability_key} must be a number from 0 to 1, got {probability!r}.")
     return Speculation("suffix", tokens, suffix=SuffixOptions(depth, cached, float(factor), float(probability)))
+
+
+def _synthetic_rates(asked: Mapping[str, Any], tokens: int) -> tuple[float, ...]:
+    """As vLLM reads these keys; a length is reached by drafts that are always accepted, and one that is sometimes."""
+    how, (rates_key, length_key) = asked.get("rejection_sample_method", "standard"), _SYNTHETIC_KEYS
+    rates: Any = asked.get(rates_key)
+    length: Any = asked.get(length_key)
+    if how not in ("standard", "synthetic"):
+        raise _error(f"{_FLAG}: rejection_sample_method must be 'standard' or 'synthetic', got {how!r}.")
+    if how == "standard":
+        for key in _SYNTHETIC_KEYS:
+            if key in asked:
+                raise _error(f'{_FLAG}: {key} belongs to "rejection_sample_method": "synthetic".')
+        return ()
+    if (rates is None) == (length is None):
+        raise _error(f"{_FLAG}: give either {rates_key} or {length_key} with the synthetic rejection_sample_method.")
+    if rates is None:
+        if not _is_real(length) or not 1 <= length <= tokens + 1:
+            raise _error(f"{_FLAG}: {length_key} must be a number from 1 to {tokens + 1}, got {length!r}.")
+        return tuple(min(1.0, max(0.0, length - 1 - place)) for place in range(tokens))
+    if not isinstance(rates, list) or len(rates) != tokens or not all(map(_is_real, rates)):
+        raise _error(f"{_FLAG}: {rates_key} must be a list of {tokens} numbers, one a draft, got {rates!r}.")
+    if not all(before >= after for before, after in pairwise([1.0, *rates, 0.0])):
+        raise _error(f"{_FLAG}: {rates_key} must lie between 0 and 1 and not rise, got {rates!r}.")
+    return tuple(map(float, rates))
 
 
 def _is_real(value: object) -> bool:

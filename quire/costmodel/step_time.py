@@ -116,6 +116,16 @@ class StepTime:
             attention += layers * chunk * min(before + chunk / 2, most) * self._score_ms
         return fixed + self.products_ms(rows + chunk, rows) + attention
 
+    def verification(self, rows: int, context: float, drafts: int) -> float:
+        """Milliseconds of a step in which so many rows with `context` tokens each verify `drafts` drafts: all tokens
+        are sampled, and a row's read its context once together."""
+        each, attention = 1 + drafts, 0.0
+        for window, layers in self._windows.items():
+            seen = min(context + each, float("inf") if window is None else window)
+            attention += layers * rows * max(seen * self._kv_ms, each * seen * self._score_ms)
+        tokens = rows * each
+        return self._fixed(tokens, tokens) + self.products_ms(tokens, tokens) + attention
+
     def prompt(self, tokens: int, before: int = 0) -> float:
         """Milliseconds of a step that computes a prompt, with `before` of its tokens cached, and samples its first
         token."""

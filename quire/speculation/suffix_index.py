@@ -20,6 +20,8 @@ SHORTEST = 2
 """Tokens of a match."""
 GENERATIONS = 4
 """Past outputs are forgotten a generation at a time."""
+MOST_TOKENS = 4_000_000
+"""Of past outputs: some 400 MB."""
 END = -1
 """Behind an output."""
 _NONE = -1
@@ -76,25 +78,40 @@ class PastOutputs:
 
     Args:
         requests: That are remembered, at most.
+        tokens: Of all outputs, at most.
     """
 
-    def __init__(self, requests: int) -> None:
-        self._each = requests // GENERATIONS or requests
-        self._generations: deque[dict[str, LinkedText]] = deque(maxlen=GENERATIONS if requests >= GENERATIONS else 1)
-        self._count = self._each
+    def __init__(self, requests: int, tokens: int = MOST_TOKENS) -> None:
+        generations = GENERATIONS if requests >= GENERATIONS else 1
+        self._each, self._tokens_each = requests // generations, tokens // generations
+        self._generations: deque[dict[str, LinkedText]] = deque(maxlen=generations)
+        self._count, self._tokens = self._each, 0  # of the newest generation
+        self._unread: deque[LinkedText] = deque()
 
     def add(self, audience: str, output: Sequence[int]) -> None:
-        """Remember an output."""
+        """Remember an output; read as `catch_up` says."""
         if len(output) <= SHORTEST:
             return
-        if self._count == self._each:
+        if self._count == self._each or self._tokens + len(output) > self._tokens_each:
             self._generations.appendleft({})
-            self._count = 0
+            self._count = self._tokens = 0
         self._count += 1
+        self._tokens += len(output)
         text = self._generations[0].setdefault(audience, LinkedText())
+        if text.linked == len(text.tokens):
+            self._unread.append(text)
         text.tokens.extend(output)
         text.tokens.append(END)
-        text.link(len(output) + 1)
+
+    def catch_up(self, most: int) -> int:
+        """Read up to `most` tokens that were not read yet. Returns how many were read."""
+        left = most
+        while left and self._unread:
+            text = self._unread[0]
+            left -= text.link(left)
+            if text.linked == len(text.tokens):
+                self._unread.popleft()
+        return most - left
 
     def texts(self, audience: str) -> list[LinkedText]:
         """Those of outputs that this audience may see, the newest first."""
@@ -120,13 +137,16 @@ class SuffixIndex:
         self._text.tokens.extend(tokens)
 
     def catch_up(self, most: int) -> int:
-        """Read up to `most` tokens that were not read yet. Returns how many were read."""
-        return self._text.link(most)
+        """Read up to `most` tokens that were not read yet, of others' when all of its own are. Returns how many were
+        read."""
+        own = self._text.link(most)
+        return own + self._past.catch_up(most - own)
 
     def propose(self, most: int) -> list[int]:
         """Up to `most` tokens, of the continuation that is likeliest to be accepted far; none if there is none."""
         tokens = self._text.tokens
-        if len(tokens) < SHORTEST:
+        most = min(most, self._options.depth - SHORTEST)
+        if len(tokens) < SHORTEST or most <= 0:
             return []
         longest = max(SHORTEST, self._options.depth - most)
         context = tokens[-longest:]

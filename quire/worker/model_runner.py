@@ -41,6 +41,7 @@ from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.device_verification import DeviceVerifier
 from quire.worker.speculation.hidden_states import StepStates
 from quire.worker.speculation.step_drafts import StepDrafts
+from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.speculation.verification import Verification, Verifier
 from quire.worker.stage_steps import WHOLE_MODEL, StageSteps
 from quire.worker.staging_buffer import StagingBuffer
@@ -71,6 +72,7 @@ class ModelRunner:
         updates: What adapters change of the model; None: there are none.
         states: Is told of each step before its model runs; None: nobody is.
         stages: What the other stages of a pipeline are told.
+        synthetic: See Verifier.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ModelRunner:
         updates: LowRankUpdates | None = None,
         states: StepStates | None = None,
         stages: StageSteps = WHOLE_MODEL,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             modes = ", ".join(get_args(LogprobsMode))
@@ -112,11 +115,11 @@ class ModelRunner:
         self._take_rows = kernel("take_rows", slots.device.type)
         most = limits.sampled
         self._sampler = _build_sampler(model, slots, limits, logprobs_mode, ring, stages)
-        self._verifier = Verifier(slots, logprobs_mode, self._sampler.bitmasks)
+        self._verifier = Verifier(slots, logprobs_mode, self._sampler.bitmasks, synthetic)
         self._device_verifier: DeviceVerifier | None = None
         if limits.drafts and ring.has_device_memory:
             buffers = self._sampler.bitmasks, self._sampler.outputs
-            self._device_verifier = DeviceVerifier(slots, most, logprobs_mode, *buffers)
+            self._device_verifier = DeviceVerifier(slots, most, logprobs_mode, *buffers, synthetic)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         self._timers = StepTimers(slots.device)
         self._masked_step: MaskedStepHandle | None = None

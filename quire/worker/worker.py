@@ -52,6 +52,7 @@ from quire.worker.speculation.drafters import build_drafter
 from quire.worker.speculation.drafts_ahead import DraftsAhead
 from quire.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, StateRows, model_states
 from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
+from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.stage_steps import WHOLE_MODEL, StageSteps
 from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
@@ -137,6 +138,7 @@ class Worker:
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
         self._drafter: Drafter | None = None
+        self._adaptive: AdaptiveDrafter | None = None  # the drafter, on a CPU where no other rank has one
         self._ahead: DraftsAhead | None = None  # on a GPU
         self._runner: ModelRunner
         self._slots: SlotTable
@@ -315,6 +317,8 @@ class Worker:
             if drafts is not None and (tokens := drafts.of_masked(plan)) is not None:
                 assert drafted is not None, "drafts of masked rows, of which nobody is told"
                 drafted(MaskedDrafts(plan.step, tokens))
+        if self._adaptive is not None and plan.sampled_rows and not plan.drafts:
+            self._adaptive.skip()
         step = self.launch(plan, drafts)
         if plan.masked:
             assert masks is not None, "masked rows without bitmasks"
@@ -322,6 +326,8 @@ class Worker:
         result = self.finish(step)
         if self._drafter is not None:
             self._drafter.record(plan, result)
+        if self._adaptive is not None and (undrafted := self._adaptive.undrafted(plan.step)):
+            return msgspec.structs.replace(result, undrafted=undrafted)
         return result
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
@@ -402,10 +408,13 @@ class Worker:
         return start_warmup(gemms, factory.options)
 
     def _start_drafting(self, drafter: Drafter | None) -> None:
+        speculation = self._config.speculation.speculation
+        if speculation is not None and speculation.synthetic_rates:
+            _log.warning("drafts      are accepted at random (rejection_sample_method synthetic): outputs are wrong")
         if drafter is None or self._mesh.tp > 1:  # ranks would measure different times
             self._drafter = drafter
         elif not self._runner.runs_ahead:
-            self._drafter = AdaptiveDrafter(drafter, self._clock)
+            self._drafter = self._adaptive = AdaptiveDrafter(drafter, self._clock)
         else:
             adaptive = AdaptiveDrafter(drafter, self._clock, waits=True, barred=self._slots.transforms.are_active)
             self._ahead = DraftsAhead(adaptive, self._clock)
@@ -493,7 +502,15 @@ class Worker:
             loaded.updates,
             loaded.states,
             self._stages,
+            self._synthetic_acceptance(spec),
         )
+
+    def _synthetic_acceptance(self, spec: ModelSpec) -> SyntheticAcceptance | None:
+        """What decides in the model's place which drafts stay, in a benchmark."""
+        speculation = self._config.speculation.speculation
+        if speculation is None or not speculation.synthetic_rates:
+            return None
+        return SyntheticAcceptance(speculation.synthetic_rates, spec.vocab_size, self._device)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ replayed and verified by the same code. `tests/gpu/test_speculation.py` is the s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.offline.test_speculation import (
     NGRAM,
     SUFFIX,
     answers,
+    check_synthetic,
     checkpoint,
     draft,
     plain,
@@ -35,6 +37,24 @@ from tests.worker.replay_by_running import ReplayByRunning
 __all__ = ["checkpoint", "draft", "plain"]
 pytestmark = pytest.mark.usefixtures("always_drafting")
 CAPTURED = 64
+LIMITS_AHEAD: dict[str, Any] = {**LIMITS, "max_num_batched_tokens": CAPTURED}
+
+
+@contextmanager
+def running_ahead(graphs: list[ReplayByRunning] | None = None) -> Iterator[None]:
+    """Engines have an executor without a thread, on a device with memory of its own. Their graphs are appended."""
+
+    def capture(self: Worker, loaded: LoadedModel) -> None:
+        self._runner._graphs = replay = ReplayByRunning()  # type: ignore[assignment]
+        self._runner.capture_graphs(CAPTURED)
+        if graphs is not None:
+            graphs.append(replay)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(factory, "CpuExecutor", GpuExecutor)
+        patch.setattr(buffer_ring, "_has_memory", lambda device: True)
+        patch.setattr(Worker, "capture_graphs", capture)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +76,16 @@ def ahead(
     plain: LLM,
     graphs: list[ReplayByRunning],
 ) -> Iterator[LLM]:
-    """An engine whose executor has no thread, on a device with memory of its own."""
-
-    def capture(self: Worker, loaded: LoadedModel) -> None:
-        self._runner._graphs = replay = ReplayByRunning()  # type: ignore[assignment]
-        self._runner.capture_graphs(CAPTURED)
-        graphs.append(replay)
-
+    """An engine on it."""
     asked = {"ngram": NGRAM, "suffix": SUFFIX, "draft_model": {"model": str(draft), "num_speculative_tokens": 3}}
     asked["eagle3"] = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
     asked = asked[request.param]
     graphs.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(factory, "CpuExecutor", GpuExecutor)
-        patch.setattr(buffer_ring, "_has_memory", lambda device: True)
-        patch.setattr(Worker, "capture_graphs", capture)
-        limits = {**LIMITS, "max_num_batched_tokens": CAPTURED}
-        with LLM(str(checkpoint), speculative_config=asked, disable_log_stats=False, **limits) as llm:
-            yield llm
+    with (
+        running_ahead(graphs),
+        LLM(str(checkpoint), speculative_config=asked, disable_log_stats=False, **LIMITS_AHEAD) as llm,
+    ):
+        yield llm
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -105,6 +117,12 @@ def test_guessing_ahead_changes_no_output(
         assert any(not shape.is_decode for shape in graphs[0].replayed)
     metrics = {each.name: each.value for each in ahead.get_metrics() if isinstance(each, Counter)}
     assert metrics["vllm:num_preemptions"] > 0
+
+
+def test_a_benchmark_can_say_how_often_drafts_are_accepted(checkpoint: Path, draft: Path) -> None:
+    """Behind replayed steps, whose results the host only reads."""
+    with running_ahead():
+        check_synthetic(checkpoint, draft)
 
 
 @pytest.mark.parametrize("ahead", ["eagle3"], indirect=True)

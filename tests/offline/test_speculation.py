@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shlex
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("always_drafting")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "speculation.md"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 4}
+SYNTHETIC = {**NGRAM, "rejection_sample_method": "synthetic"}
 LIMITS: dict[str, Any] = {
     "dtype": "float32", "max_model_len": 160, "max_num_seqs": 6, "max_num_batched_tokens": 48, "block_size": 8,
     "num_gpu_blocks_override": 36,
@@ -192,6 +194,33 @@ def test_a_draft_model_forgets_what_was_rejected(checkpoint: Path, plain: LLM, m
         assert noted[context] == output.outputs[0].token_ids[: len(noted[context])]
 
 
+def accepted_shares(llm: LLM) -> list[float]:
+    """By position, of how many rows with drafts the one there and all before it were accepted."""
+    metrics = llm.get_metrics()
+    (by_place,) = [metric.values for metric in metrics if isinstance(metric, Vector)]
+    drafts = next(m.value for m in metrics if isinstance(m, Counter) and m.name == "vllm:spec_decode_num_drafts")
+    return [accepted / drafts for accepted in by_place]
+
+
+def check_synthetic(checkpoint: Path, draft: Path) -> None:
+    """Drafts of a model that is nearly always wrong are accepted as often as asked."""
+    rates = [0.8, 0.4, 0.0]
+    asked = {"model": str(draft), "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}
+    given: list[Any] = [{"prompt_token_ids": each} for each in prompts(6)]
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, detokenize=False)
+    limits = {**LIMITS, "num_gpu_blocks_override": 140, "max_num_batched_tokens": 64, "disable_log_stats": False}
+    with LLM(str(checkpoint), speculative_config=asked | {"synthetic_acceptance_rates": rates}, **limits) as llm:
+        for _ in range(3):
+            outputs = llm.generate(given, params, use_tqdm=False)
+            assert {len(each.outputs[0].token_ids) for each in outputs} == {90}
+        shares = accepted_shares(llm)
+    assert [*shares, 0.0][:3] == pytest.approx(rates, abs=0.08)  # four deviations
+
+
+def test_a_benchmark_can_say_how_often_drafts_are_accepted(checkpoint: Path, draft: Path) -> None:
+    check_synthetic(checkpoint, draft)
+
+
 def test_adapters_are_drafted_for_too(checkpoint: Path, draft: Path, tmp_path: Path) -> None:
     """By the base model's guesses: rows of two adapters and of none in one step."""
     paths = [make_adapter(tmp_path / str(number), checkpoint, seed=number, rank=4) for number in (1, 2)]
@@ -239,6 +268,15 @@ def test_what_cannot_be_meant_is_refused_by_name(checkpoint: Path) -> None:
         ({**SUFFIX, "suffix_decoding_max_tree_depth": 1}, "at least 2, got 1"),
         ({**SUFFIX, "suffix_decoding_max_spec_factor": 0}, "above 0, got 0"),
         ({**SUFFIX, "suffix_decoding_min_token_prob": 1.5}, "from 0 to 1, got 1.5"),
+        ({**NGRAM, "rejection_sample_method": "block"}, "must be 'standard' or 'synthetic', got 'block'"),
+        ({**NGRAM, "synthetic_acceptance_length": 2}, 'belongs to "rejection_sample_method": "synthetic"'),
+        ({**NGRAM, "rejection_sample_method": "synthetic"}, "give either synthetic_acceptance_rates or"),
+        ({**SYNTHETIC, "synthetic_acceptance_length": 5.1}, "a number from 1 to 5, got 5.1"),
+        ({**SYNTHETIC, "synthetic_acceptance_length": math.nan}, "a number from 1 to 5, got nan"),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": [0.5] * 3}, "a list of 4 numbers"),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": [0.5, 0.6, 0, 0]}, "between 0 and 1 and not rise"),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": [1.1, 0.6, 0, 0]}, "between 0 and 1 and not rise"),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": [0.9, math.nan, 0, 0]}, "between 0 and 1 and not rise"),
         ({**NGRAM, "disable_by_batch_size": 4}, "'disable_by_batch_size' is not supported"),
         ({**NGRAM, "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size must be 1"),
     ):

@@ -136,3 +136,28 @@ def test_only_the_last_outputs_are_remembered(most: int) -> None:
         assert min(number + 1, most // 2) <= kept <= most
     newest = [index_of([999, 5_999], options(most), past, audience).propose(1) for audience in "abc"]
     assert newest.count([9_000]) == 1
+
+
+def test_a_long_output_of_others_is_read_in_parts() -> None:
+    """It may be remembered in a step that nobody is to wait for."""
+    past = PastOutputs(100)
+    past.add("", [*range(3_000), 1, 2, 9])
+    past.add("", [5_000, 5_001, 5_002])
+    index = SuffixIndex([7, 5_000, 5_001], options(100), past, "")
+    assert [index.catch_up(2_000), index.propose(2)] == [2_000, []]
+    assert [index.catch_up(2_000) for _ in range(2)] == [3 + 3_003 + 1 + 4 - 2_000, 0]
+    assert index.propose(1) == [5_002]
+
+
+def test_outputs_are_forgotten_by_their_tokens_as_well() -> None:
+    past = PastOutputs(10_000, tokens=4_000)
+    for _ in range(100):
+        past.add("", list(range(300)))
+        assert sum(len(text.tokens) for text in past.texts("")) <= 4_000 + 4_000 // 300 + 1
+
+
+@pytest.mark.parametrize("depth", [2, 3, 6, 24])
+def test_a_match_and_its_continuation_are_no_longer_than_the_depth(depth: int) -> None:
+    bold = SuffixOptions(depth=depth, cached_requests=0, factor=8.0, least_probability=0.0)
+    found = proposed([*range(50), *range(20)], most=16, options=bold)
+    assert len(found) == min(16, depth - 2)

@@ -22,8 +22,10 @@ _LONG_READ = 16
 """Tokens from which on reading is timed by itself."""
 _LOOKS_A_STEP = 8
 """Rows without drafts of which it is looked up, after a step, what would have been proposed; some µs each."""
-_QUIET = 16
+_QUIET = 4
 """Where drafts do not pay, one step in so many is learned from, as long as nothing would have been right."""
+_QUIET_AHEAD = 16
+"""The same where the host's time may be what a step takes."""
 _HITS = 4
 """So many guesses in a row that would have been right let drafts be tried."""
 BoolArray = npt.NDArray[np.bool_]
@@ -64,18 +66,23 @@ class AdaptiveDrafter:
         self._reading_ms = 0.0  # of a token that the drafter has to catch up with; 0: not measured
         self._granted: dict[int, _Grant] = {}  # by step, until it is recorded
         self._drafting_ms = 0.0  # of the last step that has asked
+        self._undrafted = 0  # the engine knows that there are none up to this plan
         self._looked = 0  # at sequences without drafts
         self._hits = 0  # looks in a row that would have been right
+        self._most_quiet = _QUIET_AHEAD if waits else _QUIET
         self._quiet = 0  # steps since one was learned from
 
     @property
     def read(self) -> int:
         return self._inner.read
 
-    @property
-    def resting(self) -> int:
-        """How many of the next plans surely get none."""
-        return self._lengths.resting
+    def undrafted(self, submitted: int) -> int:
+        """Up to which plan there are surely no drafts, where `submitted` is the last one that was submitted; 0: up to
+        none that the engine has not been told of already."""
+        if submitted < self._undrafted or not (resting := self._lengths.resting):
+            return 0
+        self._undrafted = submitted + resting
+        return self._undrafted
 
     def skip(self) -> None:
         """A plan that allows none."""
@@ -128,19 +135,18 @@ class AdaptiveDrafter:
         found = self._inner.propose(replace(plan, drafts=granted), min(most_read, grant.worth))
         self._drafting_ms = (self._clock.now() - began) * 1e3
         self._learn_drafting(found, self._drafting_ms)
-        if self._waits:
-            for place, count in enumerate(found.counts.tolist()):
-                if granted[place]:
-                    self._lengths.acceptance.learn_found(plan.slots[plan.sampled_rows[place]], count > 0)
+        for place, count in enumerate(found.counts.tolist()):
+            if granted[place]:
+                self._lengths.acceptance.learn_found(plan.slots[plan.sampled_rows[place]], count > 0)
         return found
 
     def record(self, plan: Plan, result: Result, ms: float | None = None) -> None:
         """`ms`: what the step took, if that is not what the device says; 0: nobody knows."""
         asked = bool(self._granted) and self._granted.pop(plan.step, None) is not None
         weight = 1
-        if self._waits and not asked:
+        if not asked:
             self._quiet += 1
-            if self._quiet < _QUIET and not self._hits and self._lengths.resting:
+            if self._quiet < self._most_quiet and not self._hits and self._lengths.rests:
                 self._inner.record(plan, result)
                 return
             weight, self._quiet = self._quiet, 0
@@ -162,8 +168,7 @@ class AdaptiveDrafter:
         if rows and len(plan.sampled_rows) == rows == sum(plan.counts) - sum(plan.drafts) and ms > 0:
             if self._waits and asked:
                 ms = max(0.0, ms - self._drafting_ms)
-            times = self._lengths.steps if asked else self._lengths.alone
-            times.learn(rows + sum(result.drafted), ms)
+            self._lengths.learn_step(rows + sum(result.drafted), ms, asked=asked)
 
     def _look_back(self, plan: Plan, result: Result) -> None:
         """Of some rows without drafts: whether the token that they have sampled would have been proposed."""
@@ -186,14 +191,14 @@ class AdaptiveDrafter:
 
     def _worth(self, rows: int, saved_ms: float) -> int:
         """How many tokens of a sequence may be read for the drafts that it is expected to have."""
-        reading_ms = self._reading_ms or self._lengths.passes.of(rows) / _READS_A_PASS
+        reading_ms = self._reading_ms or self._lengths.drafting.of(1, rows) / _READS_A_PASS
         return int(self._outputs * max(0.0, saved_ms) / reading_ms) if reading_ms else UNLIMITED
 
     def _learn_drafting(self, found: StepDrafts, ms: float) -> None:
         passes, rows = int(found.counts.max(initial=0)), int((found.counts > 0).sum())
         read = self._inner.read
         if read <= 2 * rows and passes:
-            self._lengths.passes.learn(rows, ms / passes)
+            self._lengths.drafting.learn(passes, rows, ms)
         elif read > _LONG_READ:
-            left = max(0.0, ms - passes * self._lengths.passes.of(rows)) / read
+            left = max(0.0, ms - self._lengths.drafting.of(passes, rows)) / read
             self._reading_ms += (_RATE if self._reading_ms else 1.0) * (left - self._reading_ms)

@@ -27,6 +27,7 @@ from quire.worker.sampling.sampled_outputs import SampledOutputs
 from quire.worker.sampling.sampler import Sampled, columns_of, sample
 from quire.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.speculation.verification import Verification, Verified, result_of, with_bitmasks
 from quire.worker.staging_buffer import to_device_memory
 from quire.worker.step_handle import MaskedStepHandle, StepHandle
@@ -55,15 +56,23 @@ class DeviceVerifier:
         mode: What is reported.
         bitmasks: Where masks of a step are kept.
         outputs: Where sampling leaves tokens and faults.
+        synthetic: See Verifier.
     """
 
     def __init__(
-        self, slots: SlotTable, most: int, mode: LogprobsMode, bitmasks: BitmaskBuffer, outputs: SampledOutputs
+        self,
+        slots: SlotTable,
+        most: int,
+        mode: LogprobsMode,
+        bitmasks: BitmaskBuffer,
+        outputs: SampledOutputs,
+        synthetic: SyntheticAcceptance | None = None,
     ) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
         self._bitmasks = bitmasks
         self._outputs = outputs
+        self._synthetic = synthetic
         self._asked = SamplingColumns(*(column.new_empty(most) for column in columns_of(slots)))
         self._rows = torch.arange(most, device=slots.device)
         self._position_columns = kernel("position_columns", slots.device.type)
@@ -113,6 +122,8 @@ class DeviceVerifier:
         request = host.logprobs_request(step.slots, self._mode)
         scores = self._sample_all(own, columns, bool(request) and request.processed)
         found = self._sample_transformed(step, own, scores, columns)
+        if self._synthetic is not None and not len(step.masked):
+            self._synthetic.falsify(self._outputs.tokens[:number], columns.next_drafts, columns.offsets)
         self._keep(columns, int(step.drafts.counts.max(initial=0)))
         self._outputs.send()
         tokens, faults = self._outputs.on_host()

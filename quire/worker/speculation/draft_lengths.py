@@ -4,9 +4,10 @@ A step of n tokens brings the tokens of its rows, and for a row whose drafts are
 a² + … + a^d more (Leviathan, Kalman, Matias 2023, section 3.1). The number of drafts is chosen that brings most tokens
 a millisecond; none where that is next to nothing. Now and then a step tries the other side, so that what is known stays
 true: one without drafts where there are some, one with a few where there are none, ever more seldom while they fail.
+How often drafts are found at all counts as well: asking for them takes the host's time.
 
 A device that runs ahead of the host has to wait for a step that asks for drafts, whether any are found or not. There,
-steps that ask are timed by themselves, and how often drafts are found counts as well.
+steps that ask are timed by themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.attention.metadata import IntArray
-from quire.worker.speculation.step_times import StepTimes
+from quire.worker.speculation.step_times import DraftingTimes, StepTimes
 
 FloatArray = npt.NDArray[np.float64]
 FIRST_GUESS = 0.7
@@ -25,10 +26,15 @@ FIRST_GUESS = 0.7
 _MARGIN = 1.03
 """Drafts must bring so many times the tokens a millisecond that there are without."""
 _BASELINE_STEPS = 100
-"""With drafts, one step in so many has none."""
+"""With drafts, a few in so many steps have none, or more often where that loses little."""
+_BASELINE_LOSS = 0.005
+"""Of the time, at most, by these steps."""
+_FEWEST_BASELINE_STEPS = 30
+_BASELINE_RUN = 3
+"""Steps without drafts that come together: the first one finds the draft model in the processor's caches."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """Without drafts, steps before some are tried."""
-_LOOK_EVERY = 8
+_LOOK_EVERY = 16
 """Without drafts, only one step in so many asks whether they would pay: asking takes time too."""
 _LOOK_EVERY_AHEAD = 64
 """The same where the host's time may be what a step takes."""
@@ -108,18 +114,19 @@ class DraftLengths:
     Attributes:
         alone: Times of steps by tokens that ask for none.
         steps: Of those that do, without drafting; the same where nothing waits.
-        passes: Times of drafting one token more, by rows.
+        drafting: Times of proposing, by drafts and rows.
         acceptance: Of drafts.
     """
 
     def __init__(self, waits: bool = False) -> None:
-        self.steps, self.passes = StepTimes(), StepTimes()
+        self.steps, self.drafting = StepTimes(), DraftingTimes()
         self.alone = StepTimes() if waits else self.steps
-        self._waits = waits
         self._look_every = _LOOK_EVERY_AHEAD if waits else _LOOK_EVERY
         self.acceptance = Acceptance()
-        self._since_baseline = self._since_drafts = 0
+        self._since_baseline = _BASELINE_RUN  # steps since the last run of them has begun
+        self._since_drafts = 0
         self._pause = _FIRST_PAUSE
+        self._asked_before = False
 
     def choose(self, tokens: int, slots: list[int], most: IntArray) -> Choice:
         """For a step of `tokens` without drafts, whose rows of these slots may have up to `most` [rows] drafts."""
@@ -129,7 +136,7 @@ class DraftLengths:
         choice = None
         if self._since_drafts % self._look_every == 0:
             rates = np.array([self.acceptance.of(slot) for slot in slots])
-            finds = np.array([self.acceptance.found(slot) for slot in slots]) if self._waits else np.ones(len(slots))
+            finds = np.array([self.acceptance.found(slot) for slot in slots])
             choice = self._best(tokens, rates, finds, most)
         if choice is None:
             self._since_drafts += 1
@@ -139,15 +146,29 @@ class DraftLengths:
             return Choice(np.minimum(most, _TRIED_DRAFTS), _TRIED_MS * self.alone.of(tokens) / len(slots))
         self._since_baseline += 1
         self._since_drafts, self._pause = 0, _FIRST_PAUSE
-        if self._since_baseline > _BASELINE_STEPS:
+        gain = choice.saved_ms * len(slots) / self.alone.of(tokens)  # in shares of the time without
+        pause = max(_FEWEST_BASELINE_STEPS, _BASELINE_RUN * gain / _BASELINE_LOSS)
+        if self._since_baseline > min(_BASELINE_STEPS, pause):
             self._since_baseline = 0
-            return Choice(none)
-        return choice
+        return Choice(none) if self._since_baseline < _BASELINE_RUN else choice
+
+    def learn_step(self, tokens: int, ms: float, *, asked: bool) -> None:
+        """A step took so long, drafting left out. One without drafts right behind one with some does not count: it is
+        slower than those that follow, since the draft model has taken the model's place in the processor's caches."""
+        times = self.steps if asked else self.alone
+        if asked or not self._asked_before or not times:
+            times.learn(tokens, ms)
+        self._asked_before = asked
 
     def skip(self) -> None:
         """A step that could have no drafts."""
         if self._since_drafts:
             self._since_drafts += 1
+
+    @property
+    def rests(self) -> bool:
+        """Whether drafts do not pay, as far as is known."""
+        return self._since_drafts > 0
 
     @property
     def resting(self) -> int:
@@ -164,17 +185,18 @@ class DraftLengths:
         longest, rows = int(most.max(initial=0)), len(rates)
         powers = np.cumprod(np.repeat(rates[:, None], longest, axis=1), axis=1)  # [rows, drafts]
         powers[np.arange(longest) >= most[:, None]] = 0.0
-        alone_ms, one_more_ms, steps = self.alone.of(tokens), self.passes.of(rows), self.steps or self.alone
-        best, chosen, best_ms, brought = rows / alone_ms * _MARGIN, 0, 0.0, float(rows)
+        alone_ms, steps = self.alone.of(tokens), self.steps or self.alone
+        best, chosen, best_step_ms, brought = rows / alone_ms * _MARGIN, 0, 0.0, float(rows)
         for drafts in range(1, longest + 1):
             brought += float((powers[:, drafts - 1] * finds).sum())
-            ms = steps.of(tokens + round(float((np.minimum(most, drafts) * finds).sum()))) + drafts * one_more_ms
+            step_ms = steps.of(tokens + round(float((np.minimum(most, drafts) * finds).sum())))
+            ms = step_ms + self.drafting.of(drafts, rows)
             if brought / ms > best:
-                best, chosen, best_ms = brought / ms, drafts, ms
+                best, chosen, best_step_ms = brought / ms, drafts, step_ms
         if not chosen:
             return None
         granted = np.minimum(most, chosen)
-        token_ms = max(0.0, best_ms - chosen * one_more_ms - alone_ms) / max(1, int(granted.sum()))
+        token_ms = max(0.0, best_step_ms - alone_ms) / max(1, int(granted.sum()))
         if rows > 1:  # a row whose draft is less likely than what its token costs has fewer
             granted = np.minimum(granted, (powers >= best * token_ms).sum(axis=1))
         return Choice(granted, alone_ms / rows - 1 / best)

@@ -33,7 +33,6 @@ class DraftsAhead:
         self._submitted = 0  # the last plan that was
         self._done_at = 0.0
         self._had_next = False  # when the last result was taken, the next plan was there
-        self._undrafted = 0  # the engine knows that there are none up to this plan
         self._masked: MaskedDrafts | None = None
 
     def awaits_results(self, plan: Plan) -> bool:
@@ -43,13 +42,15 @@ class DraftsAhead:
 
     def launch(self, plan: Plan) -> StepDrafts | None:
         """A plan is about to be launched: its drafts; None where it was planned without."""
-        self._submitted = max(self._submitted, plan.step)
-        drafting = self._drafter.grants(plan)
-        self._launched.append((plan, drafting))
+        if plan.step > self._submitted:
+            self._submitted = plan.step
         if not plan.drafts:
+            self._launched.append((plan, False))
             if plan.sampled_rows:
                 self._drafter.skip()
             return None
+        drafting = self._drafter.grants(plan)
+        self._launched.append((plan, drafting))
         if not drafting:
             drafts = StepDrafts.of([()] * len(plan.sampled_rows))
         else:
@@ -71,11 +72,8 @@ class DraftsAhead:
         now = self._clock.now()
         took_ms = (now - self._done_at) * 1e3 if self._had_next else 0.0
         self._done_at, self._had_next = now, self._submitted > plan.step
-        if not begun:
+        if not begun and (plan.admitted or plan.block_ids):
             self._drafter.begin(plan)
         self._drafter.record(plan, result, took_ms)
-        if self._submitted < self._undrafted or not (resting := self._drafter.resting):
-            return result
-        undrafted = self._submitted + resting
-        self._undrafted = undrafted
-        return replace(result, undrafted=undrafted)
+        undrafted = self._drafter.undrafted(self._submitted)
+        return replace(result, undrafted=undrafted) if undrafted else result

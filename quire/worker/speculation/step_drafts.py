@@ -41,6 +41,8 @@ class StepDrafts:
 
     def of_masked(self, plan: Plan) -> list[list[int]] | None:
         """The drafts of each of the plan's masked rows; None if none of these may have any."""
+        if not plan.masked:
+            return None
         places = np.searchsorted(plan.sampled_rows, plan.masked).tolist()
         if not any(plan.drafts[place] for place in places):
             return None

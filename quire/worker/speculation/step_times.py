@@ -1,4 +1,4 @@
-"""How long steps take by how many tokens they have, as measured."""
+"""How long steps take by how many tokens they have, and drafting by how many drafts, as measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from bisect import bisect_left
 
 PRIOR_SLOPE = 0.15
 """Before more is known: each further token takes this share of the time of a step of one."""
+_FIRST_DRAFT = 0.5
+"""The first draft of a row takes as much longer than another, in shares of that one: it is preceded by what was sampled
+since the last ones."""
 _EXACT = 8
 """Steps of up to so many tokens are told apart; larger ones by powers of two."""
 _RATE = 0.1
@@ -52,3 +55,23 @@ class StepTimes:
             return times[at - 1] + share * (times[at] - times[at - 1])
         at = min(at, len(sizes) - 1)
         return times[at] * (1 + PRIOR_SLOPE * (tokens - 1)) / (1 + PRIOR_SLOPE * (sizes[at] - 1))
+
+
+class DraftingTimes:
+    """Averages by number of drafts and rows."""
+
+    def __init__(self) -> None:
+        self._by_drafts: dict[int, StepTimes] = {}
+
+    def learn(self, drafts: int, rows: int, ms: float) -> None:
+        """Drafting so many tokens for each of so many rows took so long."""
+        self._by_drafts.setdefault(drafts, StepTimes()).learn(rows, ms)
+
+    def of(self, drafts: int, rows: int) -> float:
+        """Milliseconds; 0 while nothing is known. Of a number that was not tried, by the next one that was."""
+        if (own := self._by_drafts.get(drafts)) is not None:
+            return own.of(rows)
+        if not self._by_drafts:
+            return 0.0
+        nearest = min(self._by_drafts, key=lambda known: abs(known - drafts))
+        return self._by_drafts[nearest].of(rows) * (_FIRST_DRAFT + drafts) / (_FIRST_DRAFT + nearest)

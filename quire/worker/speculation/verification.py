@@ -32,6 +32,7 @@ from quire.worker.sampling.sampler import columns_of, errors_of, sample
 from quire.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.step_drafts import StepDrafts
+from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
 
 
@@ -104,12 +105,20 @@ class Verifier:
         slots: The table.
         mode: What is reported.
         bitmasks: Where masks of a step are kept.
+        synthetic: Decides in place of the model which drafts stay; None: the model does. Steps with masks have none.
     """
 
-    def __init__(self, slots: SlotTable, mode: LogprobsMode, bitmasks: BitmaskBuffer) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        mode: LogprobsMode,
+        bitmasks: BitmaskBuffer,
+        synthetic: SyntheticAcceptance | None = None,
+    ) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
         self._bitmasks = bitmasks
+        self._synthetic = synthetic
         self._sample = kernel("sample", slots.device.type)
 
     def verify(self, step: Verification, logits: Tensor, prompts: StepPromptLogprobs) -> StepHandle:
@@ -159,6 +168,7 @@ class Verifier:
         plain = (~one_by_one[drafts.row_of_position]).nonzero()[0]
         if len(plain):
             self._sample_at_once(verified, logits, step.slots, drafts, plain)
+            self._falsify(verified, step, plain)
         if len(plain) < number:
             self._sample_one_by_one(verified, logits, step, one_by_one.nonzero()[0])
         return verified
@@ -190,6 +200,7 @@ class Verifier:
             )  # fmt: skip
             verified.tokens[places], verified.faults[places] = found.tokens.numpy(), found.faults.numpy()
             verified.broken.update({int(places[row]): text for row, text in found.broken.items()})
+            self._falsify(verified, step, places)
             verified.transformed.update(places[list(found.transformed)].tolist())
             if verified.scores is not None and found.scores is not None:
                 verified.scores.index_copy_(0, at, found.scores)
@@ -198,6 +209,14 @@ class Verifier:
             stays &= np.array([place not in verified.broken for place in places.tolist()], dtype=np.bool_)
             places = places[stays] + 1
         counters.copy_(before)
+
+    def _falsify(self, verified: Verified, step: Verification, positions: IntArray) -> None:
+        if self._synthetic is None or len(step.masked):
+            return
+        tokens = torch.from_numpy(verified.tokens[positions])
+        drafts, offsets = (each[positions] for each in (step.drafts.next_drafts, step.drafts.offsets))
+        self._synthetic.falsify(tokens, torch.from_numpy(drafts), torch.from_numpy(offsets))
+        verified.tokens[positions] = tokens.numpy()
 
     def _move_slots(self, drafts: StepDrafts, slots: IntArray, tokens: IntArray, gained: IntArray) -> None:
         """To what the rows gain. The slots have moved by all drafts before; of a row that failed nothing matters."""

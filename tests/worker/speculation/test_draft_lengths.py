@@ -40,12 +40,13 @@ def tokens_a_ms(machine: str, rows: int, rate: float, steps: int, drafts: int | 
             accepted = next((number for number in range(proposed) if rng.random() >= rate), proposed)
             brought += 1 + accepted
             if proposed:
+                lengths.acceptance.learn_found(slot, True)
                 lengths.acceptance.learn(slot, accepted, proposed)
             else:
                 lengths.acceptance.rest(slot)
         if passes:
-            lengths.passes.learn(rows, drafting_ms / passes)
-        lengths.steps.learn(tokens, ms)
+            lengths.drafting.learn(passes, rows, drafting_ms)
+        lengths.learn_step(tokens, ms, asked=bool(passes))
     return brought / spent
 
 
@@ -58,6 +59,38 @@ def test_it_is_never_slower_and_nearly_as_fast_as_the_best(machine: str, rows: i
     fixed = [tokens_a_ms(machine, rows, rate, 150, drafts) for drafts in range(MOST + 1)]
     assert chosen >= 0.98 * fixed[0]
     assert chosen >= 0.9 * max(fixed)
+
+
+def test_a_step_that_drafting_has_slowed_down_is_not_what_it_is_held_against() -> None:
+    lengths = DraftLengths()
+    lengths.learn_step(1, 4.0, asked=False)
+    for _ in range(20):
+        for ms, asked in ((5.0, True), (7.0, False), (4.0, False), (4.0, False)):
+            lengths.learn_step(2 if asked else 1, ms, asked=asked)
+    assert [lengths.alone.of(1), lengths.steps.of(2)] == pytest.approx([4, 5])
+
+
+def test_the_less_drafts_bring_the_more_often_they_are_held_against_none() -> None:
+    """Three steps at a time."""
+
+    def without(drafts_ms: float) -> list[int]:
+        lengths, found = DraftLengths(), list[int]()
+        for _ in range(200):
+            lengths.acceptance.learn_found(0, True)
+            lengths.acceptance.learn(0, MOST, MOST)
+        for step in range(1_000):
+            given = int(lengths.choose(1, [0], np.array([MOST])).drafts[0])
+            lengths.learn_step(1 + given, drafts_ms if given else 4.0, asked=bool(given))
+            if given:
+                lengths.drafting.learn(given, 1, 0.1)
+            else:
+                found.append(step)
+        return found
+
+    much, little = without(4.5), without(18.7)
+    assert 25 <= len(much) <= 35
+    assert 60 <= len(little) <= 120
+    assert all(step - 2 in much or step + 2 in much or {step - 1, step + 1} <= {*much} for step in much[1:])
 
 
 WAIT_MS = 0.3
@@ -95,8 +128,8 @@ def test_where_asking_for_drafts_takes_time_it_is_never_slower(
             if proposed:
                 lengths.acceptance.learn(slot, accepted, proposed)
         if passes:
-            lengths.passes.learn(rows, drafting_ms / passes)
-        (lengths.steps if asked else lengths.alone).learn(tokens, ms)
+            lengths.drafting.learn(passes, rows, drafting_ms)
+        lengths.learn_step(tokens, ms, asked=asked)
     alone = rows / step_ms(rows)
     assert brought / spent >= 0.98 * alone
     if (machine, rows, rate) == ("bound by memory", 1, 0.9):
@@ -113,7 +146,8 @@ def test_drafts_come_back_when_they_pay_again() -> None:
             lengths.steps.learn(1 + given, 4 + 0.2 * given)
             if given:
                 drafted += 1
-                lengths.passes.learn(1, 0.5)
+                lengths.drafting.learn(given, 1, 0.5 * given)
+                lengths.acceptance.learn_found(0, True)
                 accepted = next((number for number in range(given) if rng.random() >= rate), given)
                 lengths.acceptance.learn(0, accepted, given)
         return drafted
@@ -131,7 +165,7 @@ def test_one_row_is_given_what_pays_for_it() -> None:
             lengths.acceptance.learn(slot, MOST if slot else 0, MOST)
         for tokens in (8, 16, 40):
             lengths.steps.learn(tokens, 4 + 0.1 * tokens)
-        lengths.passes.learn(8, 0.2)
+        lengths.drafting.learn(MOST, 8, 0.8)
     for _ in range(20):
         given = lengths.choose(8, list(range(8)), np.full(8, MOST)).drafts.tolist()
     assert given[1:] == [MOST] * 7

@@ -1,0 +1,81 @@
+"""Drafts that are accepted by random numbers: as often as asked at each position, by host and device alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quire.config import Config
+from quire.worker.buffer_ring import BufferRing
+from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS
+from quire.worker.sampling.sampled_outputs import SampledOutputs
+from quire.worker.sampling.token_bitmasks import BitmaskBuffer
+from quire.worker.speculation.device_verification import DeviceVerifier
+from quire.worker.speculation.step_drafts import NO_DRAFT, StepDrafts
+from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
+from quire.worker.speculation.verification import Verification, Verifier
+from quire.worker.step_handle import HostTimer
+from tests.worker.speculation.test_verification import NEXT, START, VOCAB, table
+
+ROWS = 20_000
+CPU = torch.device("cpu")
+
+
+def shares(gained: list[int], drafts: int) -> list[float]:
+    """By position, of how many rows the draft there and all before it stayed."""
+    return [float((np.array(gained) > place + 1).mean()) for place in range(drafts)]
+
+
+@pytest.mark.parametrize("owner", [{}, {"logit_bias": {2: 1.0}}])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_each_position_is_accepted_as_often_as_asked(on_device: bool, owner: dict[str, Any]) -> None:
+    """Within five deviations; of drafts that the model would hardly ever sample, and of others."""
+    if on_device and owner:
+        return  # rows with logits transforms have no drafts there
+    rates = [0.9, 0.54, 0.54, 0.0]
+    slots = table([owner] * ROWS)
+    slots.host.max_lengths[:-1] = 10
+    drafts = StepDrafts.of([[row % VOCAB, 1, 2, 3] for row in range(ROWS)])
+    slots.length[:-1] += torch.from_numpy(drafts.counts + 1)
+    step = Verification(1, drafts, np.arange(ROWS)[drafts.row_of_position], np.zeros(0, np.int64), HostTimer())
+    logits = NEXT[START].repeat(len(step.slots), 1)
+    synthetic, masks = SyntheticAcceptance(rates, VOCAB, CPU), BitmaskBuffer(1, VOCAB, CPU)
+    if on_device:
+        most = len(step.slots)
+        outputs = SampledOutputs(most, BufferRing(CPU))
+        verifier = DeviceVerifier(slots, most, "raw_logprobs", masks, outputs, synthetic)
+        handle = verifier.verify(step, logits, torch.from_numpy(step.columns()), NO_PROMPT_LOGPROBS)
+    else:
+        handle = Verifier(slots, "raw_logprobs", masks, synthetic).verify(step, logits, NO_PROMPT_LOGPROBS)
+    result = handle.result()
+    for share, rate in zip(shares(result.counts, 4), rates, strict=True):
+        assert abs(share - rate) <= 5 * (rate * (1 - rate) / ROWS) ** 0.5
+    assert slots.length[:-1].tolist() == [10 + count for count in result.counts]
+    assert slots.num_sampled[:-1].tolist() == result.counts
+
+
+def test_what_is_not_accepted_is_another_token_than_the_draft() -> None:
+    tokens, drafts = torch.tensor([3, 7, 5, 2]), torch.tensor([3, 7, 1, NO_DRAFT])
+    SyntheticAcceptance([0.0], 8, CPU).falsify(tokens, drafts, torch.tensor([0, 0, 0, 1]))
+    assert tokens.tolist() == [4, 0, 5, 2]
+    SyntheticAcceptance([1.0], 8, CPU).falsify(tokens, drafts, torch.tensor([0, 0, 0, 1]))
+    assert tokens.tolist() == [3, 7, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "rates"),
+    [
+        ({"synthetic_acceptance_rates": [1, 0.5, 0.5]}, (1.0, 0.5, 0.5)),
+        ({"synthetic_acceptance_length": 3.0}, (1.0, 1.0, 0.0)),
+        ({"synthetic_acceptance_length": 2.25}, (1.0, 0.25, 0.0)),
+        ({"synthetic_acceptance_length": 1}, (0.0, 0.0, 0.0)),
+    ],
+)
+def test_rates_are_those_of_the_settings(asked: dict[str, Any], rates: tuple[float, ...]) -> None:
+    method = {"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "synthetic"}
+    speculation = Config().with_values(speculative_config=method | asked).speculation.speculation
+    assert speculation is not None
+    assert speculation.synthetic_rates == rates
