@@ -48,7 +48,7 @@ def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_ap
                 listener,
                 server.shutdown_timeout,
                 garbage.collecting(report, lambda: models.num_sequences),
-                replaces=launch.number > 0,
+                replaces=launch.restarts > 0,
             )
         )
     if traces is not None:

@@ -137,6 +137,6 @@ def make_served_model(
     )
     if before is not None:
         session.stats.continue_counts(before)
-    session.stats.api_restarts = launch.number
+    session.stats.api_restarts = launch.restarts
     app = make_app(launch.config, session, text, developer_mode=launch.developer_mode, traces=traces, swaps=swaps)
     return ServedModel(launch, session, app)

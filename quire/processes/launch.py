@@ -124,7 +124,9 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     Attributes:
         config: Resolved settings.
         directory: Private directory of the model's sockets; those of other models lie beside it.
-        number: Which API process this is; 0 for the engine.
+        number: Which life of which API process this is, unlike all others; 0 for the engine.
+        place: Which of the API processes that serve together it is; its successor takes the same place.
+        restarts: How often a process in its place was replaced.
         listen_fd: Inherited listening socket, for API processes.
         developer_mode: Serve debug routes.
         engine: Which engine this is.
@@ -139,6 +141,8 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     config: Config
     directory: str
     number: int = 0
+    place: int = 0
+    restarts: int = 0
     listen_fd: int = -1
     developer_mode: bool = False
     engine: EngineId = EngineId()
