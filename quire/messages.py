@@ -310,7 +310,8 @@ class Load(_Message, frozen=True):
     known."""
     expected_output: float = EXPECTED_OUTPUT
     """Tokens that a sequence brings on average."""
-    paused: bool = False
+    paused: Literal["", PauseMode] = ""
+    """How the engine is paused; empty: it is not."""
     running_adapters: list[str] = []
     """Names of the adapters that requests use."""
     waiting_adapters: list[str] = []

@@ -17,6 +17,7 @@ from quire.api.model_swaps import ModelSwaps
 from quire.api.process_life import serve_until_end
 from quire.api.request_traces import open_traces
 from quire.api.served_model import MakeApp
+from quire.api.sharing_loop import SharingLoop
 from quire.processes import garbage
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport
@@ -29,7 +30,8 @@ logger = logging.getLogger(__name__)
 def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_app) -> None:
     """Serve until SIGTERM, then until open requests have ended or their time is over."""
     server = launch.config.server
-    set_up_logs(launch.config.observability.log_format, "api", logging.INFO)
+    prefix = f"{launch.api_name}: " if server.api_server_count > 1 else ""
+    set_up_logs(launch.config.observability.log_format, launch.api_name, logging.INFO, prefix)
     if launch.config.device.device == "cpu":
         do_not_interrupt_others()  # the engine computes on the same processors
     traces = open_traces(launch.config)
@@ -40,7 +42,8 @@ def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_ap
     if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
-    with listener, asyncio.Runner(loop_factory=lambda: MeasuredLoop(callbacks)) as runner:
+    loop_class = MeasuredLoop if server.api_server_count == 1 else SharingLoop
+    with listener, asyncio.Runner(loop_factory=lambda: loop_class(callbacks)) as runner:
         runner.run(
             serve_until_end(
                 http,

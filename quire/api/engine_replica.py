@@ -75,6 +75,7 @@ class EngineReplica:
         self.number = client.engine.engine
         self.queue = EngineQueue(slots)
         self.stats = Stats(self.number)
+        self.stats.epoch = client.engine.epoch
         self.connection = EngineConnection(client, clock, self, make_receiver)
         self.recovery = EngineRecovery(requests, self.connection, self.stats, self.queue, report)
         self._requests = requests
@@ -88,6 +89,7 @@ class EngineReplica:
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def on_ready(self, ready: Ready) -> None:
+        self.stats.epoch = self.connection.engine.epoch
         self.stats.restarts = self.stats.inherited["restarts"] + self.connection.engine.epoch
         if not self._was_ready:
             self._was_ready = True
@@ -142,6 +144,7 @@ class EngineReplica:
         prompts = [sequence.add for sequence in waiting if sequence.add.fork_of is None]
         queued_tokens = sum(add.queued_tokens(self.stats.load.expected_output) for add in prompts)
         self.stats.record_engine_death(len(waiting), queued_tokens)
+        self.stats.epoch = self.connection.engine.epoch
         blamed = self.recovery.engine_died(in_flight)
         if blamed is not None:
             self._owner.fail_requests([blamed], GenerationError(_BLAMED), "error")

@@ -15,13 +15,14 @@ from typing import Any, Literal
 
 from quire.api.adapters import ServedAdapters
 from quire.api.admission_limit import AdmissionLimit, queue_limits
-from quire.api.engine_connection import DEAD, LOADING, RECOVERING
+from quire.api.engine_connection import DEAD, LOADING, RECOVERING, changes_pause
 from quire.api.engine_group import EngineGroup
 from quire.api.engine_receiver import EngineReceiver, MakeReceiver
 from quire.api.engine_replica import EngineReplica
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
+from quire.api.peers import Answer, CountOpen, EnginesPaused, Peers
 from quire.api.placement import Placement
 from quire.api.replay import replay_adds
 from quire.api.shared_turn import SharedTurn
@@ -73,6 +74,7 @@ class EngineSession:
         special_tokens: The model's, by text.
         report: Is told how the recovery from an engine's death goes.
         make_receiver: What receives an engine's messages.
+        peers: The other API processes; None: there are none.
 
     Attributes:
         stats: Filled as messages pass.
@@ -88,6 +90,7 @@ class EngineSession:
         special_tokens: Mapping[str, int] | None = None,
         report: SendReport = lambda report: None,
         make_receiver: MakeReceiver = EngineReceiver,
+        peers: Peers | None = None,
     ) -> None:
         self._config = config
         self._number = clients[0].number
@@ -105,7 +108,10 @@ class EngineSession:
         for engine in self._engines:
             engine.limit_admission(self.admission_limit)
         self._placement = Placement(queues, config.cache.block_size, self._clock)
-        self.adapters = ServedAdapters(config.lora, self._engines)
+        self._peers = peers or Peers()
+        self._peers.on(CountOpen, lambda question: self.counts())
+        self._peers.on(EnginesPaused, self._paused_by_peer)
+        self.adapters = ServedAdapters(config.lora, self._engines, self._peers)
         self._submission: Submission | None = None
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._leaving = ""  # why requests should go elsewhere, though they are taken
@@ -117,6 +123,7 @@ class EngineSession:
 
     def start(self) -> None:
         """Begin to receive; called in the event loop. More calls do nothing."""
+        self._peers.open()  # before engines say what there is: what is new later is said by the others
         self._engines.start()
 
     async def wait_ready(self) -> Ready:
@@ -177,6 +184,7 @@ class EngineSession:
         self._closing = True
         self._fail_all()
         await self._engines.close()
+        self._peers.close()
         self._grammars.close()
 
     def _fail_all(self) -> None:
@@ -219,13 +227,19 @@ class EngineSession:
         return self._requests.num_sequences
 
     def counts(self) -> dict[str, int]:
-        """What is held, for leak tests; asked in the event loop."""
+        """What this process holds, for leak tests; asked in the event loop."""
         return {
             "sequences": self.num_sequences,
             "streams": len(self._requests.collectors()),
             "controls": self._engines.num_controls,
             "tasks": len(asyncio.all_tasks()),
         }
+
+    async def counts_of_all(self) -> dict[str, int]:
+        """The same of all API processes together, those that answer."""
+        own = self.counts()
+        others = await self._peers.ask(CountOpen())
+        return {name: value + sum(other[name] for other in others) for name, value in own.items()}
 
     async def control(self, action: str) -> Done:
         """Send the engines a command, see EngineGroup.
@@ -235,7 +249,13 @@ class EngineSession:
         """
         if self._draining and action.startswith("pause:"):
             raise UnavailableError(_REFUSALS["draining"])
+        if changes_pause(action) and self._engines.state == "ready":
+            self._peers.tell(EnginesPaused(action))
         return await self._engines.control(action)
+
+    def _paused_by_peer(self, news: EnginesPaused) -> Answer:
+        self._engines.remember(news.action)
+        return {}
 
     async def control_one(self, engine: int, action: str, value: Mapping[str, str]) -> Done:
         """Send one engine a command and wait for its answer.

@@ -108,6 +108,8 @@ class ModelSwaps:
             await self._changed.wait()
 
     async def _begin(self, settings: Callable[[], Config], change: ModelChange) -> None:
+        if why := self.served.server.keeps_model:
+            raise RequestError(f"{why[0].upper()}{why[1:]}.")
         if self._preparing or (self.status is not None and not self.status.ended):
             raise SwapInProgressError(
                 "A swap of models proceeds: GET /admin/model says how far it is. Wait for its end."

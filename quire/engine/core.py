@@ -110,6 +110,7 @@ class EngineCore:
         self._last_adds: dict[int, int] = {}  # by client
         self._last_beat = clock.now()
         self._was_busy = False
+        self._told_pause = self._pausing.mode
         self._to_abort: deque[int] = deque()
 
     def turn(self, wait: float | None) -> None:
@@ -285,13 +286,14 @@ class EngineCore:
             self._flight.finished(result.step)
 
     def _send_heartbeats(self) -> None:
-        """Send a heartbeat once a second, and when nothing is left to do."""
+        """Send a heartbeat once a second, when nothing is left to do, and when a client has paused or resumed."""
         now = self._clock.now()
         busy = self._scheduler.has_work and not self._pausing.reached
         waits = self._scheduler.only_awaiting and not self._scheduler.steps_in_flight
         self._steps.turn_ended(now, idle=not busy or waits)
-        if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
-            self._last_beat = now
+        news = (self._was_busy and not busy) or self._pausing.mode != self._told_pause
+        if now - self._last_beat >= HEARTBEAT_S or news:
+            self._last_beat, self._told_pause = now, self._pausing.mode
             beat = self.heartbeat()
             for client in self._clients.clients:
                 self._port.send(client, replace(beat, last_add=self._last_adds.get(client, 0)))
@@ -345,7 +347,7 @@ class EngineCore:
             queued_tokens=scheduler.queued_tokens,
             tokens_per_s=self._throughput.tokens_per_s,
             expected_output=scheduler.expected_output,
-            paused=self._pausing.paused,
+            paused=self._pausing.mode,
             running_adapters=[] if self._adapter_slots is None else self._adapter_slots.running,
             waiting_adapters=[] if self._adapter_slots is None else self._adapter_slots.waiting,
         )

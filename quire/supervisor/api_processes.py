@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.processes.child import Child
-from quire.processes.launch import LaunchConfig
+from quire.processes.launch import LaunchConfig, api_name
 
 
 class ApiProcesses:
@@ -36,7 +36,7 @@ class ApiProcesses:
 
     def name(self, place: int) -> str:
         """What a process is called in messages."""
-        return "api" if len(self.numbers) == 1 else f"api {place}"
+        return api_name(place, len(self.numbers))
 
     def place_of(self, child: Child) -> int | None:
         """Which of the present processes it is; None: none of them."""

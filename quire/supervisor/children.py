@@ -6,6 +6,7 @@ generation, so nothing that was meant for the one before reaches the next.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ class Children:
         self._generations = 0
         self.hold_s = 0.0
         self.model = self.add_model(config, config if asked is None else asked)
-        self.apis = ApiProcesses(count=1)
+        self.apis = ApiProcesses(config.server.api_server_count)
         self.apis.children += [self._start_api(place) for place in self.apis.places]
         self._started.clear()
 
@@ -236,6 +237,7 @@ class Children:
             developer_mode=self._developer_mode,
             generation=generation,
             asked=asked,
+            created=int(time.time()),
         )
         model = self._models[generation] = ModelEngines(launch, self._host)
         model.children += [self._start_engine(model, number) for number in range(len(model.ids))]

@@ -157,6 +157,9 @@ class Supervisor:
         if self._state is not State.READY or self._reread is None or self._children.awaits_api:
             print_log("SIGHUP: ignored, because the server is starting or ending")
             return
+        if why := self._config.server.keeps_model:
+            print_log(f"SIGHUP: nothing has changed: {why}")
+            return
         try:
             asked = self._reread()
         except ConfigError as error:
