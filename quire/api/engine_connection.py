@@ -60,8 +60,8 @@ class EngineListener(Protocol):
     def on_lost(self, message: Lost) -> None:
         """Some message could not be read; which requests it was about is not known."""
 
-    def on_engine_died(self, in_flight: Sequence[int]) -> None:
-        """The engine is gone, another one is on its way. It was working on these sequences."""
+    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
+        """The engine is gone, another one is on its way, see Dead."""
 
     def on_dead(self) -> None:
         """The engine is gone for good."""
@@ -219,8 +219,8 @@ class EngineConnection:
                 self._controls.on_done(message)
             case Dead(cause, None):
                 self._on_dead(cause)
-            case Dead(_, EngineId() as successor, in_flight):
-                self._on_replaced(successor, in_flight)
+            case Dead(_, EngineId() as successor, in_flight, turn):
+                self._on_replaced(successor, in_flight, turn)
             case Lost(reason):
                 self._on_lost(message, reason)
 
@@ -251,7 +251,7 @@ class EngineConnection:
         self._listener.on_lost(message)
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
 
-    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int]) -> None:
+    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int], turn: int | None) -> None:
         """What the engine has said before is true; what it says from now on is dropped."""
         if self.ready is not None:
             if self.state == "ready":
@@ -260,7 +260,7 @@ class EngineConnection:
         self.engine = successor
         self._client.connect(successor)
         self._client.send(ClientHeartbeat(self._client.number))
-        self._listener.on_engine_died(in_flight)
+        self._listener.on_engine_died(in_flight, turn)
         self._controls.fail_all(UnavailableError(RECOVERING))
 
     def _on_dead(self, cause: str) -> None:

@@ -138,14 +138,14 @@ class EngineReplica:
         error = GenerationError("A message of the engine was lost. Send the request again.")
         self._owner.fail_requests(self._requests.collectors(self.number), error, "error")
 
-    def on_engine_died(self, in_flight: Sequence[int]) -> None:
+    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
         self._owner.on_engine_died(self.number, in_flight)
         waiting = self._requests.of_engine(self.number)
         prompts = [sequence.add for sequence in waiting if sequence.add.fork_of is None]
         queued_tokens = sum(add.queued_tokens(self.stats.load.expected_output) for add in prompts)
         self.stats.record_engine_death(len(waiting), queued_tokens)
         self.stats.epoch = self.connection.engine.epoch
-        blamed = self.recovery.engine_died(in_flight)
+        blamed = self.recovery.engine_died(in_flight, turn)
         if blamed is not None:
             self._owner.fail_requests([blamed], GenerationError(_BLAMED), "error")
 

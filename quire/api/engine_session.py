@@ -35,6 +35,7 @@ from quire.messages import Abort, Add, Done, EndReason, Ready, ThinkingBudget
 from quire.metrics.server_stats import ServerStats
 from quire.metrics.stats import SequenceStats, Stats
 from quire.processes.launch import SendReport
+from quire.processes.orders import TakeTurn
 from quire.sampling import SamplingParams
 
 MAX_SEQUENCES = 1_024
@@ -457,6 +458,10 @@ class EngineSession:
             for sequence in prompt:
                 sequence.engine = number
             self._engines[number].connection.send(add)
+
+    def take_turn(self, told: TakeTurn) -> None:
+        """Which API process may send an engine something, see EngineRecovery."""
+        self._engines[told.engine.engine].recovery.take_turn(told)
 
     def on_engine_gone(self) -> None:
         """An engine is gone for good: so is the server."""

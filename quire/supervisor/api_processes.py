@@ -42,6 +42,10 @@ class ApiProcesses:
         """Which of the present processes it is; None: none of them."""
         return next((place for place, api in enumerate(self.children) if api is child), None)
 
+    def number_of(self, child: Child) -> int:
+        """The number of a present process."""
+        return self.numbers[next(place for place, api in enumerate(self.children) if api is child)]
+
     @property
     def all_gone(self) -> bool:
         """Whether none runs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.messages import Dead
+from quire.messages import Dead, EngineId
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig, Pulse
 from quire.processes.orders import OpenModel, Order
@@ -166,19 +166,27 @@ class Children:
         model = self._models.get(engine[0])
         return None if model is None else model.died_at[engine[1]]
 
+    def id_of(self, engine: Place) -> EngineId:
+        """The present life of an engine."""
+        return self._models[engine[0]].ids[engine[1]]
+
+    def is_present(self, engine: Place, life: EngineId) -> bool:
+        """Whether this is the present life of an engine that there is."""
+        return engine[0] in self._models and self.id_of(engine) == life
+
     def all_gone(self, model: ModelEngines) -> bool:
         """Whether no engine of this model runs."""
         return all(child.exit_code() is not None for child in model.children)
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
-    def replace_engine(self, engine: Place, cause: str, in_flight: list[int]) -> None:
-        """An engine is dead: another one takes its place, and clients are told."""
+    def replace_engine(self, engine: Place, cause: str, in_flight: list[int], turn: int | None = None) -> None:
+        """An engine is dead: another one takes its place, and clients are told, see Dead."""
         model, number = self._models[engine[0]], engine[1]
         model.died_at[number] = self._clock.now()
         dead = model.ids[number]
         model.ids[number] = successor = dead._replace(epoch=dead.epoch + 1)
-        self._tell_clients(model, Dead(cause, successor, in_flight, source=dead))
+        self._tell_clients(model, Dead(cause, successor, in_flight, turn, source=dead))
         self._replace(model.children[number])
 
     def give_up_engine(self, engine: Place, cause: str) -> None:
@@ -186,13 +194,15 @@ class Children:
         model = self._models[engine[0]]
         self._tell_clients(model, Dead(cause, source=model.ids[engine[1]]))
 
-    def replace_api(self, place: int) -> None:
-        """An API process is dead: another one takes its place, and the engines are told."""
+    def replace_api(self, place: int) -> int:
+        """An API process is dead: another one takes its place, and the engines are told. Returns the dead one's
+        number."""
         dead = self.apis.begin_next_life(place)
         for model in self._models.values():
             for engine in model.ids:
                 model.notices.client_died(engine, dead)
         self._replace(self.apis.children[place])
+        return dead
 
     def start_no_api(self) -> None:
         """The server ends: API processes that are dead stay so."""

@@ -28,6 +28,7 @@ from quire.supervisor.model_swap import ModelSwap
 from quire.supervisor.process_events import RELOAD, Died, Event, Reported, Signalled
 from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.restart_limit import WINDOW_S, RestartLimit
+from quire.supervisor.search_turns import Searches
 from quire.supervisor.watchdog import TICK_S
 
 STOP_TIMEOUT_S = 5.0
@@ -85,7 +86,6 @@ class Supervisor:
         self._host = host
         self._events = host.events()  # from here on signals are received
         self._limit = RestartLimit(config.server.max_restarts, self._clock)
-        self._searching: set[Place] = set()  # engines whose last plan's requests have not all moved on since
         self._startup: dict[str, float] = {}
         self._kv_tokens = 0
 
@@ -104,6 +104,7 @@ class Supervisor:
             self._asked,
         )
         self._swap = ModelSwap(self._children, self._events.forget, self._clock)
+        self._searches = Searches(self._children)
         try:
             for child in self._children:
                 self._events.watch(child)
@@ -151,6 +152,7 @@ class Supervisor:
             self._events.watch(child)
             if self._children.apis.place_of(child) is not None:
                 self._swap.api_started()
+                self._searches.api_started()
 
     def _reload(self) -> None:
         """Serve what the settings say by now. API processes do the rest, and may refuse."""
@@ -174,19 +176,16 @@ class Supervisor:
             case StatusReport("ready"):
                 self._child_is_ready(child, report)
             case Recovery():
-                self._engine_recovered(report)
+                self._engine_recovered(child, report)
             case SwapRequest():
                 self._swap.begin(report)
             case ModelReport():
                 self._swap.reported(report)
 
-    def _engine_recovered(self, report: Recovery) -> None:
+    def _engine_recovered(self, api: Child, report: Recovery) -> None:
         place = report.generation, report.engine.engine
-        if report.complete:
-            self._searching.discard(place)
-        else:
-            self._searching.add(place)
-        if report.blamed or report.complete:
+        self._searches.recovered(api, report)
+        if report.blamed or (report.complete and not self._searches.unproven(place)):
             self._limit.search_ended()
         if report.sequences and (died_at := self._children.died_at(place)) is not None:
             took = self._clock.now() - died_at
@@ -213,11 +212,11 @@ class Supervisor:
             self._start_failed(engine)
             return
         in_flight = self._children.in_flight(place)
-        searching = bool(in_flight) and place in self._searching
+        searching = bool(in_flight) and self._searches.unproven(place)
         if self._limit.allow(searching=searching, failed_starts=self._children.failed_starts(engine)):
-            self._searching.add(place)
+            turn = self._searches.engine_died(place, in_flight)
             self._say_replaced(engine.name, cause, searching=searching)
-            self._children.replace_engine(place, cause, in_flight)
+            self._children.replace_engine(place, cause, in_flight, turn)
             return
         self._children.give_up_engine(place, cause)
         self._wait_for_apis()
@@ -239,7 +238,7 @@ class Supervisor:
             return
         if self._limit.allow():
             self._say_replaced(api.name, cause)
-            self._children.replace_api(place)
+            self._searches.api_gone(self._children.replace_api(place))
             return
         self._end(EXIT_CRASHED, f"{api.name} process died: {cause}. Open connections were cut; {self._gave_up()}")
 
@@ -308,6 +307,7 @@ class Supervisor:
         if api.exit_code() != 0 and not stopped_early:
             self._unclean = f"{api.name} process did not end cleanly: {api.cause_of_death()}"
         if not self._children.apis.all_gone:
+            self._searches.api_gone(self._children.apis.number_of(api))
             return
         if self._unclean:
             self._end(EXIT_CRASHED, self._unclean)
