@@ -156,11 +156,11 @@ class Supervisor:
 
     def _reload(self) -> None:
         """Serve what the settings say by now. API processes do the rest, and may refuse."""
-        if self._state is not State.READY or self._reread is None or self._children.awaits_api:
-            print_log("SIGHUP: ignored, because the server is starting or ending")
-            return
         if why := self._config.server.keeps_model:
             print_log(f"SIGHUP: nothing has changed: {why}")
+            return
+        if self._state is not State.READY or self._reread is None or self._children.awaits_api:
+            print_log("SIGHUP: ignored, because the server is starting or ending")
             return
         try:
             asked = self._reread()
