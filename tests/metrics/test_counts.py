@@ -1,6 +1,8 @@
-"""What several processes have counted, and one after the other: sums of what requests bring, and no counter goes back."""
+"""What processes have counted, beside and after each other: sums of what requests bring, and no counter goes back."""
 
 from __future__ import annotations
+
+import itertools
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -122,7 +124,7 @@ def test_no_counter_goes_back_when_a_process_is_replaced() -> None:
         successor.engines[0].record_heartbeat(beat(again, preemptions=again, prefix_queries=10 * again))
         serve(successor, 4)
         pages.append(together(successor))
-        for before, after in zip(pages, pages[1:], strict=False):
+        for before, after in itertools.pairwise(pages):
             back = {key: (n, after[key]) for key, n in before.items() if _counts(key[0]) and after[key] < n}
             assert not back
         last = pages[-1]
