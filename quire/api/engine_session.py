@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from quire.api.adapters import ServedAdapters
-from quire.api.admission_limit import AdmissionLimit, queue_limits
+from quire.api.admission_limit import AdmissionLimit, QueueShares, queue_limits
 from quire.api.engine_connection import DEAD, LOADING, RECOVERING, changes_pause
 from quire.api.engine_group import EngineGroup
 from quire.api.engine_receiver import EngineReceiver, MakeReceiver
@@ -22,7 +22,7 @@ from quire.api.engine_replica import EngineReplica
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
-from quire.api.peers import Answer, CountOpen, EnginesPaused, Peers
+from quire.api.peers import Answer, CountOpen, EnginesPaused, Peers, QueueShared
 from quire.api.placement import Placement
 from quire.api.replay import replay_adds
 from quire.api.shared_turn import SharedTurn
@@ -40,6 +40,8 @@ from quire.sampling import SamplingParams
 
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
+SHARE_S = 0.5
+"""How often API processes tell each other what they have sent to the queue."""
 NEW_WORK_WAIT_S = 20.0
 """How long after an engine's death new requests are taken, in seconds; then they are refused until there is another."""
 State = Literal["starting", "ready", "recovering", "swapping", "draining", "dead"]
@@ -112,12 +114,14 @@ class EngineSession:
         self._peers = peers or Peers()
         self._peers.on(CountOpen, lambda question: self.counts())
         self._peers.on(EnginesPaused, self._paused_by_peer)
+        self._peers.on(QueueShared, self._shared_by_peer)
         self.adapters = ServedAdapters(config.lora, self._engines, self._peers)
         self._submission: Submission | None = None
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._leaving = ""  # why requests should go elsewhere, though they are taken
         self._draining = self._retired = self._closing = False
         self._adding = asyncio.Lock()
+        self._sharing: asyncio.Task[None] | None = None
         self._dead = asyncio.Event()
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -126,6 +130,8 @@ class EngineSession:
         """Begin to receive; called in the event loop. More calls do nothing."""
         self._peers.open()  # before engines say what there is: what is new later is said by the others
         self._engines.start()
+        if self._sharing is None and not self._peers.alone:
+            self._sharing = asyncio.get_running_loop().create_task(self._share_queue())
 
     async def wait_ready(self) -> Ready:
         """What all engines can do, once each has been ready.
@@ -183,10 +189,25 @@ class EngineSession:
         if self._closing:
             return
         self._closing = True
+        if self._sharing is not None:
+            self._sharing.cancel()
         self._fail_all()
         await self._engines.close()
         self._peers.close()
         self._grammars.close()
+
+    async def _share_queue(self) -> None:
+        """Tell the other API processes whose requests in the queue are from here."""
+        told: QueueShares | None = None  # also that there is nothing any more of a process before this one
+        while True:
+            if (shares := self.admission_limit.shares) != told:
+                told = shares
+                await self._peers.ask(QueueShared(self._peers.place, dict(shares.sequences), dict(shares.tokens)))
+            await asyncio.sleep(SHARE_S)
+
+    def _shared_by_peer(self, news: QueueShared) -> Answer:
+        self.admission_limit.share(news.place, QueueShares(news.sequences, news.tokens))
+        return {}
 
     def _fail_all(self) -> None:
         why = _REFUSALS["swapping" if self._retired else "draining"]

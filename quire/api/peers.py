@@ -56,7 +56,19 @@ class EnginesPaused(msgspec.Struct, frozen=True, tag=True):
     action: str
 
 
-Question = KeepCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused
+class QueueShared(msgspec.Struct, frozen=True, tag=True):
+    """What a process has sent to the queue, see QueueShares.
+
+    Attributes:
+        place: Of the process.
+    """
+
+    place: int
+    sequences: dict[str, int]
+    tokens: dict[str, int]
+
+
+Question = KeepCounts | CountOpen | AdapterLoaded | AdapterUnloaded | EnginesPaused | QueueShared
 Answer = Mapping[str, int]
 
 
@@ -77,10 +89,13 @@ class Peers:
         count: How many processes there are, with this one.
         directory: Where their sockets are.
         life: Number of this process: what its predecessor was answered late is not taken for its own.
+
+    Attributes:
+        place: As given.
     """
 
     def __init__(self, place: int = 0, count: int = 1, directory: Path = Path(), life: int = 0) -> None:
-        self._place = place
+        self.place = place
         self._others = [other for other in range(count) if other != place]
         self._directory = directory
         self._socket: socket.socket | None = None
@@ -100,7 +115,7 @@ class Peers:
         """Begin to answer; called in the event loop. More calls do nothing."""
         if not self._others or self._socket is not None:
             return
-        address = self._address(self._place)
+        address = self._address(self.place)
         Path(address).unlink(missing_ok=True)  # of the process before
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(address)
@@ -133,6 +148,11 @@ class Peers:
         self._told.add(task)
         task.add_done_callback(self._told.discard)
 
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others."""
+        return not self._others
+
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Within it no other process is within it. One task of this process at a time; a dead process leaves it."""
@@ -144,7 +164,8 @@ class Peers:
         try:
             yield
         finally:
-            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+            with contextlib.suppress(OSError):  # closed meanwhile
+                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
     def _address(self, place: int) -> str:
         return str(self._directory / f"api-{place}")
@@ -154,7 +175,7 @@ class Peers:
         self._waiting[other, number] = answer
         try:
             async with asyncio.timeout(ANSWER_S):
-                while (sent := self._send(other, _Envelope(self._place, number, question))) is None:
+                while (sent := self._send(other, _Envelope(self.place, number, question))) is None:
                     await asyncio.sleep(_AGAIN_S)
                 return await answer if sent else None
         except TimeoutError:
@@ -186,7 +207,7 @@ class Peers:
     def _on_envelope(self, envelope: _Envelope) -> None:
         if envelope.question is not None:
             answer = self._answering[type(envelope.question)](envelope.question)
-            self._send(envelope.sender, _Envelope(self._place, envelope.number, answer=dict(answer)))
+            self._send(envelope.sender, _Envelope(self.place, envelope.number, answer=dict(answer)))
         elif (waiting := self._waiting.get((envelope.sender, envelope.number))) and not waiting.done():
             waiting.set_result(envelope.answer or {})
 

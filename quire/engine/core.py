@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -97,8 +98,8 @@ class EngineCore:
         self._flight = flight
         self._clients = ClientLiveness(clock)
         self._steps = StepStats(clock.now())
-        frames = EngineFrames(self._scheduler, self._steps, clock, counts)
-        self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, frames.frame)
+        self._frames: dict[int, EngineFrames] = {}  # by client: each puts together the parts that it was told
+        self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, self._frame)
         self._adapter_slots = None
         if executor.adapters is not None:
             self._adapter_slots = AdapterSlots(self._scheduler, executor.adapters, config.lora.max_loras)
@@ -193,6 +194,7 @@ class EngineCore:
                 self._outbox.drop(client)
                 self._port.forget(client)
                 self._last_adds.pop(client, None)
+                self._frames.pop(client, None)
             case Undecodable(reason, sequences, control):
                 for sequence in sequences:
                     self._last_adds[sequence >> CLIENT_SHIFT] = sequence
@@ -317,6 +319,12 @@ class EngineCore:
     def heartbeat(self) -> Heartbeat:
         """That the engine lives, and what its steps did."""
         return self._steps.heartbeat(self._clock.now(), self._load())
+
+    def _frame(self, client: int, seen: int) -> dict[str, Any]:
+        """What the live picture shows."""
+        if client not in self._frames:
+            self._frames[client] = EngineFrames(self._scheduler, self._steps, self._clock, counts)
+        return self._frames[client].frame(seen)
 
     def counts(self) -> dict[str, int]:
         """What is held and what is free, for leak tests."""

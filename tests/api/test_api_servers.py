@@ -31,7 +31,9 @@ def two(tmp_path: Path) -> Iterator[Two]:
             256, vocab_size=VOCAB_SIZE, sample=count_up, step_s=0.002, adapters=FakeAdapters(dict(FILES))
         )
 
-    with several(tmp_path, executor, enable_lora=True, max_loras=2, max_queued_requests=4) as (first, second):
+    with several(
+        tmp_path, executor, enable_lora=True, max_loras=2, max_queued_requests=4, tenant_header="X-Tenant"
+    ) as (first, second):
         yield first, second
 
 
@@ -157,20 +159,23 @@ def test_no_counter_goes_back_while_scrapes_are_answered_in_turn(two: Two) -> No
     assert before["vllm:generation_tokens_total", (("engine", "0"), ("model_name", "tiny"))] > 0
 
 
-def test_a_queue_that_one_has_filled_is_full_for_the_other(two: Two) -> None:
-    """But for one request: to the other it might be that of a tenant who has none there yet."""
+def test_a_queue_that_one_has_filled_is_full_for_the_other_and_each_tenant_has_a_share(two: Two) -> None:
     first, second = two
+    flood, guest = {"extra_headers": {"X-Tenant": "flood"}}, {"extra_headers": {"X-Tenant": "guest"}}
     assert first.http.post("/pause", params={"mode": "keep"}).status_code == 200
     with ThreadPoolExecutor(5) as pool:
-        waiting = [pool.submit(complete, first) for _ in range(4)]
+        waiting = [pool.submit(complete, first, **flood) for _ in range(4)]
         eventually(lambda: metric(second, "vllm:num_requests_waiting") == 4, 10)
-        waiting.append(pool.submit(complete, second))
-        eventually(lambda: metric(first, "vllm:num_requests_waiting") == 5, 10)
+        heard = second.model.session.admission_limit._others
+        eventually(lambda: 0 in heard and sum(heard[0].sequences.values()) == 4, 10)
         with pytest.raises(openai.RateLimitError):
-            complete(second)
+            complete(second, **flood)
         assert metric(first, "vllm:admission_rejections_total", reason="requests") == 1
+        waiting.append(pool.submit(complete, second, **guest))
+        eventually(lambda: metric(first, "vllm:num_requests_waiting") == 5, 10)
         first.http.post("/resume")
         assert [answer.result(20).choices[0].text for answer in waiting] == ["bcde"] * 5
+    eventually(lambda: not heard[0].sequences, 10)
 
 
 def test_an_answer_that_one_has_stored_the_other_continues(two: Two) -> None:
