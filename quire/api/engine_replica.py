@@ -95,6 +95,8 @@ class EngineReplica:
             self._was_ready = True
             self.stats.set_max_model_len(ready.max_model_len)
             self._owner.on_engine_ready()
+            if self.connection.engine.epoch:
+                self.recovery.nothing_to_recover()
         else:
             self._owner.on_engine_ready()
             self.recovery.engine_ready()

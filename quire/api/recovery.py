@@ -79,15 +79,21 @@ class EngineRecovery:
         self._requests.engine_died(self._number)
         own = self._engine.number
         alone = self._turn == own or all(number >> CLIENT_SHIFT == own for number in in_flight)
-        told = self._told_turn
-        self._turn = told.turn if told is not None and told.engine == self._engine.engine else turn
+        told = self._told_turn if self._told_turn and self._told_turn.engine == self._engine.engine else None
+        self._turn = turn if told is None else told.turn
         found = [self._requests.get(number) for number in in_flight]
         collectors = [sequence.collector for sequence in found if sequence is not None]
         blamed = self._search.engine_died(collectors, alone=alone)
+        if told is not None and told.turn is None:
+            self._search.acquit_all()
         if blamed is not None:
             logger.error("A request has stopped the engine again and again, and fails: %s", blamed.adds[0].id)
             self._report(Recovery(self._engine.engine, blamed=True))
         return blamed
+
+    def nothing_to_recover(self) -> None:
+        """This process is new: no request of its own was on an engine that died."""
+        self._report(Recovery(self._engine.engine, complete=True))
 
     def engine_ready(self) -> None:
         """The next engine takes work."""

@@ -128,7 +128,7 @@ class Acceptor:
             self._open.own -= 1
             on_lost(error)
 
-        protocol.connection_lost = connection_lost  # type: ignore[method-assign]
+        protocol.connection_lost = connection_lost  # type: ignore[method-assign,assignment]
         try:
             await self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._ssl)
         except OSError as error:  # ssl.SSLError is one; the protocol hears nothing of it
