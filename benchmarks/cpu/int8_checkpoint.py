@@ -1,4 +1,7 @@
-"""A checkpoint whose linear layers are int8, a scale for each output: W8A8 of compressed-tensors, to the nearest."""
+"""A checkpoint whose linear layers are int8, a scale for each output: W8A8 of compressed-tensors, to the nearest.
+
+The head is too, as in the files and models of 8 bits that other engines make of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _DESCRIPTION = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS, "input_activations": _ROWS}},
-    "ignore": ["lm_head"],
+    "ignore": [],
 }
 
 
@@ -69,4 +72,4 @@ def _tensors(checkpoint: Path) -> Iterator[tuple[str, str, tuple[int, ...], int]
 
 
 def _is_quantized(name: str) -> bool:
-    return name.endswith("_proj.weight")
+    return name.endswith("_proj.weight") or name == "lm_head.weight"

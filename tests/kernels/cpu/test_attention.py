@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -157,6 +158,38 @@ def test_a_quantized_cache_is_read_as_what_it_stands_for(case: Case, cache: torc
     exact = scaled.float() / of_keys.repeat_interleave(group)[:, None]
     reference.paged_attention(exact, *meant, *rows, expected, case.d**-0.5, case.cap)
     torch.testing.assert_close(out.float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_small_weights_of_a_long_context_add_up(dtype: torch.dtype) -> None:
+    """Each is smaller than a 16-bit step of the largest one; an int8 cache's weights are rounded to such steps."""
+    length, d, far = 8_192, 64, 12.0
+    keys, values = torch.zeros(2, length // 16, 16, 1, d, dtype=torch.int8).unbind()
+    keys[0, 0] = 100
+    values[:] = 100
+    values[0, 0] = 0
+    q = torch.full((1, 2, d), far / (100 * d), dtype=dtype)
+    table = torch.arange(length // 16)[None]
+    rows = (table, torch.tensor([0]), torch.tensor([length - 1]), torch.tensor([1]), None)
+    out = torch.empty_like(q)
+    paged_attention(q, keys, values, *rows, out, 1.0, None, torch.ones(2, 1))
+    others = (length - 1) * math.exp(-float(q[0, 0, 0]) * 100 * d)
+    torch.testing.assert_close(out.float(), torch.full(q.shape, 100 * others / (1 + others)), rtol=0.02, atol=0.0)
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_broken_query_of_an_int8_cache_breaks_its_own_head_alone(broken: float, count: int) -> None:
+    heads, d = 4, 64
+    keys, values = normal(2, 4, 16, 2, d, seed=1).mul(40).round().clamp(-127, 127).to(torch.int8).unbind()
+    q = normal(count, heads, d, seed=2).bfloat16()
+    q[0, 1, 5] = broken
+    rows = (torch.arange(4)[None], torch.tensor([0]), torch.tensor([64 - count]), torch.tensor([count]), None)
+    out = torch.empty_like(q)
+    paged_attention(q, keys, values, *rows, out, d**-0.5, None, torch.full((2, 2), 0.02))
+    assert out[0, 1].isnan().all()
+    assert out[0, [0, 2, 3]].isfinite().all()
+    assert out[1:].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))

@@ -1,5 +1,5 @@
 // Attention over a paged KV cache, with an online softmax (Milakov & Gimelshein 2018) over tiles of keys. A chunk of work
-// is some tokens of a row and one KV head with all query heads that share it.
+// is some tokens of a row and some KV heads, each with all query heads that share it.
 //
 // Few queries at once go over keys and values where they lie; more are worth rearranging a tile of keys and values
 // into panels, which the product of linear layers then multiplies. A quantized cache's elements (C is not T) are widened
@@ -11,6 +11,7 @@
 
 #include "cache.h"
 #include "calls.h"
+#include "integers.h"
 #include "pool.h"
 #include "tile.h"
 
@@ -21,9 +22,10 @@ constexpr int kKeys = 64;         // in a tile
 constexpr int kQueries = 64;      // query heads · tokens in a chunk of work, if one token has no more
 constexpr int kQueriesInPlace = 4;  // so few go over keys and values where they lie
 constexpr int kKeysAtOnce = W;    // whose products with one query are summed together, as many as a vector has sums
-constexpr int kAhead = 16;        // keys that are asked for before they are needed
+constexpr int64_t kChunksOfTokens = 2, kChunksOfPrompts = 8;  // of work for a thread at least; prompts' differ in size
 constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; fewer take less than another thread's help
+constexpr float kLargestWeight = 32767.0f;  // what a weight of 1 is as an integer
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 template <class T, class C>
@@ -42,10 +44,10 @@ struct Step {
     float value_scale(int64_t head) const { return kQuantized ? scales[kv_heads + head] : 1.0f; }
 };
 
-// Of one chunk of work: query tokens at `position` and after it, their first one's place in the batch, and the keys from
-// `begin` to `end` that one of them sees.
+// Of one chunk of work: query tokens at `position` and after it, their first one's place in the batch, KV heads from `head`
+// on, and the keys from `begin` to `end` that one of the tokens sees.
 struct Piece {
-    int64_t token, tokens, position, head, begin, end;
+    int64_t token, tokens, position, head, heads, begin, end;
     const int64_t* blocks;
 };
 
@@ -55,26 +57,20 @@ const C* at(const Step<T, C>& s, const C* cache, const Piece& piece, int64_t pos
     return cache + block * s.block_stride + (offset * s.kv_heads + piece.head) * s.d;
 }
 
-// The keys of a tile and those behind it; behind the last that is seen stands the last.
 template <class T, class C>
-void find_keys(const Step<T, C>& s, const Piece& piece, int64_t begin, const C** key) {
-    int64_t block = begin / s.block_size, offset = begin % s.block_size;
-    int n = int(std::min<int64_t>(kKeys + kAhead, piece.end - begin));
-    for (int j = 0; j < n; ++j) {
-        key[j] = s.keys + piece.blocks[block] * s.block_stride + (offset * s.kv_heads + piece.head) * s.d;
-        if (++offset == s.block_size) offset = 0, ++block;
-    }
-    for (int j = n; j < kKeys + kAhead; ++j) key[j] = key[n - 1];
-}
-
-template <class T, class C>
-void bound_scores(const Step<T, C>& s, float* scores, int n) {
+void bound_scores(const Step<T, C>& s, float* scores, int n, float unit = 1.0f) {
     for (int j = 0; j < n; j += W) {
-        vf x = mul(load(scores + j), all(s.scale));
+        vf x = mul(load(scores + j), all(s.scale * unit));
         if (s.cap > 0) x = mul(tanh(div(x, all(s.cap))), all(s.cap));
         store(scores + j, x);
     }
 }
+
+template <class T>
+void store_weights(T* to, vf weights) {
+    store(to, weights);
+}
+inline void store_weights(int16_t* to, vf weights) { store_rounded(to, mul(weights, all(kLargestWeight))); }
 
 // Scores [kKeys] of one query become weights: those outside [begin, end) get none. Returns by how much what was summed
 // before shrinks.
@@ -90,7 +86,7 @@ float weigh(float* scores, int begin, int end, T* weights, float& highest, float
     for (int j = 0; j < kKeys; j += W) {
         vf weight = exponential(sub(load(scores + j), all(highest)));
         sums = add(sums, weight);
-        store(weights + j, weight);
+        store_weights(weights + j, weight);
     }
     float shrunk = before == kMinusInfinity ? 0.0f : std::exp(before - highest);
     total = total * shrunk + sum(sums);
@@ -119,61 +115,228 @@ inline vf multiply_add(const T* a, const C* b, vf c) {
     return fma(load(a), load(b), c);
 }
 
+// Where the keys of a tile of all heads are; those of the next head lie behind.
+template <class C>
+struct Keys {
+    const C* at[kKeys];  // behind the last that is seen stands the last
+    int count;
+};
+
+template <class T, class C>
+void find_keys(const Step<T, C>& s, const Piece& piece, int64_t begin, Keys<C>& keys) {
+    int64_t block = begin / s.block_size, offset = begin % s.block_size;
+    keys.count = int(std::min<int64_t>(kKeys, std::max<int64_t>(0, piece.end - begin)));
+    if (keys.count == 0) return;
+    for (int j = 0; j < keys.count; ++j) {
+        keys.at[j] = s.keys + piece.blocks[block] * s.block_stride + (offset * s.kv_heads + piece.head) * s.d;
+        if (++offset == s.block_size) offset = 0, ++block;
+    }
+    for (int j = keys.count; j < kKeys; ++j) keys.at[j] = keys.at[j - 1];
+}
+
+// Asks for the keys and values of a tile bit by bit, in the order in which they lie: if it asked for all at once, what is
+// computed meanwhile would have to wait.
+template <class C>
+struct Ahead {
+    const Keys<C>& tile;
+    int64_t to_values, heads, d, key = 0, head = 0;
+
+    void step() {
+        if (key >= tile.count) return;
+        const C* from = tile.at[key] + head * d;
+        for (int64_t c = 0; c < d; c += kLine / int64_t(sizeof(C))) {
+            _mm_prefetch(from + c, _MM_HINT_T1);
+            _mm_prefetch(from + to_values + c, _MM_HINT_T1);
+        }
+        if (++head == heads) head = 0, ++key;
+    }
+};
+
+// What one KV head's R query heads compute, each in the model's floats: products with keys, and values times weights.
 template <class T, class C, int R>
-void attend_in_place(const Step<T, C>& s, const Piece& piece) {
-    constexpr int E = s.kQuantized ? W : W * Element<T>::kGroup;
-    const T* q = s.q + (piece.token * s.heads + piece.head * R) * s.d;
-    T* out = s.out + (piece.token * s.heads + piece.head * R) * s.d;
-    float* sums = static_cast<float*>(scratch(0, R * (s.d + W) * 4));
-    alignas(64) float scores[R][kKeys], weights[R][kKeys];
-    const C* key[kKeys + kAhead];
-    float highest[R], total[R] = {};
-    std::fill(highest, highest + R, kMinusInfinity);
-    std::fill(sums, sums + R * s.d, 0.0f);
-    for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
-        int n = int(std::min<int64_t>(kKeys, piece.end - begin));
-        find_keys(s, piece, begin, key);
-        for (int first = 0; first < n; first += kKeysAtOnce) {
-            for (int j = first; j < first + kKeysAtOnce; ++j) {
-                for (int64_t c = 0; c < s.d; c += kLine / int64_t(sizeof(C))) {
-                    _mm_prefetch(key[j + kAhead] + c, _MM_HINT_T0);
-                    _mm_prefetch(key[j] - s.keys + s.values + c, _MM_HINT_T0);
+struct FloatProducts {
+    static constexpr int kElements = Step<T, C>::kQuantized ? W : W * Element<T>::kGroup;
+    const Step<T, C>& s;
+    const T* queries;  // [heads, R, d]
+    float weights[R][kKeys];
+
+    FloatProducts(const Step<T, C>& step, const Piece&, const T* q) : s(step), queries(q) {}
+
+    // Products of a head with kKeysAtOnce keys → scores.
+    void score(int64_t head, const Keys<C>& keys, int first, float (&scores)[R][kKeys], Ahead<C>& ahead) const {
+        for (int r = 0; r < R; ++r) {
+            const T* q = queries + (head * R + r) * s.d;
+            vf products[kKeysAtOnce];
+            for (int j = 0; j < kKeysAtOnce; ++j) {
+                if (r == 0) ahead.step();
+                products[j] = multiply_add(q, keys.at[first + j] + head * s.d, zero());
+            }
+            for (int64_t c = kElements; c < s.d; c += kElements)
+                for (int j = 0; j < kKeysAtOnce; ++j)
+                    products[j] = multiply_add(q + c, keys.at[first + j] + head * s.d + c, products[j]);
+            store_sums(scores[r] + first, products);
+        }
+    }
+
+    float unit(int64_t, int) const { return 1.0f; }  // of scores
+
+    // sums [R, d] += the values of a tile, as its scores weigh them.
+    void add_values(int64_t head, const Keys<C>& keys, float (&scores)[R][kKeys], float* highest, float* total,
+                    float* sums) {
+        float shrunk[R];
+        for (int r = 0; r < R; ++r) shrunk[r] = weigh(scores[r], 0, keys.count, weights[r], highest[r], total[r]);
+        int64_t c = 0;
+        for (; c + 32 <= s.d; c += 32) add_columns<32 / W>(head, keys, shrunk, c, sums);
+        if (c < s.d) add_columns<16 / W>(head, keys, shrunk, c, sums);
+    }
+
+    template <int N>
+    void add_columns(int64_t head, const Keys<C>& keys, const float* shrunk, int64_t c, float* sums) const {
+        const C* values = s.values + head * s.d + c;
+        vf own[R][N];
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < N; ++v) own[r][v] = mul(load(sums + r * s.d + c + v * W), all(shrunk[r]));
+        for (int j = 0; j < keys.count; ++j) {
+            vf x[N];
+            for (int v = 0; v < N; ++v) x[v] = load(keys.at[j] - s.keys + values + v * W);
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < N; ++v) own[r][v] = fma(all(weights[r][j]), x[v], own[r][v]);
+        }
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < N; ++v) store(sums + r * s.d + c + v * W, own[r][v]);
+    }
+};
+
+// The same with a cache of integers: queries, and the weights of a tile, become 16-bit integers, finer than bf16; their
+// sums are exact.
+template <int R>
+struct IntegerProducts {
+    using T = bf16;
+    using C = int8_t;
+    static constexpr float kLargest = 32767.0f, kSmallest = 1e-30f;
+    static constexpr int kVectors = W == 16 || R <= 2 ? 2 : 1;  // of values, whose sums stay in registers
+    const Step<T, C>& s;
+    float* units;      // [heads, R]
+    int16_t* queries;  // [heads, R, d]
+    int16_t weights[R][kKeys];
+
+    IntegerProducts(const Step<T, C>& step, const Piece& piece, const T* q) : s(step) {
+        const int64_t count = piece.heads * R;
+        units = static_cast<float*>(scratch(1, count * (4 + 2 * s.d)));
+        queries = reinterpret_cast<int16_t*>(units + count);
+        for (int64_t i = 0; i < count; ++i) {
+            const T* from = q + i * s.d;
+            const Magnitude magnitude = magnitude_of(from, s.d);
+            const float largest = std::max(magnitude.largest, kSmallest);
+            units[i] = largest / kLargest + magnitude.nothing;
+            for (int64_t c = 0; c < s.d; c += W)
+                store_rounded(queries + i * s.d + c, mul(load(from + c), all(kLargest / largest)));
+        }
+    }
+
+    void score(int64_t head, const Keys<C>& keys, int first, float (&scores)[R][kKeys], Ahead<C>& ahead) const {
+        const int16_t* q = queries + head * R * s.d;
+        vi products[R][kKeysAtOnce];
+        for (int j = 0; j < kKeysAtOnce; ++j) {
+            ahead.step();
+            vi own[R];
+            for (int r = 0; r < R; ++r) own[r] = integers(0);
+            for (int64_t c = 0; c < s.d; c += 2 * W) {
+                vi x = load_bytes(keys.at[first + j] + head * s.d + c);
+                for (int r = 0; r < R; ++r) add_products(own[r], x, load_integers(q + r * s.d + c));
+            }
+            for (int r = 0; r < R; ++r) products[r][j] = own[r];
+        }
+        for (int r = 0; r < R; ++r) {
+            vf whole[kKeysAtOnce];
+            for (int j = 0; j < kKeysAtOnce; ++j) whole[j] = to_float(products[r][j]);
+            store_sums(scores[r] + first, whole);
+        }
+    }
+
+    float unit(int64_t head, int r) const { return units[head * R + r]; }
+
+    void add_values(int64_t head, const Keys<C>& keys, float (&scores)[R][kKeys], float* highest, float* total,
+                    float* sums) {
+        float shrunk[R], unit[R];
+        for (int r = 0; r < R; ++r) {
+            // by the tile's own highest score: else the many small weights of a long context would be rounded to nothing
+            float most = kMinusInfinity, of_tile = 0.0f, before = highest[r];
+            weigh(scores[r], 0, keys.count, weights[r], most, of_tile);
+            highest[r] = std::max(before, most);
+            unit[r] = std::exp(most - highest[r]);
+            shrunk[r] = before == kMinusInfinity ? 0.0f : std::exp(before - highest[r]);
+            total[r] = total[r] * shrunk[r] + of_tile * unit[r];
+            unit[r] /= kLargestWeight;
+        }
+        int64_t c = 0;
+        for (; c + kVectors * 2 * W <= s.d; c += kVectors * 2 * W)
+            add_columns<kVectors>(head, keys, shrunk, unit, c, sums);
+        for (; c < s.d; c += 2 * W) add_columns<1>(head, keys, shrunk, unit, c, sums);
+    }
+
+    template <int N>
+    void add_columns(int64_t head, const Keys<C>& keys, const float* shrunk, const float* unit, int64_t c,
+                     float* sums) const {
+        const C* values = s.values + head * s.d + c;
+        vi own[R][N][2];
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < N; ++v) own[r][v][0] = own[r][v][1] = integers(0);
+        for (int j = 0; j < keys.count; j += 2) {  // behind the last one stands the last, with a weight of 0
+            for (int v = 0; v < N; ++v) {
+                vi low, high;
+                pair_up(load_bytes(keys.at[j] - s.keys + values + v * 2 * W),
+                        load_bytes(keys.at[j + 1] - s.keys + values + v * 2 * W), low, high);
+                for (int r = 0; r < R; ++r) {
+                    vi pair = all_pairs(weights[r] + j);
+                    add_products(own[r][v][0], low, pair);
+                    add_products(own[r][v][1], high, pair);
                 }
             }
-            for (int r = 0; r < R; ++r) {
-                vf products[kKeysAtOnce];
-                for (int j = 0; j < kKeysAtOnce; ++j) products[j] = zero();
-                for (int64_t c = 0; c < s.d; c += E)
-                    for (int j = 0; j < kKeysAtOnce; ++j)
-                        products[j] = multiply_add(q + r * s.d + c, key[first + j] + c, products[j]);
-                store_sums(scores[r] + first, products);
-            }
         }
-        float shrunk[R];
         for (int r = 0; r < R; ++r) {
-            bound_scores(s, scores[r], n);
-            shrunk[r] = weigh(scores[r], 0, n, weights[r], highest[r], total[r]);
-        }
-        auto add_values = [&](auto vectors, int64_t c) {
-            constexpr int N = decltype(vectors)::value;
-            vf own[R][N];
-            for (int r = 0; r < R; ++r)
-                for (int v = 0; v < N; ++v) own[r][v] = mul(load(sums + r * s.d + c + v * W), all(shrunk[r]));
-            for (int j = 0; j < n; ++j) {
-                vf x[N];
-                for (int v = 0; v < N; ++v) x[v] = load(key[j] - s.keys + s.values + c + v * W);
-                for (int r = 0; r < R; ++r)
-                    for (int v = 0; v < N; ++v) own[r][v] = fma(all(weights[r][j]), x[v], own[r][v]);
+            for (int v = 0; v < N; ++v) {
+                in_order(own[r][v][0], own[r][v][1]);
+                for (int half = 0; half < 2; ++half) {
+                    float* to = sums + r * s.d + c + (2 * v + half) * W;
+                    store(to, fma(load(to), all(shrunk[r]), mul(to_float(own[r][v][half]), all(unit[r]))));
+                }
             }
-            for (int r = 0; r < R; ++r)
-                for (int v = 0; v < N; ++v) store(sums + r * s.d + c + v * W, own[r][v]);
-        };
-        int64_t c = 0;
-        for (; c + 32 <= s.d; c += 32) add_values(std::integral_constant<int, 32 / W>(), c);
-        if (c < s.d) add_values(std::integral_constant<int, 16 / W>(), c);
+        }
     }
-    float scale = s.value_scale(piece.head);
-    for (int r = 0; r < R; ++r) finish(sums + r * s.d, total[r], scale, out + r * s.d, s.d);
+};
+
+// One token's heads, R query heads for each of the piece's KV heads. All heads of a tile come before the next tile, since
+// they lie side by side: memory is read in its order, and a tile is asked for while the one before it is computed.
+template <class T, class C, int R>
+void attend_in_place(const Step<T, C>& s, const Piece& piece) {
+    constexpr bool kIntegers = std::is_same_v<T, bf16> && std::is_same_v<C, int8_t>;
+    using Products = std::conditional_t<kIntegers, IntegerProducts<R>, FloatProducts<T, C, R>>;
+    const int64_t queries = piece.heads * R, first_query = (piece.token * s.heads + piece.head * R) * s.d;
+    float* sums = static_cast<float*>(scratch(0, queries * (s.d + 2) * 4 + W * 4));
+    float *highest = sums + queries * s.d, *total = highest + queries;
+    alignas(64) float scores[R][kKeys];
+    std::fill(sums, highest, 0.0f);
+    std::fill(highest, total, kMinusInfinity);
+    std::fill(total, total + queries, 0.0f);
+    Keys<C> tiles[2];
+    find_keys(s, piece, piece.begin, tiles[0]);
+    Ahead<C> first{tiles[0], s.values - s.keys, piece.heads, s.d};
+    for (int64_t i = 0; i < kKeys * piece.heads; ++i) first.step();
+    Products products(s, piece, s.q + first_query);
+    for (int64_t tile = 0, begin = piece.begin; begin < piece.end; begin += kKeys, ++tile) {
+        const Keys<C>& keys = tiles[tile % 2];
+        Keys<C>& next = tiles[(tile + 1) % 2];
+        find_keys(s, piece, begin + kKeys, next);
+        Ahead<C> ahead{next, s.values - s.keys, piece.heads, s.d};
+        for (int64_t head = 0; head < piece.heads; ++head) {
+            for (int first = 0; first < keys.count; first += kKeysAtOnce) products.score(head, keys, first, scores, ahead);
+            for (int r = 0; r < R; ++r) bound_scores(s, scores[r], keys.count, products.unit(head, r));
+            products.add_values(head, keys, scores, highest + head * R, total + head * R, sums + head * R * s.d);
+        }
+    }
+    for (int64_t i = 0; i < queries; ++i)
+        finish(sums + i * s.d, total[i], s.value_scale(piece.head + i / R), s.out + first_query + i * s.d, s.d);
 }
 
 // A key or value as T, in `own` [d] unless that is what it is in the cache.
@@ -293,7 +456,11 @@ void attend_piece(const Step<T, C>& s, const Piece& piece) {
             default: return attend_in_place<T, C, 4>(s, piece);
         }
     }
-    attend_gathered(s, piece);
+    for (int64_t head = piece.head; head < piece.head + piece.heads; ++head) {
+        Piece own = piece;
+        own.head = head, own.heads = 1;
+        attend_gathered(s, own);
+    }
 }
 
 template <class T, class C>
@@ -307,14 +474,19 @@ void paged_attention(const Step<T, C>& s) {
         products += s.counts[row] * (s.starts[row] + s.counts[row]) * s.heads * s.d;
     }
     int64_t all_pieces = pieces[s.rows];
-    parallel_if(products >= kWorthSharing, all_pieces * s.kv_heads, [&](int64_t chunk) {
-        int64_t number = all_pieces - 1 - chunk / s.kv_heads;  // of a long row, the piece that sees most comes first
+    if (all_pieces == 0) return;
+    // Heads stay together where there are pieces enough for all threads, so that memory is read in its order.
+    int64_t wanted = threads() * (tokens[s.rows] == s.rows ? kChunksOfTokens : kChunksOfPrompts);
+    int64_t parts = std::min(s.kv_heads, (wanted + all_pieces - 1) / all_pieces);
+    parallel_if(products >= kWorthSharing, all_pieces * parts, [&](int64_t chunk) {
+        int64_t number = all_pieces - 1 - chunk / parts;  // of a long row, the piece that sees most comes first
+        int64_t part = chunk % parts, head = s.kv_heads * part / parts, end = s.kv_heads * (part + 1) / parts;
         int64_t row = std::upper_bound(pieces.begin(), pieces.end(), number) - pieces.begin() - 1;
         int64_t first = (number - pieces[row]) * most, n = std::min(most, s.counts[row] - first);
         int64_t position = s.starts[row] + first;
         int64_t begin = s.window > 0 ? std::max<int64_t>(0, position - s.window + 1) : 0;
         const int64_t* blocks = s.table + s.slots[row] * s.table_stride;
-        attend_piece(s, Piece{tokens[row] + first, n, position, chunk % s.kv_heads, begin, position + n, blocks});
+        attend_piece(s, Piece{tokens[row] + first, n, position, head, end - head, begin, position + n, blocks});
     });
 }
 

@@ -44,15 +44,9 @@ struct Rows {
 // `left` [run]: what is lost; or null.
 template <class T>
 void round_run(const T* x, int run, int part, int16_t* whole, float* scale, int32_t* sums, float* left) {
-    vf most = zero(), nothing = zero();
-    for (int c = 0; c < run; c += W) {
-        vf values = load(x + c);
-        most = larger(absolute(values), most);
-        nothing = fma(values, zero(), nothing);  // NaN if a value is not finite
-    }
-    float largest_value = largest(most);
-    *scale = largest_value / kLargest + sum(nothing);
-    vf factor = all(largest_value > kSmallest ? kLargest / largest_value : 0.0f);
+    const Magnitude magnitude = magnitude_of(x, run);
+    *scale = magnitude.largest / kLargest + magnitude.nothing;
+    vf factor = all(magnitude.largest > kSmallest ? kLargest / magnitude.largest : 0.0f);
     for (int c = 0; c < run; c += W) store_rounded(whole + c, mul(load(x + c), factor));
     for (int c = 0; c < run; c += part, ++sums) {
         *sums = 0;

@@ -56,13 +56,8 @@ inline void add_products_of_bytes(vi& sums, vi unsigned_ones, vi signed_ones) {
 // One row → whole + stretch · step. As `quantize_rows` of quire/kernels/reference/quantized_rows.py.
 template <class T>
 void round_row(const T* x, int64_t columns, int8_t* whole, int64_t step, float* scale, int32_t* start) {
-    vf most = zero(), nothing = zero();
-    for (int64_t c = 0; c < columns; c += W) {
-        vf values = load(x + c, int(std::min<int64_t>(W, columns - c)));
-        most = larger(absolute(values), most);
-        nothing = fma(values, zero(), nothing);  // NaN if a value is not finite
-    }
-    float unit = std::max(largest(most), kSmallest) / kLargest;
+    const Magnitude magnitude = magnitude_of(x, columns);
+    float unit = std::max(magnitude.largest, kSmallest) / kLargest;
     vf units = all(unit);
     vi sums = integers(0);
     for (int64_t c = 0; c < columns; c += kStretch, whole += step) {
@@ -73,7 +68,7 @@ void round_row(const T* x, int64_t columns, int8_t* whole, int64_t step, float* 
             _mm_storeu_si128(reinterpret_cast<__m128i*>(whole + at), _mm512_cvtsepi32_epi8(codes));
         }
     }
-    *scale = unit + sum(nothing);
+    *scale = unit + magnitude.nothing;
     *start = -128 * _mm512_reduce_add_epi32(sums);
 }
 

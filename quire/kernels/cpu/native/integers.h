@@ -1,6 +1,7 @@
 // Vectors of integers, for products of quantized weights: W outputs side by side, and of each two 16-bit numbers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "vec.h"
@@ -52,6 +53,16 @@ inline void store_rounded(int16_t* p, vf x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
 }
 inline vf absolute(vf x) { return _mm512_abs_ps(x); }
+// Of two vectors of 16-bit numbers a and b the pairs (a, b), half of them in each result; `in_order` puts sums of them
+// into the order of the numbers.
+inline void pair_up(vi a, vi b, vi& low, vi& high) {
+    low = _mm512_unpacklo_epi16(a, b), high = _mm512_unpackhi_epi16(a, b);
+}
+inline void in_order(vi& low, vi& high) {
+    const vi first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    vi own = low;
+    low = _mm512_permutex2var_epi64(own, first, high), high = _mm512_permutex2var_epi64(own, second, high);
+}
 
 #else
 
@@ -94,8 +105,31 @@ inline void store_rounded(int16_t* p, vf x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
 }
 inline vf absolute(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+inline void pair_up(vi a, vi b, vi& low, vi& high) {
+    low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+}
+inline void in_order(vi& low, vi& high) {
+    vi own = low;
+    low = _mm256_permute2x128_si256(own, high, 0x20), high = _mm256_permute2x128_si256(own, high, 0x31);
+}
 
 #endif
+
+// Of numbers that are to be rounded to integers.
+struct Magnitude {
+    float largest, nothing;  // nothing is NaN if a number is not finite, else 0
+};
+
+template <class T>
+inline Magnitude magnitude_of(const T* x, int64_t n) {
+    vf most = zero(), nothing = zero();
+    for (int64_t i = 0; i < n; i += W) {
+        vf values = load(x + i, int(std::min<int64_t>(W, n - i)));
+        most = larger(absolute(values), most);
+        nothing = fma(values, zero(), nothing);
+    }
+    return {largest(most), sum(nothing)};
+}
 
 inline vi all_pairs(const int16_t* p) {
     int32_t pair;
