@@ -129,6 +129,7 @@ def continue_after(stats: ServerStats, before: Counts, generation: int = 0) -> N
         engine.turns.seconds.go_on_from(turns, counts.earlier_turns if same_life else turns)
         engine.turns.longest = counts.longest_turn
         engine.restarts = counts.restarts
+        engine.inherited["restarts"] = counts.restarts - counts.epoch  # of models before this one
 
 
 def total(counts: Sequence[Counts]) -> ServerStats:

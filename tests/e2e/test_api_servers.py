@@ -240,6 +240,9 @@ def test_an_adapter_is_loaded_for_both_and_outlives_each(tmp_path: Path) -> None
         one, other = asked_both(server, "/v1/models")
         assert one == other
         os.kill(server.children()["engine"], signal.SIGKILL)
+        refused = server.post("/admin/model", {"model": str(checkpoint)})
+        assert refused.status_code == 400
+        assert "--api-server-count" in refused.text
         answer = server.post("/v1/completions", {**SHORT, "model": "poet"})
         assert answer.status_code == 200, answer.text
         assert json.loads(answer.text)["model"] == "poet"
