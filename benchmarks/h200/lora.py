@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from serving import vocabulary
-from step_profile import decode_profile
+from step_profile import decode_profile, of_this_process
 from workloads import Prompt, Workloads
 
 from quire import LLM, LoRARequest, SamplingParams
@@ -117,7 +117,8 @@ def main() -> None:
                     "first_use_s": first_use, "start_s": engine.startup}  # fmt: skip
             print(json.dumps(line), flush=True)
             if arguments.profile and number:
-                print("\n".join(decode_profile(engine, Workloads(engine, ids, seed=1), batch)), flush=True)
+                workloads = Workloads(engine, ids, seed=1)
+                print("\n".join(decode_profile(engine, of_this_process, workloads, batch)), flush=True)
         engine.close()
 
 

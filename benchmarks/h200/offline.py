@@ -12,16 +12,17 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from serving import vocabulary
-from step_profile import decode_profile, first_token_profile
+from step_profile import KernelTimes, decode_profile, first_token_profile, of_this_process
 from workloads import Prompt, Workload, Workloads
 
 from quire import LLM, SamplingParams
+from quire.executor.multi_rank_executor import MultiRankExecutor
 
 
 class Engine:
@@ -41,6 +42,13 @@ class Engine:
         if drawn != list(outputs):
             raise RuntimeError(f"Outputs have other lengths than asked for: {drawn[:8]} …, not {outputs[:8]} …")
         return seconds
+
+    def profiled(self, run: Callable[[], object]) -> Sequence[KernelTimes]:
+        """What kernels take while `run` generates, by rank."""
+        executor = self._llm._engine._core._executor
+        if isinstance(executor, MultiRankExecutor):
+            return [dict(each) for each in executor.profile_kernels(run)]
+        return of_this_process(run)
 
 
 def emit(**line: Any) -> None:
@@ -66,9 +74,9 @@ def measure(workload: Workload, runs: int, deadline: float) -> None:
 def profile(row: str, workloads: Workloads, engine: Engine) -> None:
     """Emit where the time of a decode or first-token row goes."""
     if match := re.fullmatch(r"decode b=(\d+)", row):
-        emit(profile=row, lines=decode_profile(engine, workloads, int(match[1])))
+        emit(profile=row, lines=decode_profile(engine, engine.profiled, workloads, int(match[1])))
     elif match := re.fullmatch(r"first token, ([\d,]+) in", row):
-        emit(profile=row, lines=first_token_profile(engine, workloads, int(match[1].replace(",", ""))))
+        emit(profile=row, lines=first_token_profile(engine, engine.profiled, workloads, int(match[1].replace(",", ""))))
 
 
 def main() -> None:
@@ -83,10 +91,6 @@ def main() -> None:
     if arguments.profile and not torch.cuda.is_available():
         parser.error("--profile shows the kernels of a GPU, and torch finds none here")
     settings = dict(map(setting, arguments.set))
-    if arguments.profile and settings.get("tensor_parallel_size", 1) != 1:
-        parser.error(
-            "--profile shows the kernels of this process, and ranks are processes of their own: profile one card"
-        )
     deadline = time.perf_counter() + arguments.budget_s
     engine = Engine(arguments.model, settings)
     workloads = Workloads(engine, vocabulary(Path(arguments.model)), seed=time.time_ns())

@@ -1,59 +1,70 @@
-"""Where the device's time goes, by kernel: one decode step of a batch, or one prompt."""
+"""Where the devices' time goes, by kernel: one decode step of a batch, or one prompt. A rank's kernels that wait for
+another rank count too: of a pipeline, `_receive_stream` and `_take_tokens` show how long a stage idles.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 from workloads import Generate, Workloads
+
+from quire.worker.kernel_profile import KernelProfile
 
 KernelTimes = dict[str, tuple[float, float]]
 """By kernel: microseconds, and how many launches."""
+Profiled = Callable[[Callable[[], object]], Sequence[KernelTimes]]
+"""What kernels take while something runs, by rank."""
 
 SHOWN = 20
 _STEPS = 16
 _NAME_WIDTH = 76
 
 
-def decode_profile(generate: Generate, workloads: Workloads, batch: int) -> list[str]:
-    """Lines of a table: one step of `batch` sequences, 128 tokens behind."""
+def of_this_process(run: Callable[[], object]) -> list[KernelTimes]:
+    """Where there is one rank."""
+    profile = KernelProfile()
+    run()
+    return [dict(profile.end())]
+
+
+def decode_profile(generate: Generate, profiled: Profiled, workloads: Workloads, batch: int) -> list[str]:
+    """Lines of a table for each rank: one step of `batch` sequences, 128 tokens behind. A pipeline runs as many steps
+    as it has stages for one token of each; they count as one."""
 
     def run(outputs: int) -> float:
         return generate([workloads.prompt(128) for _ in range(batch)], [outputs] * batch)
 
     step_ms = (run(_STEPS + 1) - run(1)) / _STEPS * 1e3
-    first, more = (_kernels(lambda n=n: run(n)) for n in (1, _STEPS + 1))
-    times = {}
-    for name, (microseconds, launches) in more.items():
-        before = first.get(name, (0.0, 0.0))
-        if launches > before[1]:
-            times[name] = ((microseconds - before[0]) / _STEPS, (launches - before[1]) / _STEPS)
-    return _table(times, step_ms)
+    first, more = (profiled(lambda n=n: run(n)) for n in (1, _STEPS + 1))
+    return _tables([_difference(*both) for both in zip(first, more, strict=True)], step_ms)
 
 
-def first_token_profile(generate: Generate, workloads: Workloads, length: int) -> list[str]:
-    """Lines of a table: one prompt of `length` tokens, and its first token."""
+def first_token_profile(generate: Generate, profiled: Profiled, workloads: Workloads, length: int) -> list[str]:
+    """Lines of a table for each rank: one prompt of `length` tokens, and its first token."""
 
     def run() -> float:
         return generate([workloads.prompt(length)], [1])
 
     run()
     milliseconds = run() * 1e3
-    return _table(_kernels(run), milliseconds)
+    return _tables(profiled(run), milliseconds)
 
 
-def _kernels(run: Callable[[], float]) -> KernelTimes:
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-        run()
-        torch.cuda.synchronize()
-    return {
-        event.key: (event.self_device_time_total, event.count)
-        for event in profiled.key_averages()
-        if event.device_type == DeviceType.CUDA
-    }
+def _difference(first: KernelTimes, more: KernelTimes) -> KernelTimes:
+    """A step's, of runs of which the second has _STEPS more."""
+    times = {}
+    for name, (microseconds, launches) in more.items():
+        before = first.get(name, (0.0, 0.0))
+        if launches > before[1]:
+            times[name] = ((microseconds - before[0]) / _STEPS, (launches - before[1]) / _STEPS)
+    return times
+
+
+def _tables(of_ranks: Sequence[KernelTimes], wall_ms: float) -> list[str]:
+    """One rank's behind another's."""
+    if len(of_ranks) == 1:
+        return _table(of_ranks[0], wall_ms)
+    return [line for rank, times in enumerate(of_ranks) for line in (f"rank {rank}", *_table(times, wall_ms))]
 
 
 def _table(times: KernelTimes, wall_ms: float) -> list[str]:

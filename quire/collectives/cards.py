@@ -61,7 +61,7 @@ class Cards:
     Args:
         mesh: Its place.
         device: Its card, which is the current one.
-        exchange: See Exchange.
+        exchange: See Exchange; called twice.
     """
 
     def __init__(self, mesh: Mesh, device: torch.device, exchange: Exchange) -> None:
@@ -70,7 +70,9 @@ class Cards:
         self._mesh = mesh
         window, why_not = _own_window(mesh)
         id = new_id() if mesh.tp_rank == 0 else bytes(ID_BYTES)
-        offers = exchange(id + (b"" if window is None else window.handle))
+        first = mesh.stage * mesh.tp
+        own = slice(first, first + mesh.tp)  # other stages' ranks do not divide these layers
+        offers = exchange(id + (b"" if window is None else window.handle))[own]
         self._nccl = Nccl(offers[0][:ID_BYTES], mesh, device)
         addresses: list[int] = []
         if window is not None:
@@ -78,7 +80,7 @@ class Cards:
                 addresses = _all_addresses(mesh, window, [offer[ID_BYTES:] for offer in offers])
             except PeerMemoryError as error:
                 why_not = str(error)
-        succeeded = exchange(bytes([bool(addresses)]))
+        succeeded = exchange(bytes([bool(addresses)]))[own]
         self._memory = RankMemory(addresses, mesh, device) if all(map(any, succeeded)) else None
         if self._memory is None and mesh.tp_rank == 0:
             _log.warning("ranks       cards do not share memory, so NCCL adds up: %s", why_not or "another rank failed")

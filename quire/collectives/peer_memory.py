@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 
 HANDLE_BYTES = 64
+_BLOCK = 1 << 21
+"""Bytes that the driver takes at once. Less may lie in a block with other memory, all of which would be shared."""
 _LAZY_ENABLE_PEER_ACCESS = 1
 
 
@@ -25,7 +27,7 @@ class OwnMemory:
     """Memory of this card, zeros at first.
 
     Args:
-        size: Bytes.
+        size: Bytes, at least.
 
     Attributes:
         address: Where it begins, for this process.
@@ -37,7 +39,7 @@ class OwnMemory:
 
     def __init__(self, size: int) -> None:
         self._driver = _load_driver()
-        address = ctypes.c_uint64()
+        address, size = ctypes.c_uint64(), -(-size // _BLOCK) * _BLOCK
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         self.address = address.value
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))

@@ -97,7 +97,10 @@ class GpuExecutor:
         began = self._clock.now()
         environment.number_gpus_by_pci_bus()
         with _gc_paused():
-            precompiler = _start_precompiler(self._config) if self._config.device.device == "cuda" else None
+            mesh = None if self._ranks is None else self._ranks.mesh
+            precompiler = (
+                _start_precompiler(self._config, mesh or Mesh()) if self._config.device.device == "cuda" else None
+            )
             try:
                 import quire.worker.worker  # noqa: F401 # torch: only a process that computes pays for it
 
@@ -174,13 +177,22 @@ class GpuExecutor:
             return Worker(self._config, self._clock, precompiler)
         import torch
 
-        from quire.collectives.cards import Cards
+        from quire.executor.card_ranks import reach_ranks
         from quire.worker.startup.gpu_memory import use_expandable_segments
 
         device, mesh = torch.device("cuda:0"), self._ranks.mesh
         use_expandable_segments(device)
-        cards = Cards(mesh, device, self._ranks.exchange)
-        return Worker(self._config, self._clock, precompiler, mesh, cards, rehearsed=cards.rehearsed())
+        ranks = reach_ranks(self._config, mesh, device, self._ranks.exchange)
+        return Worker(
+            self._config,
+            self._clock,
+            precompiler,
+            mesh,
+            ranks.collectives,
+            ranks.links,
+            rehearsed=ranks.rehearsed,
+            stages=ranks.stages,
+        )
 
     def _launch_plans(self) -> None:
         """Launch plans until one has to wait for bitmasks or results; none after a failure."""
@@ -231,10 +243,10 @@ def _shorten_timer_slack() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))  # nanosecond
 
 
-def _start_precompiler(config: Config) -> Precompiler | None:
+def _start_precompiler(config: Config, mesh: Mesh) -> Precompiler | None:
     """Start what takes long and needs no torch in threads and other processes, while torch is imported."""
     cores = max(1, round(min(len(os.sched_getaffinity(0)), cpu_quota()) / config.parallel.ranks))
-    marker = marker_path(environment.kernel_cache(), _kernel_settings_key(config))
+    marker = marker_path(environment.kernel_cache(), _kernel_settings_key(config, mesh))
     processes = None if is_written(marker) else start_compiler_processes(cores)
     threading.Thread(target=open_context, name="context", daemon=True).start()
     try:
@@ -251,13 +263,14 @@ def _start_precompiler(config: Config) -> Precompiler | None:
     return Precompiler(cores, processes=processes, done=partial(write, marker))
 
 
-def _kernel_settings_key(config: Config) -> bytes:
-    """What decides which kernels a start compiles."""
+def _kernel_settings_key(config: Config, mesh: Mesh) -> bytes:
+    """What decides which kernels a start compiles; `mesh`: the place of this rank, of whose layers all have a part."""
     model = config.model
     of_model = (model.model, model.revision, model.dtype, model.max_model_len, model.max_logprobs, model.logprobs_mode)
-    lora, tp = config.lora, config.parallel.tensor_parallel_size
+    lora, place = config.lora, (mesh.tp, mesh.pp, mesh.ep, mesh.stage)
     of_adapters = (lora.enable_lora, lora.max_loras, lora.max_lora_rank)
-    settings = (config.cache, config.scheduler, config.speculation, config.device, environment.kernel_settings(), tp)
+    of_device = (config.device, environment.kernel_settings(), place)
+    settings = (config.cache, config.scheduler, config.speculation, *of_device)
     return msgspec.json.encode((of_model, of_adapters, *settings))
 
 

@@ -7,7 +7,7 @@ process loads no torch. Knows nothing about requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -19,29 +19,36 @@ from quire.executor.executor import FaultHook, no_faults
 from quire.executor.nodes.head_ranks import Ranks, start_ranks
 from quire.executor.rank_adapters import RankAdapters
 from quire.executor.rank_messages import (
+    BeginProfile,
     Bitmasks,
     Blocks,
+    EndProfile,
     FromRank,
-    LoadAdapter,
     Offer,
     Offers,
+    Profiled,
     StepDone,
     Stop,
+    ToRanks,
     fingerprint,
 )
 from quire.executor.stage_progress import StageProgress
-from quire.mesh import mesh_of
+from quire.mesh import Mesh, mesh_of
 from quire.messages import AdapterLoaded, DeviceLimits, Plan, Result, TokenBitmasks
-from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
+from quire.worker.pipeline_depth import most_in_flight
 
 T = TypeVar("T")
-EXCHANGES = 2
-"""Rounds in which ranks on GPUs say how they reach one another's memory: see collectives/cards.py."""
 _LOOK_S = 0.5
 FIRST_PATIENCE_S = 3600.0
 """How long a start may take until the first rank comes so far."""
 START_PATIENCE_S = 300.0
 """How long that rank waits for the last one."""
+
+
+def exchanges_of(mesh: Mesh) -> int:
+    """Rounds in which ranks on GPUs say how they reach one another's memory: two for those that divide layers, and two
+    for stages. See collectives/cards.py and card_links.py."""
+    return 2 * (mesh.tp > 1) + 2 * (mesh.pp > 1)
 
 
 class MultiRankExecutor:
@@ -65,6 +72,7 @@ class MultiRankExecutor:
         self._ranks: Ranks | None = None
         self._failure: BaseException | None = None
         self._results: deque[Result] = deque()
+        self._profiles: dict[int, dict[str, tuple[float, int]]] = {}  # by rank
         self._sampled: dict[int, int] = {}  # by step, the fingerprint of what was sampled
         self._mesh = mesh_of(config.parallel)
         self._on_gpus = config.device.device == "cuda"
@@ -78,7 +86,7 @@ class MultiRankExecutor:
     @property
     def max_in_flight(self) -> int:
         """A step in each stage, and one that waits."""
-        return MAX_STEPS_IN_FLIGHT + self._mesh.pp - 1
+        return most_in_flight(self._mesh.pp)
 
     def start(self) -> DeviceLimits:
         """Start all ranks; they take the smallest number of blocks that any of them has room for.
@@ -89,7 +97,7 @@ class MultiRankExecutor:
         """
         try:
             self._ranks = start_ranks(self._config, self._clock)
-            for _ in range(EXCHANGES if self._on_gpus else 0):
+            for _ in range(exchanges_of(self._mesh) if self._on_gpus else 0):
                 self._ranks.broadcast(Offers([offer.data for offer in self._from_all(Offer, "reach its GPU")]))
             blocks = self._from_all(Blocks, "read its weights")
             of_all = Blocks(min(each.device for each in blocks), min(each.host for each in blocks))
@@ -139,6 +147,21 @@ class MultiRankExecutor:
             self._failure = error
             raise
 
+    def profile_kernels(self, run: Callable[[], object]) -> list[dict[str, tuple[float, int]]]:
+        """On GPUs: what kernels take while steps are run, by rank; see KernelTimes in worker/kernel_profile.py.
+
+        Args:
+            run: Submits plans and collects all their results, in this thread.
+        """
+        assert self._on_gpus and self._ranks is not None, "ranks on GPUs are profiled, once they have started"
+        self._profiles.clear()
+        self._broadcast(BeginProfile())
+        run()
+        self._broadcast(EndProfile())
+        while len(self._profiles) < self._ranks.number:
+            self._take(self._ranks.receive(_LOOK_S))
+        return [self._profiles[rank] for rank in range(self._ranks.number)]
+
     def close(self) -> None:
         """Wait for what is running; after a failure, for nothing."""
         ranks, self._ranks = self._ranks, None
@@ -155,7 +178,7 @@ class MultiRankExecutor:
         assert self._ranks is not None, "not started, or closed"
         return self._ranks.name(rank)
 
-    def _broadcast(self, message: Plan | Bitmasks | LoadAdapter) -> None:
+    def _broadcast(self, message: ToRanks) -> None:
         if self._failure is not None:
             return  # `collect` raises it
         assert self._ranks is not None, "not started, or closed"
@@ -165,7 +188,7 @@ class MultiRankExecutor:
             self._failure = error
 
     def _take(self, received: Iterable[tuple[int, FromRank]]) -> None:
-        """Results, what other ranks have sampled in the same steps, and adapters.
+        """Results, what other ranks have sampled in the same steps, adapters, and profiles.
 
         Raises:
             EngineDeadError: Ranks have sampled different tokens.
@@ -175,6 +198,9 @@ class MultiRankExecutor:
             if isinstance(message, AdapterLoaded):
                 assert self.adapters is not None, "nobody has asked for adapters"
                 self.adapters.take(rank, message)
+                continue
+            if isinstance(message, Profiled):
+                self._profiles[rank] = message.kernels
                 continue
             if isinstance(message, Result):
                 self._results.append(self._with_blocks_of_all(rank, message))

@@ -47,6 +47,20 @@ class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True):
     slot: int
 
 
+class BeginProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From now on kernels are counted and timed."""
+
+
+class EndProfile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Until now."""
+
+
+class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a rank's kernels took: see worker/kernel_profile.py."""
+
+    kernels: dict[str, tuple[float, int]]
+
+
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """There is no more to do."""
 
@@ -65,8 +79,8 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag=True):
     ready_host_blocks: int = 0
 
 
-ToRanks = Plan | Bitmasks | Blocks | LoadAdapter | Offers | Stop
-FromRank = AdapterLoaded | Blocks | DeviceLimits | Offer | Result | StepDone
+ToRanks = Plan | BeginProfile | Bitmasks | Blocks | EndProfile | LoadAdapter | Offers | Stop
+FromRank = AdapterLoaded | Blocks | DeviceLimits | Offer | Profiled | Result | StepDone
 
 
 def fingerprint(result: Result) -> int:

@@ -18,6 +18,7 @@ from quire.executor.stage_rings import most_unread, open_reader, open_writer
 from quire.mesh import Mesh
 from quire.messages import Plan, Result, TokenBitmasks
 from quire.processes.launch import StageEnds
+from quire.worker.sampled_steps import SampledSteps
 
 if TYPE_CHECKING:
     from quire.worker.worker import Worker
@@ -84,18 +85,16 @@ class TokenArrivals:
         self._unread = unread
         self._decoder = msgspec.msgpack.Decoder(SampledTokens)
         self._due: deque[tuple[int, list[int]]] = deque()  # step and slots
-        self._last_sampled: dict[int, int] = {}  # by slot, the step
+        self._sampled = SampledSteps()
         self._arrived = 0
 
     def wait_for(self, plan: Plan) -> None:
         """Wait for all tokens that were sampled for the plan's slots, and note that it will sample some."""
-        needed = max((self._last_sampled.get(slot, 0) for slot in plan.slots), default=0)
+        needed = self._sampled.read_by(plan)
         while self._arrived < needed or len(self._due) > self._unread:
             self._take()
         if plan.sampled_rows:
-            slots = [plan.slots[row] for row in plan.sampled_rows]
-            self._due.append((plan.step, slots))
-            self._last_sampled.update(dict.fromkeys(slots, plan.step))
+            self._due.append((plan.step, self._sampled.sampled_by(plan)))
 
     def _take(self) -> None:
         """The next step's."""
@@ -110,3 +109,9 @@ class TokenArrivals:
 def without_samples(plan: Plan) -> Plan:
     """The same, but nothing is sampled or reported."""
     return msgspec.structs.replace(plan, sampled_rows=[], masked=[], prompt_logprobs_rows=[])
+
+
+def for_earlier_stage(plan: Plan) -> Plan:
+    """The same for a GPU: nothing is reported, and no step waits for bitmasks. It still says which rows are sampled, by
+    which all stages pad a step alike."""
+    return msgspec.structs.replace(plan, masked=[], prompt_logprobs_rows=[])

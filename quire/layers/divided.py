@@ -1,5 +1,4 @@
-"""Layers whose work is divided over ranks: partial sums become sums, and each rank has a part of the vocabulary, or
-some of the experts.
+"""Layers whose work is divided over ranks: partial sums become sums, and each rank has a part of the vocabulary.
 
 Vocabulary-parallel embedding and logits, and sums behind products whose input is divided, are Megatron-LM's (Shoeybi et
 al. 2019, section 3).
@@ -32,27 +31,6 @@ class SummedOverRanks:
         y = self._layer(*x)
         self._collectives.all_reduce(y)
         return y
-
-
-class OwnExperts:
-    """Experts of which this rank has some: a token's others add nothing to this rank's summand.
-
-    Args:
-        experts: As `Experts.__call__`, by numbers from 0 on.
-        own: Which of all experts these are.
-        options: The device of all.
-    """
-
-    def __init__(self, experts: Callable[..., Tensor], own: Span, options: TensorOptions) -> None:
-        self._experts = experts
-        self._own = own
-        self._local_indices = kernel("local_indices", options.device.type)
-
-    def __call__(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """As `Experts.__call__`, by the numbers of all experts."""
-        local = torch.empty_like(numbers)
-        self._local_indices(numbers.view(-1), self._own.start, self._own.count, local.view(-1))
-        return self._experts(x, local, weights)
 
 
 class VocabularyEmbedding:

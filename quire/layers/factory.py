@@ -17,7 +17,7 @@ from quire.collectives.collectives import Collectives, OneRank
 from quire.layers.adapted_experts import AdaptedExperts
 from quire.layers.adapted_linear import AdaptedLinear
 from quire.layers.attention import Attention, Heads
-from quire.layers.divided import GatheredLogits, OwnExperts, SummedOverRanks, VocabularyEmbedding
+from quire.layers.divided import GatheredLogits, SummedOverRanks, VocabularyEmbedding
 from quire.layers.embedding import Embedding, TiedHead
 from quire.layers.layer import Layer
 from quire.layers.linear import Linear, Projection
@@ -192,8 +192,9 @@ class LayerFactory:
         scheme = self._scheme(*whole.modules)
         if self._mesh.tp == 1:
             return MixtureOfExperts(router, self._adapted_experts(whole, scheme), routing, self.options)
-        summand = self._own_experts(whole, scheme) if self._mesh.ep > 1 else self._part_of_experts(whole, scheme)
-        return MixtureOfExperts(router, self._summed(summand), routing, self.options)
+        own = self._mesh.own_experts(whole.count) if self._mesh.ep > 1 else None
+        summand = self._part_of_experts(whole, scheme) if own is None else self._own_experts(whole, own, scheme)
+        return MixtureOfExperts(router, self._summed(summand), routing, self.options, own)
 
     def remember(self, layer: L) -> L:
         """A layer that something else has built, as the model is to use it."""
@@ -212,10 +213,9 @@ class LayerFactory:
         updates = self._updates.updates_of_experts(shape, whole, cut)
         return AdaptedExperts(used, separate, updates, self._updates.step)
 
-    def _own_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> OwnExperts:
-        own = self._mesh.own_experts(whole.count)
-        shape = replace(whole, first=own.start, count=own.count)
-        return OwnExperts(self._adapted_experts(shape, scheme, whole), own, self.options)
+    def _own_experts(self, whole: ExpertsShape, own: Span, scheme: WeightScheme) -> Callable[..., Tensor]:
+        shape = replace(whole, first=own.start, count=own.count, others=whole.count - own.count)
+        return self._adapted_experts(shape, scheme, whole)
 
     def _part_of_experts(self, whole: ExpertsShape, scheme: WeightScheme) -> Callable[..., Tensor]:
         span = self._mesh.part(whole.width)

@@ -10,6 +10,7 @@ from torch import Tensor
 from quire.kernels.dispatch import kernel
 from quire.kernels.reference.quantized_rows import Rows
 from quire.layers.linear import Projection
+from quire.mesh import Span
 from quire.quantization.scheme import ExpertsShape, RowForm, SeparateExperts, WeightScheme
 from quire.weights.checkpoint import Checkpoint, WeightSpec
 from quire.weights.shards import Cut, Shards
@@ -18,7 +19,7 @@ from quire.weights.tensor_options import TensorOptions
 
 @dataclass(frozen=True)
 class Routing:
-    """How tokens go to experts: `count` there are, `chosen` serve a token; see the kernel `route`."""
+    """How tokens go to experts: `count` there are, and `chosen` serve a token; see the kernel `route`."""
 
     count: int
     chosen: int
@@ -72,6 +73,7 @@ class MixtureOfExperts:
         experts: As `Experts.__call__`.
         routing: See Routing.
         options: The device of all.
+        own: Those that are here, and add to the output; None: all are.
 
     Attributes:
         row_form: None: router and experts take dense rows.
@@ -80,15 +82,22 @@ class MixtureOfExperts:
     row_form: RowForm | None = None
 
     def __init__(
-        self, router: Projection, experts: Callable[..., Tensor], routing: Routing, options: TensorOptions
+        self,
+        router: Projection,
+        experts: Callable[..., Tensor],
+        routing: Routing,
+        options: TensorOptions,
+        own: Span | None = None,
     ) -> None:
         self._router = router
         self._experts = experts
         self._routing = routing
+        self._own = (0, None) if own is None else (own.start, own.count)
         self._route = kernel("route", options.device.type)
 
     def __call__(self, x: Rows) -> Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
         assert isinstance(x, Tensor)
-        weights, numbers = self._route(self._router(x), self._routing.chosen, self._routing.renormalise)
+        chosen, renormalise = self._routing.chosen, self._routing.renormalise
+        weights, numbers = self._route(self._router(x), chosen, renormalise, *self._own)
         return self._experts(x, numbers, weights)

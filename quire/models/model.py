@@ -18,7 +18,14 @@ from quire.models.spec import ModelSpec
 
 
 class Model(Protocol):
-    """A decoder: tokens to hidden states, and hidden states to logits for the positions that are read."""
+    """A decoder: tokens to hidden states, and hidden states to logits for the positions that are read.
+
+    Attributes:
+        has_logits: Whether it makes logits; not, where another stage does.
+    """
+
+    @property
+    def has_logits(self) -> bool: ...
 
     def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
         """Tokens [tokens] int64 → [tokens, hidden], normed. The backend must have been prepared for these rows."""
@@ -81,6 +88,7 @@ class Stage:
 
     Attributes:
         reader: Reads the streams of a model that is whole.
+        has_logits: Whether this is the last stage. Elsewhere `logits` returns what it is given.
     """
 
     def __init__(self, decoder: Decoder, before: StreamSource | None, after: StreamSink | None) -> None:
@@ -88,8 +96,8 @@ class Stage:
         self._before = before
         self._after = after
         self.reader: StreamReader = _Nobody()
+        self.has_logits = after is None
         self.embed = decoder.embed
-        self.logits = decoder.logits
 
     def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
         before, after = self._before, self._after
@@ -99,6 +107,10 @@ class Stage:
             return self._decoder.finish(stream)
         after.send(stream)
         return stream.x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        return self._decoder.logits(hidden) if self.has_logits else hidden
 
     def _through_blocks(self, stream: Stream, positions: Positions, attention: AttentionBackend) -> Stream:
         """The stream behind the last block."""

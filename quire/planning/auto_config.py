@@ -14,6 +14,7 @@ from quire.config import Config, DeviceConfig, SchedulerConfig
 from quire.config.kv_cache_dtype import check_kv_cache_dtype
 from quire.errors import ConfigError
 from quire.kvcache.group_windows import max_cached_tokens
+from quire.mesh import Mesh
 from quire.models.spec import ModelSpec, on_a_gpu, read_spec
 from quire.planning.byte_sizes import GIB, format_bytes
 from quire.planning.context_length import check_length, length_reason
@@ -90,7 +91,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     check_backend(config.parallel, is_server=replicas)
     mesh = check_ranks(config, spec, device.device)
     engines = config.parallel.data_parallel_size
-    _check_engines(engines, mesh.size, gpu, replicas=replicas)
+    _check_engines(engines, mesh, gpu, replicas=replicas)
     config.lora.check()
     config.speculation.check_device(device.device, mesh.tp, mesh.pp)
     config = with_draft_model(config, spec, directory)
@@ -99,7 +100,7 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     _check_not_negative(
         swap_space=config.cache.swap_space, long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold
     )
-    scheduler, batch_line = batch_limits(config.scheduler, gpu)
+    scheduler, batch_line = batch_limits(config.scheduler, gpu, mesh.pp)
     model = replace(
         model,
         model=str(directory),
@@ -126,8 +127,13 @@ def resolve(config: Config, machine: Machine | None = None, *, replicas: bool = 
     return ResolvedConfig(_with_plan(config, plan), spec, plan, reasons)
 
 
-def batch_limits(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConfig, str]:
+def batch_limits(asked: SchedulerConfig, gpu: Gpu | None, stages: int = 1) -> tuple[SchedulerConfig, str]:
     """The limits of a step, and their line of the report.
+
+    Args:
+        asked: What is not said is chosen.
+        gpu: Where steps run; None: on a CPU.
+        stages: Of a pipeline: each step has 1/stages of the sequences, so more of them are worth while on GPUs.
 
     Raises:
         ConfigError: One that was asked for is less than 1.
@@ -135,6 +141,7 @@ def batch_limits(asked: SchedulerConfig, gpu: Gpu | None) -> tuple[SchedulerConf
     default_tokens = DEFAULT_MAX_NUM_BATCHED_TOKENS_CPU if gpu is None else DEFAULT_MAX_NUM_BATCHED_TOKENS_GPU
     is_large = gpu is not None and gpu.memory_bytes >= LARGE_GPU_BYTES
     default_seqs = DEFAULT_MAX_NUM_SEQS_LARGE_GPU if is_large else DEFAULT_MAX_NUM_SEQS
+    default_seqs *= 1 if gpu is None else stages
     seqs = default_seqs if asked.max_num_seqs is None else asked.max_num_seqs
     tokens = default_tokens if asked.max_num_batched_tokens is None else asked.max_num_batched_tokens
     for flag, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
@@ -156,8 +163,12 @@ def _resolve_directories(config: Config) -> tuple[Path, Path]:
     return directory, hub.resolve(model.tokenizer, None, model.hf_token, download_dir, weights=False)
 
 
-def _check_engines(engines: int, ranks: int, gpu: Gpu | None, *, replicas: bool) -> None:
+def _check_engines(engines: int, mesh: Mesh, gpu: Gpu | None, *, replicas: bool) -> None:
     """Refuse more engines than there can be, or more ranks of each than there are GPUs."""
+    ranks = mesh.size
+    flags = [("tensor_parallel_size", mesh.tp), ("pipeline_parallel_size", mesh.pp)]
+    given = [(flag, size) for flag, size in flags if size > 1]
+    sizes = " and ".join(f"--{flag.replace('_', '-')} {size}" for flag, size in given)
     asked, name = f"--data-parallel-size {engines}", "data_parallel_size"
     if engines < 1:
         raise ConfigError(f"{asked}: must be at least 1.", param=name)
@@ -171,14 +182,14 @@ def _check_engines(engines: int, ranks: int, gpu: Gpu | None, *, replicas: bool)
         )
     if gpu is not None and ranks > gpu.of:
         raise ConfigError(
-            f"--tensor-parallel-size {ranks}: each rank takes a GPU, and {gpu.of} may be used here. Lower it, let "
-            "CUDA_VISIBLE_DEVICES name more, or give --device cpu.",
-            param="tensor_parallel_size",
+            f"{sizes}: each rank takes a GPU, and {gpu.of} may be used here. Lower it, let CUDA_VISIBLE_DEVICES name "
+            "more, or give --device cpu.",
+            param=given[0][0],
         )
     if gpu is not None and ranks > 1 and engines * ranks > gpu.of:
         raise ConfigError(
-            f"{asked}: each engine takes {ranks} GPUs, and {gpu.of} may be used here. Lower it or "
-            "--tensor-parallel-size, or let CUDA_VISIBLE_DEVICES name more.",
+            f"{asked}: each engine takes {ranks} GPUs, and {gpu.of} may be used here. Lower it or {sizes}, or let "
+            "CUDA_VISIBLE_DEVICES name more.",
             param=name,
         )
     if gpu is not None and engines > gpu.of:

@@ -109,6 +109,7 @@ class _CapturedHidden:
 
     model: Model
     hidden_states: Tensor
+    has_logits = True
 
     def hidden(self, tokens: Tensor, positions: Positions, attention: AttentionBackend) -> Tensor:
         self.hidden_states = self.model.hidden(tokens, positions, attention)

@@ -74,7 +74,7 @@ class StackedExperts:
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out)
+        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
         return out
 
     def _stacked(self, weights: list[CodedLinearWeight], checkpoint: Checkpoint) -> Coded:

@@ -151,7 +151,7 @@ class DenseExperts:
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        self._experts(x, self._gate_up, self._down, numbers, weights, out)
+        self._experts(x, self._gate_up, self._down, numbers, weights, out, self._shape.others)
         return out
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class ExpertLoop:
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        experts(x, self._gate_up, self._down, numbers, weights, out, _multiply)
+        experts(x, self._gate_up, self._down, numbers, weights, out, linear=_multiply)
         return out
 
     def gate_up(self, number: int, x: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class StackedBlocks:
 
     def multiply(self, x: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        self._experts(x, *self._stacks, numbers, weights, out)
+        self._experts(x, *self._stacks, numbers, weights, out, self._shape.others)
         return out
 
 

@@ -96,6 +96,7 @@ class ExpertsShape:
         count: How many.
         hidden, width: Of the stream and of one expert.
         first: The number of the first one: a rank may have some of a layer's experts.
+        others: How many others the layer has.
     """
 
     name: str
@@ -104,6 +105,7 @@ class ExpertsShape:
     hidden: int
     width: int
     first: int = 0
+    others: int = 0
 
     @property
     def numbers(self) -> range:

@@ -33,6 +33,7 @@ from quire.worker.host_batch import HostBatch
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.recorded_steps import RecordedSteps, record_steps
 from quire.worker.sampling.logprobs import LogprobsMode
+from quire.worker.sampling.no_sampler import NoSampler
 from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, PromptLogprobs, StepPromptLogprobs
 from quire.worker.sampling.sampler import Deferred
 from quire.worker.sampling.step_sampler import StepSampler, StepSampling
@@ -41,6 +42,7 @@ from quire.worker.speculation.device_verification import DeviceVerifier
 from quire.worker.speculation.hidden_states import StepStates
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.verification import Verification, Verifier
+from quire.worker.stage_steps import WHOLE_MODEL, StageSteps
 from quire.worker.staging_buffer import StagingBuffer
 from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer, StepTimers
 from quire.worker.step_inputs import StepInputs
@@ -68,6 +70,7 @@ class ModelRunner:
         max_logprobs: How many tokens a request may have reported beside one; -1 for all.
         updates: What adapters change of the model; None: there are none.
         states: Is told of each step before its model runs; None: nobody is.
+        stages: What the other stages of a pipeline are told.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class ModelRunner:
         max_logprobs: int = 20,
         updates: LowRankUpdates | None = None,
         states: StepStates | None = None,
+        stages: StageSteps = WHOLE_MODEL,
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             modes = ", ".join(get_args(LogprobsMode))
@@ -92,6 +96,7 @@ class ModelRunner:
         self._slots = slots
         self._limits = limits
         self._states = states
+        self._stages = stages
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
         rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device)
         self._ring = ring
@@ -106,7 +111,7 @@ class ModelRunner:
         self._recorded: RecordedSteps | None = None
         self._take_rows = kernel("take_rows", slots.device.type)
         most = limits.sampled
-        self._sampler = StepSampler(slots, max(limits.rows, most), logprobs_mode, ring, most)
+        self._sampler = _build_sampler(model, slots, limits, logprobs_mode, ring, stages)
         self._verifier = Verifier(slots, logprobs_mode, self._sampler.bitmasks)
         self._device_verifier: DeviceVerifier | None = None
         if limits.drafts and ring.has_device_memory:
@@ -184,6 +189,7 @@ class ModelRunner:
         verified = 0 if self._device_verifier is None else self._limits.sampled
         with torch.inference_mode():
             self._slots.init_dummy()
+            self._stages.await_tokens(_EMPTY_PLAN, self._slots.last_token)
             host = HostBatch.of_dummy(self._slots.dummy, counts)
             for adapted in self._kinds:
                 _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host, adapted=adapted))
@@ -358,6 +364,7 @@ class ModelRunner:
             sampled_slots=staging.copied(sampled_slots),
             logits_indices=staging.copied(host.logits_indices) if selects else None,
             tiles=self._stage_tiles(host, shape) if adapted or self._has_adapters(host) else None,
+            stage_step=None if (step := self._stages.column(plan)) is None else staging.copied(step),
             late=None if late is None else staging.zero_copy(late),
             slot_updates=self._slots.stage(plan, staging),
             block_moves=self._transfer.stage(plan, staging),
@@ -377,9 +384,10 @@ class ModelRunner:
         return self._adapters.stage(host, adapters, self._staging, shape)
 
     def _apply(self, plan: Plan, inputs: StepInputs) -> None:
-        """Make the plan's changes."""
+        """Make the plan's changes, and wait for tokens that its rows read."""
         self._slots.apply(inputs.slot_updates)
         self._transfer.apply(plan, inputs.block_moves)
+        self._stages.await_tokens(plan, self._slots.last_token)
 
     def _forward_and_sample(self, host: HostBatch, inputs: StepInputs) -> Tensor:
         """What a captured graph does; returns [sampled, vocab] logits."""
@@ -397,6 +405,7 @@ class ModelRunner:
             self._adapters.begin(inputs.tiles)
         if self._states is not None:
             self._states.begin(batch, inputs)
+        self._stages.begin(inputs.stage_step)
         return batch, self._model.hidden(batch.tokens, batch.positions, self._attention)
 
     def _logits(self, hidden: Tensor, inputs: StepInputs) -> Tensor:
@@ -412,3 +421,17 @@ class ModelRunner:
             return NO_PROMPT_LOGPROBS
         wanted = [self._slots.host.prompt_logprobs[plan.slots[each.row]] for each in plan.prompt_logprobs_rows]
         return self._prompt_logprobs.launch(plan, host, batch, hidden, wanted)
+
+
+def _build_sampler(
+    model: Model, slots: SlotTable, limits: StepLimits, mode: LogprobsMode, ring: BufferRing, stages: StageSteps
+) -> StepSampler | NoSampler:
+    """What ends the steps of this model."""
+    if not model.has_logits:
+        return NoSampler(slots, mode, ring)
+    most = limits.sampled
+    return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots))
+
+
+def _send_tokens(stages: StageSteps, slots: SlotTable, step: int) -> None:
+    stages.send_tokens(step, slots.last_token)

@@ -34,6 +34,7 @@ class StepInputs(NamedTuple):
         slot_updates: Changes of the slot table.
         block_moves: Swaps and copies of blocks.
         tiles: Which tokens have which adapter; None: none has any.
+        stage_step: [1], what the step's streams are known by in other stages of a pipeline; None: there are none.
     """
 
     slots: Tensor
@@ -48,3 +49,4 @@ class StepInputs(NamedTuple):
     slot_updates: SlotUpdates
     block_moves: BlockMoves
     tiles: Tiles | None = None
+    stage_step: Tensor | None = None

@@ -52,6 +52,7 @@ from quire.worker.speculation.drafters import build_drafter
 from quire.worker.speculation.drafts_ahead import DraftsAhead
 from quire.worker.speculation.hidden_states import HeadStates, Loan, ModelStates, StateRows, model_states
 from quire.worker.speculation.step_drafts import UNLIMITED, Drafter, StepDrafts
+from quire.worker.stage_steps import WHOLE_MODEL, StageSteps
 from quire.worker.startup import gpu_memory
 from quire.worker.startup.compile_warmup import launch_all_kernels, reduced_model
 from quire.worker.startup.gemm_warmup import gemms_of, start_warmup
@@ -105,6 +106,7 @@ class Worker:
         links: To those that have the layers before and after its own.
         rehearsed: What takes the place of `collectives` in a compile warm-up.
         loan: What a draft head is lent by its model; None: the worker is of a model.
+        stages: What other stages of a pipeline are told, where devices run ahead.
 
     Attributes:
         adapters: Loads them, once the model is loaded; None: none are served.
@@ -120,6 +122,7 @@ class Worker:
         links: StageLinks = NO_LINKS,
         rehearsed: Collectives | None = None,
         loan: Loan | None = None,
+        stages: StageSteps = WHOLE_MODEL,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -129,6 +132,7 @@ class Worker:
         self._links = links
         self._rehearsed = rehearsed or OneRank()
         self._loan = loan
+        self._stages = stages
         self._device = torch.device("cuda:0" if config.device.device == "cuda" else "cpu")
         self._startup: dict[str, float] = {}
         self._kv_scales: Tensor | None = None
@@ -196,7 +200,7 @@ class Worker:
         kernels_known = False
         if self._precompiler is not None:
             with self._stage("rehearsal"):
-                kernels_known = self._warm_up_compilation(spec, share)
+                kernels_known = self._warm_up_compilation(spec)
         with self._stage("weights"):
             load_weights(self._config, share, spec, factory, self._clock)
             trim_heap()
@@ -362,18 +366,20 @@ class Worker:
         """The same for kernels that only some requests need: the start does not wait for their compilation."""
         return nullcontext() if self._precompiler is None else self._precompiler.warmup(deferred=True)
 
-    def _warm_up_compilation(self, spec: ModelSpec, share: ModelSpec) -> bool:
+    def _warm_up_compilation(self, spec: ModelSpec) -> bool:
         """Let all kernels be compiled or loaded from disk while weights are read. Whether there was memory for that.
 
         Args:
-            spec: Of the model.
-            share: Of this rank's part of it.
+            spec: Of the model. A stage launches kernels of any of its layers, which may be few: they are those of the
+                whole model.
         """
+        mesh = replace(self._mesh, rank=self._mesh.tp_rank, pp=1)
+        share = rank_share(spec, mesh)
         try:
             with self._compile_only():
                 kv_cache = self._allocate_kv_cache(share, 0)
                 updates = self._updates()
-                model = reduced_model(spec, self._options, updates, self._mesh, self._rehearsed)
+                model = reduced_model(spec, self._options, updates, mesh, self._rehearsed, self._links)
                 if updates is not None:
                     AdapterMemory(updates, self._options.dtype, self._device)
                 loaded = LoadedModel(share, model, self._slot_table(share), False, None, updates)
@@ -486,6 +492,7 @@ class Worker:
             self._config.model.max_logprobs,
             loaded.updates,
             loaded.states,
+            self._stages,
         )
 
 

@@ -25,6 +25,7 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.executor import Executor
 from quire.executor.factory import build_executor
 from quire.executor.gpu_executor import GpuExecutor
+from quire.mesh import Mesh
 from quire.messages import Plan, Result
 from quire.worker import kv_transfer
 from quire.worker.pinned_host_pool import PinnedHostPool
@@ -250,7 +251,7 @@ def test_no_compiler_process_is_left_where_triton_is_missing(monkeypatch: pytest
     )
     monkeypatch.setitem(sys.modules, "quire.kernels.triton.launching.precompiler", None)
     with pytest.raises(ImportError):
-        gpu_executor._start_precompiler(Config())
+        gpu_executor._start_precompiler(Config(), Mesh())
     assert closed == [1]
 
 
@@ -266,7 +267,7 @@ def test_kernels_are_not_compiled_ahead_where_triton_lacks_what_that_needs(
         gpu_executor, "start_compiler_processes", lambda cores: SimpleNamespace(close=lambda: closed.append(1))
     )
     monkeypatch.setattr(triton_private, "can_compile_ahead", lambda: False)
-    assert gpu_executor._start_precompiler(Config()) is None
+    assert gpu_executor._start_precompiler(Config(), Mesh()) is None
     assert closed == [1]
 
 
@@ -299,24 +300,25 @@ def test_compiler_processes_start_unless_an_equal_start_has_left_all_kernels_on_
         gpu_executor, "marker_path", lambda cache, settings: tmp_path / hashlib.sha256(settings).hexdigest()
     )
     one, other = Config(), Config().with_values(max_num_seqs=7)
-    gpu_executor._start_precompiler(one)
+    gpu_executor._start_precompiler(one, Mesh())
     made[0]["done"]()
-    gpu_executor._start_precompiler(one)
-    gpu_executor._start_precompiler(other)
+    gpu_executor._start_precompiler(one, Mesh())
+    gpu_executor._start_precompiler(other, Mesh())
     assert [given["processes"] for given in made] == ["processes", None, "processes"]
     assert {given["cores"] for given in made} == {1}, "as many as a container may use"
     renamed = Config().with_values(served_model_name=("another",), hf_token="secret")
-    assert gpu_executor._kernel_settings_key(renamed) == gpu_executor._kernel_settings_key(one)
+    key = gpu_executor._kernel_settings_key
+    assert key(renamed, Mesh()) == key(one, Mesh())
     adapted = Config().with_values(enable_lora=True)
-    assert gpu_executor._kernel_settings_key(adapted) != gpu_executor._kernel_settings_key(one)
+    assert key(adapted, Mesh()) != key(one, Mesh())
+    assert key(one, Mesh(0, pp=2)) != key(one, Mesh(1, pp=2))
+    assert key(one, Mesh(0, tp=2)) == key(one, Mesh(1, tp=2))
 
 
 def test_compiler_processes_end_if_the_start_is_interrupted_early(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    monkeypatch.setattr(
-        gpu_executor, "_start_precompiler", lambda config: SimpleNamespace(close=lambda: closed.append(1))
-    )
+    monkeypatch.setattr(gpu_executor, "_start_precompiler", lambda *of: SimpleNamespace(close=lambda: closed.append(1)))
     monkeypatch.setitem(sys.modules, "quire.worker.worker", None)  # its import raises
     with pytest.raises(ImportError):
         GpuExecutor(Config().with_values(device="cuda"), SystemClock()).start()

@@ -6,6 +6,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -17,14 +18,14 @@ from quire.executor.cpu_executor import CpuExecutor
 from quire.executor.gpu_executor import GpuExecutor
 from quire.executor.gpu_rank import GpuRank
 from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.rank_messages import FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
+from quire.executor.rank_messages import Bitmasks, FromRank, LoadAdapter, StepDone, Stop, ToRanks, fingerprint
 from quire.executor.rank_processes import RankProcesses
 from quire.mesh import Mesh
 from quire.messages import Adapter, AdapterLoaded, DeviceLimits, Plan, Result
 from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory
 from quire.worker.worker import Worker
-from tests.checkpoints import make_llama
+from tests.checkpoints import VOCAB_SIZE, make_llama
 from tests.executor.test_cpu_executor import first, next_
 from tests.executor.test_gpu_executor import run
 from tests.lora.adapter_files import write
@@ -105,6 +106,43 @@ def test_a_rank_that_is_behind_has_no_more_steps_in_flight(
             (step, mark) for (step, _), mark in zip(wanted, marks, strict=True)
         ][: len(said)]
     assert len(said) >= STEPS - GpuExecutor.max_in_flight, "at Stop nobody waits for the last ones"
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_bitmasks_are_taken_while_plans_wait(number: int, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of several stages has more plans in flight than a rank: those behind a masked step may come before its
+    bitmasks, and these before there is room for the step."""
+    monkeypatch.setattr(GpuExecutor, "_build_worker", lambda self, _: Worker(config_for(tiny), SystemClock()))
+    allowed = bytearray(VOCAB_SIZE // 8)
+    allowed[3] = 1 << 2
+    plans = [first(), *map(next_, range(2, 6))]
+    plans[number - 1] = msgspec.structs.replace(plans[number - 1], masked=[0])
+    channel = AllAtOnce([*plans, Bitmasks(number, [0], [bytes(allowed)]), Stop()])
+    GpuRank(config_for(tiny), Mesh(), channel, SharedMemory(2 * LINE)).run()
+    results = [message for message in channel.said if isinstance(message, Result)]
+    assert [result.step for result in results] == [1, 2, 3], "at Stop nobody waits for the last ones"
+    assert [result.tokens == [26] for result in results] == [step == number for step in (1, 2, 3)]
+
+
+def test_no_stage_launches_what_waits_for_bitmasks(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage's device would wait for tokens of a masked step, however long the engine takes."""
+    launched = list[int]()
+
+    def launch(self: Worker, plan: Plan) -> Any:
+        launched.append(plan.step)
+        assert not plan.masked
+        return whole(self, plan)
+
+    whole = Worker.launch
+    monkeypatch.setattr(GpuExecutor, "_build_worker", lambda self, _: Worker(config_for(tiny), SystemClock()))
+    monkeypatch.setattr(Worker, "launch", launch)
+    masked = msgspec.structs.replace(first(), masked=[0])
+    channel = AllAtOnce([masked, next_(2), next_(3), Stop()])
+    GpuRank(config_for(tiny), Mesh(0, pp=2), channel, SharedMemory(2 * LINE)).run()
+    assert launched == [1]
+    channel = AllAtOnce([masked, next_(2), next_(3), Bitmasks(1, [0], []), Stop()])
+    GpuRank(config_for(tiny), Mesh(0, pp=2), channel, SharedMemory(2 * LINE)).run()
+    assert launched == [1, 1, 2, 3]
 
 
 def test_adapters_are_loaded_between_steps_and_answered(

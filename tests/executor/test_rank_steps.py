@@ -12,6 +12,7 @@ from quire.executor.rank_steps import SampledTokens, TokenArrivals, without_samp
 from quire.executor.stage_rings import most_unread, token_ring_bytes
 from quire.messages import Plan
 from quire.processes.shared_memory import SharedMemory
+from tests.worker.driver import admitted
 
 STAGES, ROWS = 2, 4
 
@@ -56,6 +57,18 @@ def test_a_plan_waits_for_the_tokens_of_its_slots_and_for_no_others() -> None:
     stages.sampled(1, [1, 1], [70, 72])
     stages.arrivals.wait_for(plan(4, [2], [0]))
     assert stages.worker.last == {0: 70, 2: 72}
+
+
+def test_a_new_owner_of_a_slot_waits_for_no_token_of_the_one_before() -> None:
+    """Which was planned once more than it needed, as it ended by a stop token."""
+    stages = Stages()
+    stages.arrivals.wait_for(plan(1, [0, 1], [0, 1]))
+    owner = admitted(0, seed=1, num_sampled=0)
+    stages.arrivals.wait_for(msgspec.structs.replace(plan(2, [0], [0]), admitted=[owner]))
+    stages.sampled(1, [1, 1], [70, 71])
+    stages.sampled(2, [1], [80])
+    stages.arrivals.wait_for(plan(3, [0, 1], []))
+    assert stages.worker.last == {0: 80, 1: 71}
 
 
 def test_a_row_that_failed_gained_nothing() -> None:

@@ -114,13 +114,17 @@ def test_seeded_choices_are_those_of_one_card(tmp_path: Path) -> None:
 
 
 def test_tokens_of_adapters_are_pefts(tmp_path: Path) -> None:
+    assert_adapted(tmp_path, TWO)
+
+
+def assert_adapted(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Some with magnitudes, beside rows of the base model, in graphs, and in fewer slots than there are adapters."""
     model = make_llama(tmp_path / "model", tokenizer=False)
     stage = Stage(tmp_path, model, {name: KINDS[name] for name in ("all", "attention", "down")}, start=False)
     names, batch = [*stage.paths, None, "all", None], prompts()
     names = names[: len(batch)]
     lora: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
-    with LLM(str(model), dtype="float32", **lora, **BLOCKS, **TWO) as llm:
+    with LLM(str(model), dtype="float32", **lora, **BLOCKS, **settings) as llm:
         for _ in range(2):
             outputs = stage.generate(batch[: len(names)], names, llm, max_tokens=TOKENS)
             for prompt, name, output in zip(batch, names, outputs, strict=False):

@@ -10,6 +10,7 @@ import pytest
 
 from quire.config import Config
 from quire.errors import ConfigError, MemoryBudgetError, ModelNotFoundError
+from quire.planning import ranks
 from quire.planning.auto_config import ResolvedConfig, resolve
 from quire.planning.byte_sizes import GIB
 from quire.planning.machine import Gpu, Machine, this_machine
@@ -251,6 +252,22 @@ def test_what_ranks_cannot_divide_or_do_not_serve_yet_is_refused(checkpoint: Pat
     with pytest.raises(ConfigError, match="--speculative-config is not supported with --pipeline-parallel-size 2"):
         resolve_for(checkpoint, pipeline_parallel_size=2, speculative_config=ngram)
     assert resolve_for(checkpoint, WITH_GPU, tensor_parallel_size=2, device="cpu").config.device.device == "cpu"
+
+
+def test_stages_take_gpus_and_more_sequences(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step has a part of them."""
+    monkeypatch.setattr(ranks, "_check_on_gpus", lambda parallel: None)
+    with pytest.raises(
+        ConfigError,
+        match=r"--tensor-parallel-size 2 and --pipeline-parallel-size 2: each rank takes a GPU, and 3 may be used here",
+    ):
+        resolve_for(checkpoint, WITH_GPUS, tensor_parallel_size=2, pipeline_parallel_size=2)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size 2: each rank takes a GPU, and 1 may be used here"):
+        resolve_for(checkpoint, WITH_GPU, pipeline_parallel_size=2)
+    one, two = (resolve_for(checkpoint, WITH_GPUS, pipeline_parallel_size=size).config for size in (1, 2))
+    assert two.scheduler.max_num_seqs == 2 * (one.scheduler.max_num_seqs or 0)
+    assert two.scheduler.max_num_batched_tokens == one.scheduler.max_num_batched_tokens
+    assert resolve_for(checkpoint, pipeline_parallel_size=2).config.scheduler.max_num_seqs == 256
 
 
 def test_each_rank_takes_a_gpu(checkpoint: Path) -> None:

@@ -1,8 +1,9 @@
 """Serves models as if there were a GPU, without running a kernel: does compile warm-up find all kernels of steps?
 
-    python -m tests.worker.fake_gpu DIRECTORY…
+    python -m tests.worker.fake_gpu [--stages N] DIRECTORY…
 
-Says for each model and dtype how many kernels the warm-up found, and which other ones random steps launched.
+Says for each model and dtype, or for each stage of a pipeline, how many kernels the warm-up found, and which other ones
+random steps launched.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
 from quire.attention import triton as attention
+from quire.collectives import card_links
+from quire.executor.rank_steps import for_earlier_stage
 from quire.kernels import dispatch
 from quire.kernels.triton.attention import prefill_dense, prefill_split_kv
 from quire.kernels.triton.launching import dependent_launch, precompiler
 from quire.kernels.triton.launching.launch import Kernel
 from quire.layers.factory import LayerFactory
+from quire.mesh import Mesh
 from quire.messages import PromptLogprobsRow, TokenBitmasks
 from quire.models.model import build_model
 from quire.weights.tensor_options import TensorOptions
@@ -66,8 +71,17 @@ def fake_gpu() -> None:
 class FakeGpu:
     """A runner of a model on the fake GPU, and the kernels that were missed so far."""
 
-    def __init__(self, directory: Path, dtype: str, mode: str, compile: precompiler.Compile | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dtype: str,
+        mode: str,
+        compile: precompiler.Compile | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
         from quire.clock import SystemClock
+        from quire.executor.card_ranks import reach_ranks
+        from quire.models.rank_share import rank_share
         from quire.models.spec import read_spec
         from quire.worker import worker
         from tests.worker.driver import config_for
@@ -79,24 +93,33 @@ class FakeGpu:
             return compile(function, specialization) if compile else None
 
         self.precompiler = precompiler.Precompiler(1, remember, lambda: None)
-        self.spec = read_spec(directory)
+        self.whole, self.mesh = read_spec(directory), mesh or Mesh()
+        self.spec = rank_share(self.whole, self.mesh)
         self.config = config_for(
             directory,
             dtype=dtype,
             load_format="dummy",
             max_num_seqs=ROWS,
             max_num_batched_tokens=TOKENS,
-            max_model_len=min(LONGEST, self.spec.max_model_len),
+            max_model_len=min(LONGEST, self.whole.max_model_len),
             logprobs_mode=mode,
         )
         worker._attention = lambda kv, spec, limits, dtype: attention.TritonAttention(  # type: ignore[assignment]
             kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype
         )
-        self.worker = worker.Worker(self.config, SystemClock(), self.precompiler)
+        every = [b"\1" * 64] * self.mesh.size
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(card_links, "OwnMemory", lambda size: SimpleNamespace(address=1 << 20, handle=bytes(64)))
+            patch.setattr(card_links, "MappedMemory", lambda handle: SimpleNamespace(address=1 << 30))
+            ranks = reach_ranks(self.config, self.mesh, torch.device("cpu"), lambda data: every)
+        self.links = ranks.links
+        self.worker = worker.Worker(
+            self.config, SystemClock(), self.precompiler, self.mesh, links=ranks.links, stages=ranks.stages
+        )
 
     def warm_up(self) -> list[str]:
         """What was found."""
-        self.worker._warm_up_compilation(self.spec, self.spec)
+        self.worker._warm_up_compilation(self.whole)
         return list(self.precompiler.names)
 
     def serve(self, seed: int) -> list[str]:
@@ -112,9 +135,9 @@ class FakeGpu:
         storage = allocate_kv_cache(self.spec, 100, 16, worker_dtype(self.config.model.dtype), torch.device("cpu"))
         slots = worker._slot_table(self.spec)
         options = TensorOptions(torch.device("cpu"), worker_dtype(self.config.model.dtype))
-        factory = LayerFactory(options, self.spec.quantization)
-        model = build_model(self.spec, factory)
-        load_weights(self.config, self.spec, self.spec, factory, SystemClock())
+        factory = LayerFactory(options, self.whole.quantization, self.mesh)
+        model = build_model(self.whole, factory, *self.links)
+        load_weights(self.config, self.spec, self.whole, factory, SystemClock())
         loaded = LoadedModel(self.spec, model, slots, kernels_known=True, gemm_warmup=None, updates=None)
         runner = worker._build_runner(loaded, storage)
         runner._graphs = graphs = ReplayByRunning()  # type: ignore[assignment]
@@ -123,7 +146,9 @@ class FakeGpu:
             Kernel.__getitem__ = launches  # type: ignore[method-assign]
             runner.run_largest(worker._deferred)
             runner.capture_graphs(CAPTURED)
-            random_steps(runner, self.spec.vocab_size, self.config.model.max_model_len, random.Random(seed))
+            random_steps(
+                runner, self.spec.vocab_size, self.config.model.max_model_len, random.Random(seed), self.mesh.is_last
+            )
         assert any(not shape.is_decode for shape in graphs.replayed)
         return self.precompiler.names[found:]
 
@@ -139,8 +164,9 @@ def worker_dtype(name: str) -> torch.dtype:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def random_steps(runner: Any, vocab: int, longest: int, choose: random.Random) -> None:
-    """Sequences come and go, prompts are prefilled in chunks, and each asks for something else."""
+def random_steps(runner: Any, vocab: int, longest: int, choose: random.Random, is_last: bool = True) -> None:
+    """Sequences come and go, prompts are prefilled in chunks, and each asks for something else. `is_last`: whether this
+    is the last stage."""
     from tests.worker.driver import Driver, Sequence
 
     driver = Driver.__new__(Driver)
@@ -164,6 +190,8 @@ def random_steps(runner: Any, vocab: int, longest: int, choose: random.Random) -
         plan, _ = driver.plan(moves)
         masked = [row for row in plan.sampled_rows if choose.random() < 0.3]
         plan = msgspec.structs.replace(plan, prompt_logprobs_rows=scored(plan, choose), masked=masked)
+        if not is_last:
+            plan, masked = for_earlier_stage(plan), []
         step = runner.launch(plan)
         if masked:
             runner.submit_bitmasks(TokenBitmasks(plan.step, masked, [bytes(4 * -(-vocab // 32))] * len(masked)))
@@ -204,16 +232,23 @@ def scored(plan: Any, choose: random.Random) -> list[PromptLogprobsRow]:
 
 
 def main(directories: list[str]) -> None:
-    """One line of JSON a model and dtype: its directory, dtype, what was found and what was missed."""
+    """One line of JSON a model and dtype or stage: its directory, dtype, stage, what was found and what was missed."""
     fake_gpu()
     torch.set_num_threads(1)
+    stages = 1
+    if directories[0] == "--stages":
+        stages, directories = int(directories[1]), directories[2:]
     for directory in directories:
-        for dtype, mode in (("bfloat16", "raw_logprobs"), ("float32", "processed_logits")):
-            gpu = FakeGpu(Path(directory), dtype, mode)
+        kinds = [("bfloat16", "raw_logprobs", Mesh(rank, pp=stages)) for rank in range(stages)]
+        if stages == 1:
+            kinds.append(("float32", "processed_logits", Mesh()))
+        for dtype, mode, mesh in kinds:
+            gpu = FakeGpu(Path(directory), dtype, mode, mesh=mesh)
             found = gpu.warm_up()
             missed = gpu.serve(seed=len(directory))
             gpu.forget()
-            print(json.dumps({"model": directory, "dtype": dtype, "found": found, "missed": missed}), flush=True)
+            said = {"model": directory, "dtype": dtype, "stage": mesh.stage, "found": found, "missed": missed}
+            print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_compile_warm_up_without_memory_is_left_out(
     asked: list[Exception] = []
     monkeypatch.setattr(worker, "allocate_kv_cache", run_out)
     spec = read_spec(tiny)
-    assert not Worker(config_for(tiny), SystemClock())._warm_up_compilation(spec, spec)
+    assert not Worker(config_for(tiny), SystemClock())._warm_up_compilation(spec)
     assert asked == [error]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire.kernels.cpu.embedding import local_indices
 from quire.kernels.cpu.library import library
 from quire.kernels.cpu.linear import PANEL, PackedWeight, linear, pack_linear, packed_shape
 from quire.kernels.reference import experts as reference
@@ -17,12 +18,14 @@ Packed = Sequence[Tensor | PackedWeight] | PackedWeight
 """Of all experts: one weight whose `data` has a dimension more, or one for each expert."""
 
 
-def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Arguments as in reference/experts.py; of equally likely experts the first ones are taken."""
     kernels = library()
     if kernels is None or not logits.is_contiguous() or not kernels.serves(logits):
-        return reference.route(logits, chosen, renormalise)
-    tokens, count = logits.shape
+        return reference.route(logits, chosen, renormalise, first, count)
+    tokens, experts = logits.shape
     weights = torch.empty((tokens, chosen), dtype=logits.dtype)
     numbers = torch.empty((tokens, chosen), dtype=torch.int64)
     kernels(
@@ -30,13 +33,17 @@ def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tenso
         logits.dtype,
         logits.data_ptr(),
         tokens,
-        count,
+        experts,
         chosen,
         renormalise,
         weights.data_ptr(),
         numbers.data_ptr(),
     )
-    return weights, numbers
+    if count is None:
+        return weights, numbers
+    own = torch.empty_like(numbers)
+    local_indices(numbers.view(-1), first, count, own.view(-1))
+    return weights, own
 
 
 def pack_experts(weights: Tensor) -> Packed:
@@ -65,10 +72,11 @@ def experts(
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
+    others: int = 0,
 ) -> None:
     """Arguments as in reference/experts.py; `gate_up` and `down` are packed."""
     if not isinstance(gate_up, PackedWeight) or not isinstance(down, PackedWeight):
-        reference.experts(x, gate_up, down, numbers, weights, out, linear)
+        reference.experts(x, gate_up, down, numbers, weights, out, others, linear=linear)
         return
     (tokens, hidden), count, width, chosen = x.shape, len(gate_up.data), down.columns, numbers.shape[1]
     assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))

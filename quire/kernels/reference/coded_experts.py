@@ -42,13 +42,15 @@ def _replaced(weight: Coded, tensors: dict[str, Tensor]) -> Coded:
     return type(weight)(**fields)
 
 
-def coded_experts(x: Tensor, gate_up: Coded, down: Coded, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
+def coded_experts(
+    x: Tensor, gate_up: Coded, down: Coded, numbers: Tensor, weights: Tensor, out: Tensor, others: int = 0
+) -> None:
     """As the op `experts`, with weights from `stack_weights`: [experts, 2 · width, hidden], [experts, hidden, width].
 
     Activations stay dense, also for schemes whose other products quantize them: that is at least as exact.
     """
     count = len(gate_up.codes if isinstance(gate_up, ScaledWeight) else gate_up.packed)
-    experts(x, _all(gate_up, count), _all(down, count), numbers, weights, out, _multiply)
+    experts(x, _all(gate_up, count), _all(down, count), numbers, weights, out, others, linear=_multiply)
 
 
 def _all(stack: Coded, count: int) -> Sequence[Coded]:

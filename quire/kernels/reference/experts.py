@@ -9,21 +9,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.reference.embedding import local_indices
 
-def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+
+def route(
+    logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
+) -> tuple[Tensor, Tensor]:
     """The likeliest experts of each token, by a softmax in fp32 (Shazeer et al. 2017; Mixtral, eq. 1, renormalises).
 
     Args:
         logits: [tokens, experts].
         chosen: How many.
         renormalise: Scale their weights to the sum 1.
+        first, count: The experts that are here: `first` to `first + count - 1`; None: all are.
 
     Returns:
-        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, integers.
+        [tokens, chosen] weights in the logits' dtype, and as many expert numbers, integers, from 0 on among those that
+        are here; `count` for others.
     """
     weights, numbers = logits.float().softmax(-1).topk(chosen)
     if renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
+    if count is not None:
+        local_indices(numbers, first, count, numbers)
     return weights.to(logits.dtype), numbers
 
 
@@ -44,6 +52,7 @@ def experts(
     numbers: Tensor,
     weights: Tensor,
     out: Tensor,
+    others: int = 0,
     linear: Callable[[Tensor, Any, None], Tensor] = F.linear,
 ) -> None:
     """out = Σ weight · down(silu(gate(x)) · up(x)) over each token's experts.
@@ -52,9 +61,9 @@ def experts(
         x: [tokens, hidden].
         gate_up: By expert, [2 · width, hidden]: gate, then up.
         down: By expert, [hidden, width].
-        numbers, weights: [tokens, chosen]; see `route`. On a CPU a number may be that of experts: an expert of another
-            rank, which adds nothing.
+        numbers, weights: [tokens, chosen]; see `route`. What is not here adds nothing.
         out: [tokens, hidden].
+        others: How many experts are not here.
         linear: The product with one of the weights; see the op of this name.
     """
     out.zero_()

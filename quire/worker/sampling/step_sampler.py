@@ -94,6 +94,8 @@ class StepSampler:
         mode: What is reported.
         ring: Of the steps' buffers.
         most_masked: Positions of a step that may have bitmasks; None: as many as `most`.
+        sampled: Called with the number of each step once all that samples its tokens is launched, and with 0 at the
+            start.
 
     Attributes:
         bitmasks: Of the step whose masked positions are sampled.
@@ -101,10 +103,17 @@ class StepSampler:
     """
 
     def __init__(
-        self, slots: SlotTable, most: int, mode: LogprobsMode, ring: BufferRing, most_masked: int | None = None
+        self,
+        slots: SlotTable,
+        most: int,
+        mode: LogprobsMode,
+        ring: BufferRing,
+        most_masked: int | None = None,
+        sampled: Callable[[int], None] = lambda step: None,
     ) -> None:
         self._slots = slots
         self._mode: LogprobsMode = mode
+        self._sampled = sampled
         self.outputs = SampledOutputs(most, ring)
         self.bitmasks = BitmaskBuffer(most_masked or most, slots.vocab_size, slots.device)
 
@@ -114,6 +123,7 @@ class StepSampler:
         with deferred():
             self.bitmasks.warm_up(logits)
         self.outputs.send()
+        self._sampled(0)
 
     def begin(self, step: int, slots: IntArray, masked: IntArray, timer: StepTimer) -> StepSampling:
         """What the step samples for these slots, [sampled]; `masked` are positions that wait for their bitmasks."""
@@ -147,6 +157,7 @@ class StepSampler:
             prompts: The step's log probabilities of prompts.
             errors: See Errors.
         """
+        self._sampled(sampling.step)
         number = len(sampling.slots)
         request = sampling.logprobs
         reported = request.launch(logits, self.outputs.tokens[:number]) if request else None

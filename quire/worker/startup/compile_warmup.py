@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.collectives.collectives import Collectives
+from quire.collectives.stream import NO_LINKS, StageLinks
 from quire.layers.factory import LayerFactory
 from quire.lora.updates import LowRankUpdates
 from quire.mesh import Mesh
@@ -50,6 +51,7 @@ def reduced_model(
     updates: LowRankUpdates | None = None,
     mesh: Mesh | None = None,
     collectives: Collectives | None = None,
+    links: StageLinks = NO_LINKS,
 ) -> Model:
     """A model that launches the same kernels with fewer layers, whose weights are uninitialised memory.
 
@@ -59,10 +61,12 @@ def reduced_model(
         updates: Gets what adapters may change.
         mesh: The place of the rank whose part of each layer is built.
         collectives: That wait for no other rank.
+        links: Of a stage, which has all of these layers.
     """
     layers = layers_of_every_kind(spec)
     factory = LayerFactory(options, spec.quantization, mesh, collectives, updates)
-    model = build_model(replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers]), factory)
+    reduced = replace(spec, layers=layers, local=spec.local[:layers], scales=spec.scales[:layers])
+    model = build_model(reduced, factory, *links)
     with torch.inference_mode():
         for layer in factory.layers:
             layer.load_weights(_Uninitialised())

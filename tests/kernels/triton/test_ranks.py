@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.triton.ranks import pulled, pushed
+from quire.kernels.triton.ranks import flags, pulled, pushed
 from quire.kernels.triton.ranks.window import MOST_RANKS, PULLED_BYTES, PULLED_PROGRAMS, PUSHED_WORDS, layout_of
 
 RANKS = 3
@@ -93,8 +93,8 @@ def test_what_is_pushed_is_added_up(dtype: torch.dtype, own: int, windows: Windo
 def interpreted(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter knows no PTX."""
     if device == "cpu":
-        monkeypatch.setattr(pulled, "_release", stored)
-        monkeypatch.setattr(pulled, "_acquire", loaded)
+        monkeypatch.setattr(pulled, "release", stored)
+        monkeypatch.setattr(flags, "acquire", loaded)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -117,6 +117,27 @@ def test_what_is_pulled_is_added_up(dtype: torch.dtype, own: int, windows: Windo
             if rank != own:
                 assert (windows.flags(rank)[:programs, own] == call).all()
                 assert not windows.flags(rank)[5:, own].any(), "40,000 bytes are five tiles"
+
+
+@triton.jit
+def count_looks(word: Any, awaited: Any, looks: Any, POLLS: tl.constexpr) -> None:
+    tl.store(looks, flags.wait_for(word.to(tl.int64), tl.load(awaited), POLLS))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("come_to", "waits"), [(6, True), (7, False), (8, False)])
+@pytest.mark.parametrize("wrapped", [0, 2**31 - 7])
+def test_a_word_is_awaited_when_it_has_wrapped_around_too(come_to: int, waits: bool, wrapped: int, device: str) -> None:
+    """After months of steps."""
+
+    def signed(number: int) -> int:
+        return (number + 2**31) % 2**32 - 2**31
+
+    word = torch.tensor([signed(wrapped + come_to)], dtype=torch.int32, device=device)
+    awaited = torch.tensor([signed(wrapped + 7)], dtype=torch.int32, device=device)
+    looks = torch.zeros(1, dtype=torch.int32, device=device)
+    count_looks[(1,)](word, awaited, looks, POLLS=5)
+    assert int(looks) == (5 if waits else 0)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -58,6 +58,17 @@ def test_no_step_launches_a_kernel_that_warm_up_missed(served: list[dict[str, An
         assert one["found"].count("_gated_gemm_kernel") <= 1  # for all numbers of rows
 
 
+def test_no_step_of_a_stage_launches_a_kernel_that_its_warm_up_missed(directories: list[Path]) -> None:
+    """Of stages whose layers are all alike too, and with streams and tokens between them."""
+    few = [str(directories[MODELS.index(case)]) for case in ("qwen3 moe", "gemma3")]
+    stages = [json.loads(line) for line in printed_by("tests.worker.fake_gpu", "--stages", "2", *few).splitlines()]
+    assert [one["stage"] for one in stages] == [0, 1, 0, 1]
+    for one in stages:
+        assert one["missed"] == [], one
+        assert {"_take_tokens", "_send_stream"} <= {*one["found"]} or one["stage"]
+        assert {"_receive_stream", "_send_tokens"} <= {*one["found"]} or not one["stage"]
+
+
 def test_long_attention_experts_codes_and_gated_products_are_found(served: list[dict[str, Any]]) -> None:
     found = {kernel for one in served for kernel in one["found"]}
     assert {

@@ -29,13 +29,16 @@ CONFIGS = (
 """Up to how many pairs an expert has on average. The first two were measured on an NVIDIA H200."""
 
 
-def coded_experts(x: Tensor, gate_up: AnyCoded, down: AnyCoded, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
+def coded_experts(
+    x: Tensor, gate_up: AnyCoded, down: AnyCoded, numbers: Tensor, weights: Tensor, out: Tensor, others: int = 0
+) -> None:
     """Arguments as in reference/coded_experts.py; dense ones are contiguous, and the numbers int32."""
     if not len(x):
         return
-    count = len(coded_arguments(down).codes)
+    count = len(coded_arguments(down).codes) + others
     config = next(config for most, config in CONFIGS if numbers.numel() <= most * count)
-    coded_experts_with_config(x, gate_up, down, numbers, weights, out, config, overlap=can_overlap(x.device))
+    overlap = can_overlap(x.device)
+    coded_experts_with_config(x, gate_up, down, numbers, weights, out, config, overlap=overlap, others=others)
 
 
 def coded_experts_with_config(
@@ -48,6 +51,7 @@ def coded_experts_with_config(
     config: CodedConfig,
     *,
     overlap: bool,
+    others: int = 0,
 ) -> None:
     """`coded_experts` with this config, and `overlap` as in dependent_launch."""
     assert all(tensor.is_contiguous() for tensor in (x, numbers, weights, out))
@@ -58,7 +62,7 @@ def coded_experts_with_config(
     parts = torch.empty((pairs, second.rows), dtype=x.dtype, device=x.device)
     _launch_tiles(x, first, order, tiles, weights, middle, chosen, config, True, overlap)
     _launch_tiles(middle, second, order, tiles, weights, parts, 1, config, False, overlap)
-    sum_choices(parts, out, chosen, overlap)
+    sum_choices(parts, out, numbers, len(second.codes), overlap, others > 0)
 
 
 def _launch_tiles(

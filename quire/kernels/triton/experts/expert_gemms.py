@@ -40,8 +40,10 @@ def gemv_by_pair(
     out: Tensor,
     configs: tuple[GemvConfig, GemvConfig],
     overlap: bool,
+    partial: bool = False,
 ) -> None:
-    """Arguments as those of the op `experts`, the configs of both products, and `overlap` as in dependent_launch."""
+    """Arguments as those of the op `experts`, the configs of both products, and `overlap` as in dependent_launch;
+    `partial`: whether some experts are elsewhere. Their pairs are left out."""
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
     middle = torch.empty((tokens * chosen, width), dtype=x.dtype, device=x.device)
     first, second = configs
@@ -52,10 +54,12 @@ def gemv_by_pair(
         middle,
         tokens * chosen,
         width,
+        len(down),
         CHOSEN=chosen,
         COLUMNS=hidden,
         BLOCK_N=first.block_n,
         BLOCK_K=first.block_k,
+        PARTIAL=partial,
         OVERLAP=overlap,
         num_warps=first.warps,
         launch_pdl=overlap,
@@ -68,10 +72,12 @@ def gemv_by_pair(
         out,
         tokens,
         hidden,
+        len(down),
         CHOSEN=chosen,
         COLUMNS=width,
         BLOCK_N=second.block_n,
         BLOCK_K=second.block_k,
+        PARTIAL=partial,
         OVERLAP=overlap,
         num_warps=second.warps,
         launch_pdl=overlap,
@@ -87,6 +93,7 @@ def gemm_by_expert(
     out: Tensor,
     configs: tuple[GemmConfig, GemmConfig],
     overlap: bool,
+    partial: bool = False,
 ) -> None:
     """Arguments as those of `gemv_by_pair`; both configs have the same block_m and no splits."""
     (tokens, hidden), (_, chosen), width = x.shape, numbers.shape, down.shape[2]
@@ -97,15 +104,23 @@ def gemm_by_expert(
     parts = torch.empty((tokens * chosen, hidden), dtype=x.dtype, device=x.device)
     _launch_tiles(x, gate_up, order, tiles, weights, middle, chosen, first, True, overlap)
     _launch_tiles(middle, down, order, tiles, weights, parts, 1, second, False, overlap)
-    sum_choices(parts, out, chosen, overlap)
+    sum_choices(parts, out, numbers, len(down), overlap, partial)
 
 
-def sum_choices(parts: Tensor, out: Tensor, chosen: int, overlap: bool) -> None:
-    """out [tokens, hidden]: the sum of each token's rows of parts [tokens · chosen, hidden]."""
+def sum_choices(parts: Tensor, out: Tensor, numbers: Tensor, experts: int, overlap: bool, partial: bool) -> None:
+    """out [tokens, hidden]: the sum of each token's rows of parts [tokens · chosen, hidden].
+
+    Args:
+        parts, out: See above.
+        numbers: [tokens, chosen], the experts that have made them.
+        experts: How many are here.
+        overlap, partial: As of `gemv_by_pair`; rows of experts that are elsewhere are left out.
+    """
     tokens, hidden = out.shape
     _sum_kernel[(tokens, -(-hidden // _SUM_BLOCK))](
-        parts, out, hidden, CHOSEN=chosen, BLOCK=_SUM_BLOCK, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
-    )
+        parts, out, numbers, hidden, experts,
+        CHOSEN=numbers.shape[1], BLOCK=_SUM_BLOCK, PARTIAL=partial, OVERLAP=overlap, num_warps=4, launch_pdl=overlap,
+    )  # fmt: skip
 
 
 def _launch_tiles(
@@ -147,7 +162,7 @@ def _launch_tiles(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs", "experts"])
 def _pair_kernel(
     x,
     w,
@@ -155,19 +170,43 @@ def _pair_kernel(
     y,
     pairs,
     width,
+    experts,
     CHOSEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PARTIAL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """y [pairs, width] = silu(gate) · up. Pairs that share an expert read the same rows at about the same time."""
-    MADE: tl.constexpr = BLOCK_N // 2
     pair = tl.program_id(0) % pairs
-    begin = tl.program_id(0) // pairs * MADE
+    begin = tl.program_id(0) // pairs * (BLOCK_N // 2)
     wait_for_inputs(OVERLAP)
     release_dependents(OVERLAP)  # not before, so that the next kernel may read the experts' numbers without waiting
     expert = tl.load(numbers + pair).to(tl.int64)
+    if PARTIAL:
+        if expert < experts:
+            _multiply_pair(x, w, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K)
+    else:
+        _multiply_pair(x, w, y, expert, pair, begin, width, CHOSEN, COLUMNS, BLOCK_N, BLOCK_K)
+
+
+@triton.jit
+def _multiply_pair(
+    x,
+    w,
+    y,
+    expert,
+    pair,
+    begin,
+    width,
+    CHOSEN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """The outputs from `begin` on of a pair."""
+    MADE: tl.constexpr = BLOCK_N // 2
     rows = weight_rows(begin, width, BLOCK_N, True) + expert * (2 * width)
     own = x + (pair // CHOSEN).to(tl.int64) * COLUMNS
     sums = gemv_loop(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), own, w, rows, 1.0, COLUMNS, BLOCK_K, False)
@@ -177,7 +216,7 @@ def _pair_kernel(
 
 
 @fast_launch
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "experts"])
 def _token_kernel(
     x,
     w,
@@ -186,10 +225,12 @@ def _token_kernel(
     y,
     tokens,
     hidden,
+    experts,
     CHOSEN: tl.constexpr,
     COLUMNS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PARTIAL: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """y [tokens, hidden]: each token's experts on its rows of x [pairs, COLUMNS], by weight."""
@@ -198,11 +239,19 @@ def _token_kernel(
     begin = tl.program_id(0) // tokens * BLOCK_N
     rows = weight_rows(begin, hidden, BLOCK_N, False)
     sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    if PARTIAL:  # which of the experts is the first one here is not known
+        wait_for_inputs(OVERLAP)
     for choice in tl.static_range(CHOSEN):
         pair = token * CHOSEN + choice
-        own = rows + tl.load(numbers + pair, cache_modifier=".cg").to(tl.int64) * hidden
+        expert = tl.load(numbers + pair, cache_modifier=".cg").to(tl.int64)
         scale = tl.load(weights + pair, cache_modifier=".cg").to(tl.float32)
-        sums = gemv_loop(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, OVERLAP and choice == 0)
+        if PARTIAL:
+            if expert < experts:
+                own = rows + expert * hidden
+                sums = gemv_loop(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, False)
+        else:
+            own = rows + expert * hidden
+            sums = gemv_loop(sums, x + pair * COLUMNS, w, own, scale, COLUMNS, BLOCK_K, OVERLAP and choice == 0)
     n = begin + tl.arange(0, BLOCK_N)
     tl.store(y + token * hidden + n, tl.sum(sums, 1).to(y.dtype.element_ty), n < hidden)
 
@@ -312,8 +361,18 @@ def _multiply(
 
 
 @fast_launch
-@triton.jit
-def _sum_kernel(parts, out, hidden, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+@triton.jit(do_not_specialize=["experts"])
+def _sum_kernel(
+    parts,
+    out,
+    numbers,
+    hidden,
+    experts,
+    CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTIAL: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
     """out [tokens, hidden]: the sum of each token's CHOSEN rows of parts."""
     release_dependents(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -322,5 +381,10 @@ def _sum_kernel(parts, out, hidden, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, O
     wait_for_inputs(OVERLAP)
     total = tl.zeros((BLOCK,), tl.float32)
     for choice in tl.static_range(CHOSEN):
-        total += tl.load(parts + (token * CHOSEN + choice) * hidden + n, inside, 0.0).to(tl.float32)
+        pair = token * CHOSEN + choice
+        if PARTIAL:
+            if tl.load(numbers + pair) < experts:
+                total += tl.load(parts + pair * hidden + n, inside, 0.0).to(tl.float32)
+        else:
+            total += tl.load(parts + pair * hidden + n, inside, 0.0).to(tl.float32)
     tl.store(out + token * hidden + n, total.to(out.dtype.element_ty), inside)

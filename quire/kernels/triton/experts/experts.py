@@ -34,16 +34,19 @@ def pack_experts(weights: Tensor) -> Tensor:
     return weights
 
 
-def experts(x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
+def experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, numbers: Tensor, weights: Tensor, out: Tensor, others: int = 0
+) -> None:
     """Arguments as in reference/experts.py; all are contiguous, the weights as `pack_experts` gives them and the
     numbers int32."""
     assert all(tensor.is_contiguous() for tensor in (x, gate_up, down, numbers, weights, out))
     if not len(x):
         return
     half = x.dtype != torch.float32
-    mixture = (len(down), numbers.shape[1], down.shape[1], down.shape[2])
+    mixture = (len(down) + others, numbers.shape[1], down.shape[1], down.shape[2])
     configs = tuned_config(mixture, len(x), program_memory(x.device)) if half else IN_FP32
-    experts_with_configs(x, gate_up, down, numbers, weights, out, configs, overlap=OVERLAP and can_overlap(x.device))
+    overlap = OVERLAP and can_overlap(x.device)
+    experts_with_configs(x, gate_up, down, numbers, weights, out, configs, overlap=overlap, others=others)
 
 
 def experts_with_configs(
@@ -56,12 +59,13 @@ def experts_with_configs(
     configs: ExpertConfigs,
     *,
     overlap: bool,
+    others: int = 0,
 ) -> None:
     """`experts`, with these configs of both products, and `overlap` as in dependent_launch."""
     if isinstance(configs[0], GemvConfig):
-        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap)
+        gemv_by_pair(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0)
     else:
-        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap)
+        gemm_by_expert(x, gate_up, down, numbers, weights, out, configs, overlap, others > 0)
 
 
 @functools.cache

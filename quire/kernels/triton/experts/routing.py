@@ -6,7 +6,8 @@ one maximum, and equal logits go to the lower number.
 Grouping: a product over an expert's tokens is cut into tiles of some rows. How many an expert has is known on the GPU
 only, so tiles have places for the most there can be: expert e's begin at place `pairs before e // tile + e`, which
 leaves each as many places as it can need, and there are `pairs // tile + experts` of them together. One program an
-expert counts the pairs before its own, writes its own in their order, and fills its places; none waits for another.
+expert counts the pairs before its own, writes its own in their order, and fills its places; none waits for another. The
+last one fills those of experts that are elsewhere too: nothing is in them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _BLOCKS = ((512, 1), (2048, 4), (4096, 8))
 """Pairs that a program looks at together, and by how many warps: the first that has room for all, or the last."""
 
 
-def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, chosen: int, renormalise: bool, first: int = 0, count: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Arguments as in reference/experts.py; logits are contiguous, and the numbers are int32."""
     assert logits.is_contiguous()
     tokens, experts = logits.shape
@@ -40,6 +43,8 @@ def route(logits: Tensor, chosen: int, renormalise: bool) -> tuple[Tensor, Tenso
             CHOSEN=chosen,
             SLOTS=1 << (chosen - 1).bit_length(),
             RENORMALISE=renormalise,
+            FIRST=first,
+            COUNT=experts if count is None else count,
             OVERLAP=overlap,
             num_warps=1,
             launch_pdl=overlap,
@@ -51,13 +56,15 @@ def group_by_expert(numbers: Tensor, experts: int, tile: int) -> tuple[Tensor, T
     """Pairs by expert, and the tiles they make.
 
     Args:
-        numbers: [tokens, chosen] int32, contiguous; pair p is choice p % chosen of token p // chosen.
+        numbers: [tokens, chosen] int32, contiguous; pair p is choice p % chosen of token p // chosen. Pairs of the
+            number `experts` are left out.
         experts: How many there are.
         tile: Most pairs of a tile.
 
     Returns:
-        The pairs [pairs] int32, expert by expert. And for each place of a tile, [3, places] int32: its expert, and
-        from where to where its pairs stand among all; at most `pairs` places are not empty.
+        The pairs [pairs] int32, expert by expert, and behind them nothing in particular. And for each place of a tile,
+        [3, places] int32: its expert, and from where to where its pairs stand among all; at most `pairs` places are not
+        empty.
     """
     pairs = numbers.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=numbers.device)
@@ -90,6 +97,8 @@ def _route_kernel(
     CHOSEN: tl.constexpr,
     SLOTS: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     release_dependents(OVERLAP)
@@ -116,6 +125,8 @@ def _route_kernel(
     if RENORMALISE:
         chosen_shares = chosen_shares / tl.sum(chosen_shares, 0)
     tl.store(weights + token * CHOSEN + slot, chosen_shares.to(weights.dtype.element_ty), slot < CHOSEN)
+    if COUNT < EXPERTS:
+        chosen = tl.where((chosen >= FIRST) & (chosen < FIRST + COUNT), chosen - FIRST, COUNT)
     tl.store(numbers + token * CHOSEN + slot, chosen, slot < CHOSEN)
 
 
@@ -138,7 +149,7 @@ def _group_kernel(numbers, order, tiles, pairs, places, TILE: tl.constexpr, BLOC
         end = _write_pairs(order, end, pair, tl.load(numbers + pair) == expert)
     end = _write_pairs(order, end, rest, last_numbers == expert)
     first = before // TILE + expert
-    last = end // TILE + expert + 1
+    last = tl.where(expert + 1 < tl.num_programs(0), end // TILE + expert + 1, places)
     for some in range(first, last, 32):
         place = some + tl.arange(0, 32)
         from_pair = tl.minimum(before + (place - first) * TILE, end)

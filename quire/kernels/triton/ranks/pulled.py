@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch
+from quire.kernels.triton.ranks.flags import release, wait_for
 from quire.kernels.triton.ranks.pushed import add_words, joined
 from quire.kernels.triton.ranks.window import (
     MOST_POLLS,
@@ -181,39 +182,9 @@ def _meet(windows, program, call, RANK: tl.constexpr, RANKS: tl.constexpr, LINE:
     flag = program * LINE
     for rank in tl.static_range(RANKS):
         if rank != RANK:
-            _release(tl.load(windows + rank) + (flag + RANK) * 4, call)
+            release(tl.load(windows + rank) + (flag + RANK) * 4, call)
     mine = tl.load(windows + RANK)
     for rank in tl.static_range(RANKS):
         if rank != RANK:
-            polls = 0
-            while (_acquire(mine + (flag + rank) * 4) < call) & (polls < POLLS):
-                polls += 1
+            wait_for(mine + (flag + rank) * 4, call, POLLS)
     tl.debug_barrier()
-
-
-@triton.jit
-def _release(address, value):
-    """Write a word for all devices of this host, after everything that this program has written. One thread does."""
-    tl.inline_asm_elementwise(
-        """{
-            .reg .pred first;
-            .reg .b32 thread;
-            mov.u32 thread, %tid.x;
-            setp.eq.u32 first, thread, 0;
-            @first st.release.sys.global.u32 [$1], $2;
-            mov.u32 $0, thread;
-        }""",
-        "=r,l,r",
-        [address, value],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _acquire(address):
-    """Read such a word; what is read after it is at least as new. All threads do."""
-    return tl.inline_asm_elementwise(
-        "ld.acquire.sys.global.u32 $0, [$1];", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )

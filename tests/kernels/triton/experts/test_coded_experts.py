@@ -42,6 +42,26 @@ def test_products(tokens: int, scheme: str, device: str) -> None:
     close(found, expected)
 
 
+def test_products_of_some_of_the_experts(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In codes and on the host alike; other memory has no part in it."""
+    empty, dtype = torch.empty, torch.bfloat16
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(float("nan") if kind["dtype"] == dtype else 99)
+    )
+    others = 4
+    x, _, _, numbers, weights = mixture(17, EXPERTS + others, CHOSEN, HIDDEN, WIDTH, dtype, device)
+    numbers[0] = EXPERTS + 1
+    gate_up, down = layer(CODED["nf4, groups of 64"], device)
+    here, own = numbers < EXPERTS, numbers.clamp(max=EXPERTS)
+    expected = exact(x, dense(gate_up), dense(down), numbers.where(here, 0), weights.where(here, 0))
+    found = torch.full_like(x, float("nan"))
+    coded_experts(x, gate_up, down, own, weights, found, others)
+    close(found, expected)
+    reference.coded_experts(x, gate_up, down, own, weights, found.fill_(float("nan")), others)
+    close(found, expected)
+    assert not found[0].any()
+
+
 def test_op(device: str) -> None:
     gate_up, down = layer(CODED["nf4, groups of 64"], device)
     for tokens in (0, 1, 40):

@@ -68,6 +68,19 @@ def test_route(tokens: int, experts: int, chosen: int, renormalise: bool, dtype:
     torch.testing.assert_close(weights, expected_weights, rtol=near, atol=1e-9)
 
 
+@pytest.mark.parametrize(("first", "count"), [(0, 3), (3, 2), (5, 1)])
+def test_experts_that_are_elsewhere_have_one_number(first: int, count: int, device: str) -> None:
+    logits = torch.randn(9, 6, device=device)
+    weights, numbers = route(logits, 4, True, first, count)
+    expected_weights, expected = reference_route(logits, 4, True, first, count)
+    assert torch.equal(numbers.long(), expected)
+    torch.testing.assert_close(weights, expected_weights)
+    whole = reference_route(logits, 4, True)[1]
+    here = (whole >= first) & (whole < first + count)
+    assert torch.equal(expected[here], whole[here] - first)
+    assert (expected[~here] == count).all()
+
+
 def test_equal_logits_go_to_the_lower_numbers(device: str) -> None:
     _, numbers = route(torch.tensor([[1.0, 3.0, 3.0, -0.0, 0.0, 3.0]], device=device), 5, True)
     assert numbers.tolist() == [[1, 2, 5, 0, 4]]
@@ -100,6 +113,23 @@ def test_every_pair_stands_once_with_its_expert(tokens: int, experts: int, chose
     assert reached == len(flat)
 
 
+@pytest.mark.parametrize(("tokens", "here", "tile"), [(1, 1, 16), (17, 2, 16), (129, 3, 32), (40, 5, 16)])
+def test_pairs_of_experts_elsewhere_are_in_no_tile(
+    tokens: int, here: int, tile: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kernel leaves unwritten is whatever was there."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(77))
+    numbers = torch.rand(tokens, 6).topk(3).indices.clamp(max=here).to(device, torch.int32)
+    order, tiles = group_by_expert(numbers, here, tile)
+    flat, found = numbers.flatten().tolist(), list[int]()
+    for expert, begin, end in tiles.T.tolist():
+        assert begin <= end <= begin + tile
+        found += [pair for pair in order[begin:end].tolist() if flat[pair] == expert]
+    assert sorted(found) == [pair for pair, expert in enumerate(flat) if expert < here]
+    assert sum(end - begin for _, begin, end in tiles.T.tolist()) == len(found)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [64, 65, 511, 513, 8192])
 def test_many_pairs_are_grouped(tokens: int) -> None:
@@ -122,6 +152,31 @@ def test_products(tokens: int, configs: ExpertConfigs, dtype: torch.dtype, devic
     out = torch.full_like(arguments[0], float("nan"))
     experts_with_configs(*arguments, out, configs, overlap=False)
     close(out, exact(*arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("configs", WAYS)
+@pytest.mark.parametrize("tokens", [2, 17])
+def test_products_of_some_of_the_experts(
+    tokens: int, configs: ExpertConfigs, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else there is in memory: some tokens have no expert here, and some have all."""
+    if tokens > 2 and isinstance(configs[0], GemvConfig):
+        pytest.skip("for few tokens; the interpreter is slow")
+    empty, of_all, here = torch.empty, 5, 2
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(float("nan") if kind["dtype"] == dtype else 99)
+    )
+    x, gate_up, down, numbers, weights = mixture(tokens, of_all, 3, 80, 48, dtype, device)
+    numbers[0] = torch.tensor([2, 4, 3])
+    numbers[1] = torch.tensor([0, 4, 1])
+    expected = exact(x, gate_up, down, numbers, weights.where(numbers < here, 0))
+    own, out = numbers.clamp(max=here), torch.full_like(x, float("nan"))
+    experts_with_configs(
+        x, gate_up[:here], down[:here], own, weights, out, configs, overlap=False, others=of_all - here
+    )
+    close(out, expected)
+    assert not out[0].any()
 
 
 def test_large_tiles_that_are_full_half_full_and_nearly_empty(device: str) -> None:

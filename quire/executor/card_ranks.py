@@ -1,0 +1,59 @@
+"""How a rank with a card of its own reaches the others of its engine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from quire.collectives.card_links import CardLinks, StreamSize
+from quire.collectives.cards import Cards, Exchange
+from quire.collectives.collectives import Collectives, OneRank
+from quire.collectives.stream import NO_LINKS, StageLinks
+from quire.config import Config
+from quire.mesh import Mesh
+from quire.models.spec import read_spec
+from quire.planning.step_limits import StepLimits
+from quire.worker.graph_shapes import MOST_ROWS
+from quire.worker.kv_tensors import DENSE
+from quire.worker.pipeline_depth import most_in_flight
+from quire.worker.stage_steps import WHOLE_MODEL, LinkedSteps, StageSteps
+
+
+class CardRanks(NamedTuple):
+    """See the arguments of Worker."""
+
+    collectives: Collectives
+    rehearsed: Collectives
+    links: StageLinks
+    stages: StageSteps
+
+
+def reach_ranks(config: Config, mesh: Mesh, device: torch.device, exchange: Exchange) -> CardRanks:
+    """A rank's ways to those that divide its layers, and to those that have other layers.
+
+    Args:
+        config: Resolved settings.
+        mesh: Its place.
+        device: Its card.
+        exchange: See Exchange; called as often as `exchanges_of` says.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    collectives: Collectives = OneRank()
+    rehearsed: Collectives = OneRank()
+    if mesh.tp > 1:
+        cards = Cards(mesh, device, exchange)
+        collectives, rehearsed = cards, cards.rehearsed()
+    if mesh.pp == 1:
+        return CardRanks(collectives, rehearsed, NO_LINKS, WHOLE_MODEL)
+    links = CardLinks(mesh, device, exchange, stream_size(config, mesh))
+    return CardRanks(collectives, rehearsed, links.ends, LinkedSteps(links, mesh))
+
+
+def stream_size(config: Config, mesh: Mesh) -> StreamSize:
+    """What streams of these settings take at most; graphs may pad a step to more rows than the engine has."""
+    limits, hidden = StepLimits.of(config), read_spec(config.model.model, config.model.quantization).hidden
+    tokens = max(limits.tokens, limits.rows, MOST_ROWS)
+    return StreamSize(tokens, hidden, DENSE[config.model.dtype], limits.rows + 1, most_in_flight(mesh.pp))

@@ -1,0 +1,53 @@
+"""The memory of a card into which a card of another pipeline stage writes, and where in it is what. Imports no Triton.
+
+A window has four parts:
+
+    token flag   the last step whose tokens are all there (uint32)
+    flags        for each program of `handed_on.py`, the last step whose part of the stream is there (uint32)
+    tokens       [slots] int64, the token that each slot sampled last
+    streams      [steps, 2, words] of 4 bytes: x and delta of each step that may be on its way
+
+Nobody says that a place is free again. The engine has at most `steps` steps in the stages at the same time: when a step
+is sent, the one that had its place before has left the last stage, and so all stages. Of a slot's tokens, the next one
+is sampled only when the first stage has read the one before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+STREAM_PROGRAMS = 128
+"""Programs that send or receive a stream: all run at the same time, on any card that has so many multiprocessors."""
+TILE_WORDS = 1 << 11
+"""Words of 4 bytes that a program copies at once."""
+_FIRST_FLAG = 128
+_ALIGNED = 256
+
+
+class StageLayout(NamedTuple):
+    """Where a window's parts begin, in bytes, and where it ends; `steps` and `words` as above."""
+
+    flags: int
+    tokens: int
+    streams: int
+    size: int
+    steps: int
+    words: int
+
+
+def layout_of(slots: int, steps: int, stream_bytes: int) -> StageLayout:
+    """Of a window.
+
+    Args:
+        slots: Of a slot table.
+        steps: That may be in all stages at the same time.
+        stream_bytes: Of the largest x; 0: no streams arrive.
+    """
+    tokens = _aligned(_FIRST_FLAG + 4 * STREAM_PROGRAMS)
+    streams = _aligned(tokens + 8 * slots)
+    each = _aligned(stream_bytes)
+    return StageLayout(_FIRST_FLAG, tokens, streams, streams + 2 * steps * each, steps, each // 4)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,0 +1,103 @@
+"""What a runner does for the other stages of a pipeline beside its model's streams: a step has a number by which its
+streams are known, and tokens that the last stage samples come to the first.
+
+For stages whose devices run ahead of their hosts. Where hosts compute, `executor/rank_steps.py` does this.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from quire.attention.metadata import IntArray
+from quire.mesh import Mesh
+from quire.messages import Plan
+from quire.worker.sampled_steps import SampledSteps
+
+
+class StageSteps(Protocol):
+    """What a runner tells of its steps, in their order."""
+
+    def column(self, plan: Plan) -> IntArray | None:
+        """[1] what the step's streams are known by; None: there are none."""
+        ...
+
+    def begin(self, column: Tensor | None) -> None:
+        """Before the model of a step runs; its column is on the device. Recorded with the step."""
+        ...
+
+    def await_tokens(self, plan: Plan, last: Tensor) -> None:
+        """Before a step: `last` [slots] int64, the token that each slot sampled last, gets those that its rows read."""
+        ...
+
+    def send_tokens(self, step: int, last: Tensor) -> None:
+        """Once a step has sampled all its tokens."""
+        ...
+
+
+class WholeModel:
+    """There are no other stages, or no device runs ahead."""
+
+    def column(self, plan: Plan) -> IntArray | None:
+        return None
+
+    def begin(self, column: Tensor | None) -> None:
+        return
+
+    def await_tokens(self, plan: Plan, last: Tensor) -> None:
+        return
+
+    def send_tokens(self, step: int, last: Tensor) -> None:
+        return
+
+
+WHOLE_MODEL = WholeModel()
+
+
+class LinkedStages(Protocol):
+    """Ways to other stages; see collectives/card_links.py."""
+
+    def begin(self, step: Tensor) -> None:
+        """[1] int64, the number of the step whose streams come next."""
+        ...
+
+    def send_tokens(self, last: Tensor, step: int) -> None: ...
+
+    def take_tokens(self, last: Tensor, step: int) -> None: ...
+
+
+class LinkedSteps:
+    """One stage of several.
+
+    Args:
+        links: To the others.
+        mesh: This rank's place.
+    """
+
+    def __init__(self, links: LinkedStages, mesh: Mesh) -> None:
+        self._links = links
+        self._mesh = mesh
+        self._sampled = SampledSteps()
+        self._taken = 0
+
+    def column(self, plan: Plan) -> IntArray | None:
+        return np.array([plan.step], dtype=np.int64)
+
+    def begin(self, column: Tensor | None) -> None:
+        assert column is not None
+        self._links.begin(column)
+
+    def await_tokens(self, plan: Plan, last: Tensor) -> None:
+        if not self._mesh.is_first:
+            return
+        read = self._sampled.read_by(plan)
+        self._sampled.sampled_by(plan)
+        if read > self._taken or not plan.step:  # step 0 launches the kernel for the first time
+            self._links.take_tokens(last, read)
+            self._taken = read
+
+    def send_tokens(self, step: int, last: Tensor) -> None:
+        if self._mesh.is_last:
+            self._links.send_tokens(last, step)

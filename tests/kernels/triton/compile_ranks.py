@@ -1,0 +1,37 @@
+"""Compiles the kernels by which ranks reach one another's memory for sm_90, on a machine without a card.
+
+    python -m tests.kernels.triton.compile_ranks
+
+Says which have compiled.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from quire.kernels.triton.ranks import handed_on, pulled
+from quire.kernels.triton.ranks.stage_window import layout_of
+from tests.kernels.triton.compile_cases import NoCard, _compile_only
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(NoCard())
+    JITFunction.__getitem__ = _compile_only  # type: ignore[method-assign]
+    handed_on.__dict__["can_overlap"] = pulled.__dict__["can_overlap"] = lambda device: True
+    layout = layout_of(513, 3, 8_192 * 4_096 * 2)
+    x = torch.zeros((32, 4_096), dtype=torch.bfloat16)
+    windows, step, last = (torch.zeros(n, dtype=torch.int64) for n in (2, 1, 513))
+    for stream in (handed_on.send_stream, handed_on.receive_stream):
+        stream(x, x, windows, step, layout)
+        print(stream.__name__)
+    for tokens in (handed_on.send_tokens, handed_on.take_tokens):
+        tokens(last, windows, 7, layout)
+        print(tokens.__name__)
+    pulled.all_reduce_pulled(x, windows, torch.zeros(128, dtype=torch.int32), 1 << 20, 0, 2)
+    print(pulled.all_reduce_pulled.__name__)
+
+
+if __name__ == "__main__":
+    main()
