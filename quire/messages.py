@@ -310,7 +310,8 @@ class Load(_Message, frozen=True):
     known."""
     expected_output: float = EXPECTED_OUTPUT
     """Tokens that a sequence brings on average."""
-    paused: bool = False
+    paused: Literal["", PauseMode] = ""
+    """How the engine is paused; empty: it is not."""
     running_adapters: list[str] = []
     """Names of the adapters that requests use."""
     waiting_adapters: list[str] = []
@@ -382,11 +383,13 @@ class Dead(_FromEngine, frozen=True):
         cause: Why.
         successor: The engine that takes its place; None: there is none.
         in_flight: Sequences that it was working on.
+        turn: Which API process may send the successor something, see SearchTurns; None: all may.
     """
 
     cause: str
     successor: EngineId | None = None
     in_flight: list[int] = []
+    turn: int | None = None
 
 
 FromEngine = Ready | Deltas | Done | Heartbeat | Dead

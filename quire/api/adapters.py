@@ -7,10 +7,12 @@ takes another's place serves it too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from quire.api.peers import AdapterLoaded, AdapterUnloaded, Answer, Peers
 from quire.config.lora import LoraConfig
 from quire.errors import RequestError, UnknownModelError
 from quire.messages import Adapter, Done, EngineId, Ready
@@ -49,11 +51,15 @@ class ServedAdapters:
     Args:
         lora: Settings.
         engines: See Engines.
+        peers: The other API processes, which serve the same ones.
     """
 
-    def __init__(self, lora: LoraConfig, engines: Engines) -> None:
+    def __init__(self, lora: LoraConfig, engines: Engines, peers: Peers) -> None:
         self._lora = lora
         self._engines = engines
+        self._peers = peers
+        peers.on(AdapterLoaded, self._loaded_by_peer)
+        peers.on(AdapterUnloaded, self._unloaded_by_peer)
         self._by_name: dict[str, Adapter] = {}
         self._removed: set[str] = set()
         self._told: set[EngineId] = set()
@@ -80,7 +86,7 @@ class ServedAdapters:
             UnavailableError: There is no engine that could load it.
         """
         if name not in self._by_name and (path := self._in_directory(name)) is not None:
-            async with self._changing:
+            async with self._alone():
                 if name not in self._by_name:
                     await self._load(name, str(path))
         return self._by_name.get(name)
@@ -96,7 +102,7 @@ class ServedAdapters:
             raise RequestError(f"lora_name must have 1 to {_LONGEST_NAME} characters.", param="lora_name")
         if self._lora.lora_dir and not Path(path).resolve().is_relative_to(Path(self._lora.lora_dir).resolve()):
             raise RequestError("lora_path must lie in --lora-dir on this server.", param="lora_path")
-        async with self._changing:
+        async with self._alone():
             if name in self._by_name and not replace:
                 raise RequestError(
                     f"The adapter '{name}' is loaded already: send load_inplace=true to replace it.", param="lora_name"
@@ -110,12 +116,12 @@ class ServedAdapters:
             UnknownModelError: Nothing is loaded under it.
             UnavailableError: There is no engine.
         """
-        async with self._changing:
+        async with self._alone():
             if name not in self._by_name:
                 raise UnknownModelError(f"There is no adapter '{name}'.", param="lora_name")
             await self._engines.control("unload_adapter", {"name": name})
-            del self._by_name[name]
-            self._removed.add(name)
+            self._forget(name)
+            await self._peers.ask(AdapterUnloaded(name))
 
     def engine_ready(self, connections: Iterable[Connection]) -> None:
         """An engine takes work: it tells what was loaded before this process, and is told what it does not know."""
@@ -127,6 +133,7 @@ class ServedAdapters:
             for name, adapter in known.items():
                 if name in self._removed:
                     connection.tell("unload_adapter", {"name": name})
+                    self._peers.tell(AdapterUnloaded(name))  # one may have started since it was removed
                 else:
                     self._by_name.setdefault(name, adapter)
             for name, adapter in self._by_name.items():
@@ -137,8 +144,31 @@ class ServedAdapters:
         done = await self._engines.control("load_adapter", {"name": name, "path": path})
         if done.error:
             raise RequestError(done.error, param="model" if self._in_directory(name) else "lora_path")
-        self._by_name[name] = Adapter(**done.value)
-        self._removed.discard(name)
+        adapter = Adapter(**done.value)
+        self._serve(adapter)
+        await self._peers.ask(AdapterLoaded(adapter))
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Within it nobody else changes what is loaded, in no process: so all of them know the same."""
+        async with self._changing, self._peers.exclusive():
+            yield
+
+    def _serve(self, adapter: Adapter) -> None:
+        self._by_name[adapter.name] = adapter
+        self._removed.discard(adapter.name)
+
+    def _forget(self, name: str) -> None:
+        self._by_name.pop(name, None)
+        self._removed.add(name)
+
+    def _loaded_by_peer(self, news: AdapterLoaded) -> Answer:
+        self._serve(news.adapter)
+        return {}
+
+    def _unloaded_by_peer(self, news: AdapterUnloaded) -> Answer:
+        self._forget(news.name)
+        return {}
 
     def _in_directory(self, name: str) -> Path | None:
         """Where --lora-dir has an adapter of this name."""

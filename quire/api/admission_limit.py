@@ -4,16 +4,18 @@ How long the queue is and how fast it is worked off is known of each engine (`En
 While several tenants have requests in the queue, each may fill an equal share of it, even if the others have filled it
 already: then it grows beyond the limit, at most to OVERFLOW times as much.
 
-With several API processes each sees the others' requests a step late, so the queue may become a little longer; and each
-supposes that the tenants' shares of the whole queue are as those of what it has sent itself.
+With several API processes each sees the others' requests a step late, so the queue may become a little longer. Whose
+they are it hears twice a second (`QueueShares`); of what it does not know it supposes that the tenants' shares are as
+those of the rest.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.api.engine_queue import EngineQueue
 from quire.config import SchedulerConfig
@@ -25,6 +27,8 @@ OVERFLOW = 2
 FULL_SHARE = 1 / 16
 """A queue counts as full at the latest when less than this share of its limit is left."""
 MAX_RETRY_S = 3_600
+MAX_SHARES = 256
+"""Tenants that an API process tells the others of."""
 _LEARNING_RATE = 1 / 16
 
 
@@ -52,6 +56,13 @@ def queue_limits(config: SchedulerConfig) -> QueueLimits:
     )
 
 
+class QueueShares(NamedTuple):
+    """What an API process has sent to the queue, by tenant."""
+
+    sequences: Mapping[str, int]
+    tokens: Mapping[str, int]
+
+
 @dataclass(frozen=True)
 class _Queued:
     """A sequence that has brought nothing yet."""
@@ -76,6 +87,7 @@ class AdmissionLimit:
         self._usual_tokens = 0.0  # of a request that was let in, on average
         self._own: dict[int, _Queued] = {}  # by sequence
         self._own_tokens, self._own_sequences = Counter[str](), Counter[str]()  # by tenant
+        self._others: dict[int, QueueShares] = {}  # by API process
 
     def leave_queue(self, sequences: Collection[int]) -> None:
         """These have brought tokens, have ended, or are not wanted any more. Others are ignored."""
@@ -87,6 +99,22 @@ class AdmissionLimit:
             self._own_sequences[left.tenant] -= 1
             if not self._own_sequences[left.tenant]:
                 del self._own_tokens[left.tenant], self._own_sequences[left.tenant]
+
+    @property
+    def shares(self) -> QueueShares:
+        """Of this process; of very many tenants those that have most."""
+        most = dict(self._own_tokens.most_common(MAX_SHARES))
+        return QueueShares({tenant: self._own_sequences[tenant] for tenant in most}, most)
+
+    def share(self, process: int, shares: QueueShares) -> None:
+        """What another process has sent."""
+        self._others[process] = shares
+
+    def _sequences_by_tenant(self) -> Counter[str]:
+        return self._own_sequences + sum((Counter(other.sequences) for other in self._others.values()), Counter())
+
+    def _tokens_by_tenant(self) -> Counter[str]:
+        return self._own_tokens + sum((Counter(other.tokens) for other in self._others.values()), Counter())
 
     # --- the queue --------------------------------------------------------------------------------------------------
 
@@ -162,9 +190,9 @@ class AdmissionLimit:
             OverloadedError: The queue would be too long.
         """
         most = math.inf if self._limits.requests is None else self._limits.requests
-        if not _has_room(self.sequences, sequences, most, tenant, self._own_sequences):
+        if not _has_room(self.sequences, sequences, most, tenant, self._sequences_by_tenant):
             self._refuse("requests")
-        if not _has_room(self.tokens, tokens, self.max_tokens, tenant, self._own_tokens):
+        if not _has_room(self.tokens, tokens, self.max_tokens, tenant, self._tokens_by_tenant):
             self._refuse("tokens")
 
     def _refuse(self, limit: Limit) -> None:
@@ -177,13 +205,14 @@ class AdmissionLimit:
         )
 
 
-def _has_room(queued: int, more: float, most: float, tenant: str, own: Counter[str]) -> bool:
-    """Whether a tenant's request for `more` may join a queue that has `queued`, of which `own` is known by tenant."""
+def _has_room(queued: int, more: float, most: float, tenant: str, by_tenant: Callable[[], Counter[str]]) -> bool:
+    """Whether a tenant's request for `more` may join a queue that has `queued`, of which `by_tenant` is known."""
     if not queued or queued + more <= most:
         return True
     if queued + more > OVERFLOW * most:
         return False
-    if not own[tenant]:
+    known = by_tenant()
+    if not known[tenant]:
         return True
-    of_tenant = own[tenant] * max(1.0, queued / own.total())
-    return of_tenant + more <= most / max(2, len(own))
+    of_tenant = known[tenant] * max(1.0, queued / known.total())
+    return of_tenant + more <= most / max(2, len(known))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from pathlib import Path
 
 from quire.api.app import create_app
 from quire.api.http_server import HttpServer, load_tls, uvicorn_config
@@ -17,11 +18,14 @@ from quire.api.model_swaps import ModelSwaps
 from quire.api.process_life import serve_until_end
 from quire.api.request_traces import open_traces
 from quire.api.served_model import MakeApp
+from quire.api.sharing_loop import SharingLoop
+from quire.metrics.work_times import WorkTimes
 from quire.processes import garbage
 from quire.processes.child_main import run_child
 from quire.processes.launch import LaunchConfig, SendReport
 from quire.processes.logs import set_up_logs
 from quire.processes.scheduling import do_not_interrupt_others
+from quire.processes.shared_numbers import SharedNumbers
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +33,8 @@ logger = logging.getLogger(__name__)
 def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_app) -> None:
     """Serve until SIGTERM, then until open requests have ended or their time is over."""
     server = launch.config.server
-    set_up_logs(launch.config.observability.log_format, "api", logging.INFO)
+    prefix = f"{launch.api_name}: " if server.api_server_count > 1 else ""
+    set_up_logs(launch.config.observability.log_format, launch.api_name, logging.INFO, prefix)
     if launch.config.device.device == "cpu":
         do_not_interrupt_others()  # the engine computes on the same processors
     traces = open_traces(launch.config)
@@ -40,7 +45,7 @@ def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_ap
     if server.uvicorn_log_level == "info":  # uvicorn's own start and stop lines: the supervisor prints these
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     listener = socket.socket(fileno=launch.listen_fd)
-    with listener, asyncio.Runner(loop_factory=lambda: MeasuredLoop(callbacks)) as runner:
+    with listener, asyncio.Runner(loop_factory=lambda: _event_loop(launch, callbacks)) as runner:
         runner.run(
             serve_until_end(
                 http,
@@ -48,11 +53,19 @@ def main(launch: LaunchConfig, report: SendReport, make_app: MakeApp = create_ap
                 listener,
                 server.shutdown_timeout,
                 garbage.collecting(report, lambda: models.num_sequences),
-                replaces=launch.number > 0,
+                replaces=launch.restarts > 0,
             )
         )
     if traces is not None:
         traces.close()
+
+
+def _event_loop(launch: LaunchConfig, callbacks: WorkTimes) -> MeasuredLoop:
+    count = launch.config.server.api_server_count
+    if count == 1:
+        return MeasuredLoop(callbacks)
+    path = Path(launch.directory).parent / "connections"
+    return SharingLoop(callbacks, SharedNumbers(path, launch.place, count))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ from quire.api.routes.render import add_render
 from quire.api.routes.responses import add_responses
 from quire.api.routes.tokenize import add_tokenize
 from quire.api.serving import Serving
+from quire.api.shared_counts import OwnCounts, ShownCounts
 from quire.api.stream_response import DirectSendMiddleware
 from quire.clock import SystemClock
 from quire.config import Config, environment
@@ -104,6 +105,8 @@ def create_app(
     slow_reader_s: float = SLOW_READER_S,
     traces: RequestTraces | None = None,
     swaps: Swaps | None = None,
+    counts: ShownCounts | None = None,
+    created: int | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -115,6 +118,8 @@ def create_app(
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
         traces: Where finished requests are traced.
         swaps: What swaps models; None: nothing does.
+        counts: What /metrics shows; None: what the session counts.
+        created: When the server started, in seconds since 1970; None: now.
 
     Raises:
         ConfigError: The store cannot be used, or settings contradict each other.
@@ -129,7 +134,9 @@ def create_app(
     renderer = PromptRenderer(text, readers, server.chat_template_content_format, server.default_chat_template_kwargs)
     chat = ChatService(server, session, text, renderer, choose_parsers(server, text))
     store = open_store(server, environment.responses_store())
-    serving = Serving(config, session, text, renderer, chat, int(time.time()), slow_reader_s, store)
+    counts = counts or OwnCounts(session.stats)
+    created = int(time.time()) if created is None else created
+    serving = Serving(config, session, text, renderer, chat, created, slow_reader_s, counts, store)
     app = FastAPI(
         title="Quire",
         version=__version__,
@@ -186,6 +193,7 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
     serving.session.start()
     log = not serving.config.server.disable_log_stats
     logging_stats = asyncio.create_task(_update_rates(serving.session.stats, log=log))
+    keeping_counts = asyncio.create_task(serving.counts.keep())
     try:
         async with contextlib.AsyncExitStack() as stack:
             if serving.store is not None:
@@ -193,6 +201,7 @@ async def _lifespan(app: FastAPI, serving: Serving) -> AsyncIterator[None]:
             yield
     finally:
         logging_stats.cancel()
+        keeping_counts.cancel()
         serving.renderer.close()
         app.state.readers.close()
         await serving.session.close()

@@ -17,7 +17,19 @@ from quire.api.engine_receiver import EngineReceiver, MakeReceiver
 from quire.clock import Clock
 from quire.engine.client import EngineClient, Lost
 from quire.errors import EngineDeadError, GenerationError, UnavailableError
-from quire.messages import ClientHeartbeat, Dead, Deltas, Done, EngineId, FromEngine, Heartbeat, Ready, ToEngine
+from quire.messages import (
+    ClientHeartbeat,
+    Dead,
+    Deltas,
+    Done,
+    EngineId,
+    FromEngine,
+    Heartbeat,
+    Load,
+    PauseMode,
+    Ready,
+    ToEngine,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +38,11 @@ RECOVERING = "The engine is being started again. Send the request again in a few
 DEAD = "The engine has stopped. Send the request again later."
 LOADING = "The server is still loading the model. Send the request again in a few seconds."
 EngineState = Literal["starting", "ready", "recovering", "dead"]
+
+
+def changes_pause(action: str) -> bool:
+    """Whether a command pauses engines or lets them go on."""
+    return action.startswith("pause:") or action == "resume"
 
 
 class EngineListener(Protocol):
@@ -43,8 +60,8 @@ class EngineListener(Protocol):
     def on_lost(self, message: Lost) -> None:
         """Some message could not be read; which requests it was about is not known."""
 
-    def on_engine_died(self, in_flight: Sequence[int]) -> None:
-        """The engine is gone, another one is on its way. It was working on these sequences."""
+    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
+        """The engine is gone, another one is on its way, see Dead."""
 
     def on_dead(self) -> None:
         """The engine is gone for good."""
@@ -83,6 +100,7 @@ class EngineConnection:
         self._receiver = make_receiver(client, clock, self._on_message)
         self._died_at = 0.0
         self._pause = ""  # the command that the engine is paused by
+        self._said_pause: Literal["", PauseMode] = ""  # how it is paused, as it said last
         self._ready_event = asyncio.Event()
         self._heartbeats: asyncio.Task[None] | None = None
 
@@ -143,7 +161,7 @@ class EngineConnection:
 
     def remember(self, action: str) -> None:
         """If it pauses or resumes the engine, the one that takes its place does as it says."""
-        if action.startswith("pause:") or action == "resume":
+        if changes_pause(action):
             self._pause = action.removeprefix("resume")
 
     def end_pause(self) -> None:
@@ -189,9 +207,11 @@ class EngineConnection:
         match message:
             case Deltas():
                 self._health.record_progress()
+                self._learn_pause(message.load)
                 self._listener.on_deltas(message, self._clock.now())
             case Heartbeat():
                 self._health.record_heartbeat(message)
+                self._learn_pause(message.load)
                 self._listener.on_heartbeat(message)
             case Ready():
                 self._on_ready(message)
@@ -199,8 +219,8 @@ class EngineConnection:
                 self._controls.on_done(message)
             case Dead(cause, None):
                 self._on_dead(cause)
-            case Dead(_, EngineId() as successor, in_flight):
-                self._on_replaced(successor, in_flight)
+            case Dead(_, EngineId() as successor, in_flight, turn):
+                self._on_replaced(successor, in_flight, turn)
             case Lost(reason):
                 self._on_lost(message, reason)
 
@@ -210,12 +230,19 @@ class EngineConnection:
         self.ready = ready
         self.state = "ready"
         self._health.record_progress()
+        self._said_pause = ready.paused
         if ready.paused:  # by an API process before this one
             self._pause = f"pause:{ready.paused}"
         elif self._pause:
             self._controls.tell(self._pause)
         self._listener.on_ready(ready)
         self._ready_event.set()
+
+    def _learn_pause(self, load: Load) -> None:
+        """Another API process may have paused or resumed it."""
+        if load.paused != self._said_pause:
+            self._said_pause = load.paused
+            self._pause = f"pause:{load.paused}" if load.paused else ""
 
     def _on_lost(self, message: Lost, reason: str) -> None:
         if self.ready is None:  # it may have been the Ready
@@ -224,7 +251,7 @@ class EngineConnection:
         self._listener.on_lost(message)
         self._controls.fail_all(GenerationError("A message of the engine was lost. Send the request again."))
 
-    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int]) -> None:
+    def _on_replaced(self, successor: EngineId, in_flight: Sequence[int], turn: int | None) -> None:
         """What the engine has said before is true; what it says from now on is dropped."""
         if self.ready is not None:
             if self.state == "ready":
@@ -233,7 +260,7 @@ class EngineConnection:
         self.engine = successor
         self._client.connect(successor)
         self._client.send(ClientHeartbeat(self._client.number))
-        self._listener.on_engine_died(in_flight)
+        self._listener.on_engine_died(in_flight, turn)
         self._controls.fail_all(UnavailableError(RECOVERING))
 
     def _on_dead(self, cause: str) -> None:

@@ -131,6 +131,13 @@ class EngineGroup:
                 connection.remember(action)
         return _combined(await asyncio.gather(*(connection.control(action, value) for connection in asked)))
 
+    def remember(self, action: str) -> None:
+        """Another API process has paused or resumed the engines. Those that work say so; the others are not there to
+        do it."""
+        for connection in self._connections:
+            if connection.state != "ready":
+                connection.remember(action)
+
     def end_pause(self) -> None:
         """Go on where engines are paused."""
         for connection in self._connections:

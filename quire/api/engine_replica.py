@@ -75,6 +75,7 @@ class EngineReplica:
         self.number = client.engine.engine
         self.queue = EngineQueue(slots)
         self.stats = Stats(self.number)
+        self.stats.epoch = client.engine.epoch
         self.connection = EngineConnection(client, clock, self, make_receiver)
         self.recovery = EngineRecovery(requests, self.connection, self.stats, self.queue, report)
         self._requests = requests
@@ -88,11 +89,14 @@ class EngineReplica:
     # --- what it says -----------------------------------------------------------------------------------------------
 
     def on_ready(self, ready: Ready) -> None:
+        self.stats.epoch = self.connection.engine.epoch
         self.stats.restarts = self.stats.inherited["restarts"] + self.connection.engine.epoch
         if not self._was_ready:
             self._was_ready = True
             self.stats.set_max_model_len(ready.max_model_len)
             self._owner.on_engine_ready()
+            if self.connection.engine.epoch:
+                self.recovery.nothing_to_recover()
         else:
             self._owner.on_engine_ready()
             self.recovery.engine_ready()
@@ -136,13 +140,14 @@ class EngineReplica:
         error = GenerationError("A message of the engine was lost. Send the request again.")
         self._owner.fail_requests(self._requests.collectors(self.number), error, "error")
 
-    def on_engine_died(self, in_flight: Sequence[int]) -> None:
+    def on_engine_died(self, in_flight: Sequence[int], turn: int | None) -> None:
         self._owner.on_engine_died(self.number, in_flight)
         waiting = self._requests.of_engine(self.number)
         prompts = [sequence.add for sequence in waiting if sequence.add.fork_of is None]
         queued_tokens = sum(add.queued_tokens(self.stats.load.expected_output) for add in prompts)
         self.stats.record_engine_death(len(waiting), queued_tokens)
-        blamed = self.recovery.engine_died(in_flight)
+        self.stats.epoch = self.connection.engine.epoch
+        blamed = self.recovery.engine_died(in_flight, turn)
         if blamed is not None:
             self._owner.fail_requests([blamed], GenerationError(_BLAMED), "error")
 

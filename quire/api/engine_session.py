@@ -14,14 +14,15 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 from quire.api.adapters import ServedAdapters
-from quire.api.admission_limit import AdmissionLimit, queue_limits
-from quire.api.engine_connection import DEAD, LOADING, RECOVERING
+from quire.api.admission_limit import AdmissionLimit, QueueShares, queue_limits
+from quire.api.engine_connection import DEAD, LOADING, RECOVERING, changes_pause
 from quire.api.engine_group import EngineGroup
 from quire.api.engine_receiver import EngineReceiver, MakeReceiver
 from quire.api.engine_replica import EngineReplica
 from quire.api.grammar_checks import GrammarChecks
 from quire.api.open_requests import OpenRequests
 from quire.api.output_collector import OutputCollector
+from quire.api.peers import Answer, CountOpen, EnginesPaused, Peers, QueueShared
 from quire.api.placement import Placement
 from quire.api.replay import replay_adds
 from quire.api.shared_turn import SharedTurn
@@ -34,10 +35,13 @@ from quire.messages import Abort, Add, Done, EndReason, Ready, ThinkingBudget
 from quire.metrics.server_stats import ServerStats
 from quire.metrics.stats import SequenceStats, Stats
 from quire.processes.launch import SendReport
+from quire.processes.orders import TakeTurn
 from quire.sampling import SamplingParams
 
 MAX_SEQUENCES = 1_024
 """Of one request: prompts times n."""
+SHARE_S = 0.5
+"""How often API processes tell each other what they have sent to the queue."""
 NEW_WORK_WAIT_S = 20.0
 """How long after an engine's death new requests are taken, in seconds; then they are refused until there is another."""
 State = Literal["starting", "ready", "recovering", "swapping", "draining", "dead"]
@@ -73,6 +77,7 @@ class EngineSession:
         special_tokens: The model's, by text.
         report: Is told how the recovery from an engine's death goes.
         make_receiver: What receives an engine's messages.
+        peers: The other API processes; None: there are none.
 
     Attributes:
         stats: Filled as messages pass.
@@ -88,6 +93,7 @@ class EngineSession:
         special_tokens: Mapping[str, int] | None = None,
         report: SendReport = lambda report: None,
         make_receiver: MakeReceiver = EngineReceiver,
+        peers: Peers | None = None,
     ) -> None:
         self._config = config
         self._number = clients[0].number
@@ -105,19 +111,27 @@ class EngineSession:
         for engine in self._engines:
             engine.limit_admission(self.admission_limit)
         self._placement = Placement(queues, config.cache.block_size, self._clock)
-        self.adapters = ServedAdapters(config.lora, self._engines)
+        self._peers = peers or Peers()
+        self._peers.on(CountOpen, lambda question: self.counts())
+        self._peers.on(EnginesPaused, self._paused_by_peer)
+        self._peers.on(QueueShared, self._shared_by_peer)
+        self.adapters = ServedAdapters(config.lora, self._engines, self._peers)
         self._submission: Submission | None = None
         self._grammars = GrammarChecks(special_tokens, has_tokenizer=not config.model.skip_tokenizer_init)
         self._leaving = ""  # why requests should go elsewhere, though they are taken
         self._draining = self._retired = self._closing = False
         self._adding = asyncio.Lock()
+        self._sharing: asyncio.Task[None] | None = None
         self._dead = asyncio.Event()
 
     # --- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to receive; called in the event loop. More calls do nothing."""
+        self._peers.open()  # before engines say what there is: what is new later is said by the others
         self._engines.start()
+        if self._sharing is None and not self._peers.alone:
+            self._sharing = asyncio.get_running_loop().create_task(self._share_queue())
 
     async def wait_ready(self) -> Ready:
         """What all engines can do, once each has been ready.
@@ -175,9 +189,25 @@ class EngineSession:
         if self._closing:
             return
         self._closing = True
+        if self._sharing is not None:
+            self._sharing.cancel()
         self._fail_all()
         await self._engines.close()
+        self._peers.close()
         self._grammars.close()
+
+    async def _share_queue(self) -> None:
+        """Tell the other API processes whose requests in the queue are from here."""
+        told: QueueShares | None = None  # also that there is nothing any more of a process before this one
+        while True:
+            if (shares := self.admission_limit.shares) != told:
+                told = shares
+                await self._peers.ask(QueueShared(self._peers.place, dict(shares.sequences), dict(shares.tokens)))
+            await asyncio.sleep(SHARE_S)
+
+    def _shared_by_peer(self, news: QueueShared) -> Answer:
+        self.admission_limit.share(news.place, QueueShares(news.sequences, news.tokens))
+        return {}
 
     def _fail_all(self) -> None:
         why = _REFUSALS["swapping" if self._retired else "draining"]
@@ -219,13 +249,19 @@ class EngineSession:
         return self._requests.num_sequences
 
     def counts(self) -> dict[str, int]:
-        """What is held, for leak tests; asked in the event loop."""
+        """What this process holds, for leak tests; asked in the event loop."""
         return {
             "sequences": self.num_sequences,
             "streams": len(self._requests.collectors()),
             "controls": self._engines.num_controls,
             "tasks": len(asyncio.all_tasks()),
         }
+
+    async def counts_of_all(self) -> dict[str, int]:
+        """The same of all API processes together, those that answer."""
+        own = self.counts()
+        others = await self._peers.ask(CountOpen())
+        return {name: value + sum(other[name] for other in others) for name, value in own.items()}
 
     async def control(self, action: str) -> Done:
         """Send the engines a command, see EngineGroup.
@@ -235,7 +271,13 @@ class EngineSession:
         """
         if self._draining and action.startswith("pause:"):
             raise UnavailableError(_REFUSALS["draining"])
+        if changes_pause(action) and self._engines.state == "ready":
+            self._peers.tell(EnginesPaused(action))
         return await self._engines.control(action)
+
+    def _paused_by_peer(self, news: EnginesPaused) -> Answer:
+        self._engines.remember(news.action)
+        return {}
 
     async def control_one(self, engine: int, action: str, value: Mapping[str, str]) -> Done:
         """Send one engine a command and wait for its answer.
@@ -437,6 +479,10 @@ class EngineSession:
             for sequence in prompt:
                 sequence.engine = number
             self._engines[number].connection.send(add)
+
+    def take_turn(self, told: TakeTurn) -> None:
+        """Which API process may send an engine something, see EngineRecovery."""
+        self._engines[told.engine.engine].recovery.take_turn(told)
 
     def on_engine_gone(self) -> None:
         """An engine is gone for good: so is the server."""

@@ -23,7 +23,7 @@ from quire.metrics.server_stats import ServerStats
 from quire.planning.swap_plan import plan_swap
 from quire.processes import garbage
 from quire.processes.launch import LaunchConfig, SendReport
-from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, OrderReader, Reload, TellSwap
+from quire.processes.orders import DropModel, HoldRequests, OpenModel, Order, OrderReader, Reload, TakeTurn, TellSwap
 from quire.processes.swap_reports import ModelReport, SwapRequest, SwapStatus
 from quire.text.model_text import load_model_text
 
@@ -108,6 +108,8 @@ class ModelSwaps:
             await self._changed.wait()
 
     async def _begin(self, settings: Callable[[], Config], change: ModelChange) -> None:
+        if why := self.served.server.keeps_model:
+            raise RequestError(f"{why[0].upper()}{why[1:]}.")
         if self._preparing or (self.status is not None and not self.status.ended):
             raise SwapInProgressError(
                 "A swap of models proceeds: GET /admin/model says how far it is. Wait for its end."
@@ -184,6 +186,8 @@ class ModelSwaps:
                 self._learn(status)
             case Reload(asked):
                 self._do(self._reload(asked))
+            case TakeTurn():
+                self.switch.current.session.take_turn(order)
             case HoldRequests():
                 self.switch.gate.close(order.hold_timeout)
                 self._do(self._release(self.switch.current, order.drain_timeout))

@@ -40,15 +40,19 @@ class PoisonSearch(Generic[K]):
         """Whether it matters that this request moves on."""
         return request in self._on_trial
 
-    def engine_died(self, in_flight: Iterable[K]) -> K | None:
-        """An engine died while it worked on these. Returns the one to blame, if it is found: the search is over."""
+    def engine_died(self, in_flight: Iterable[K], *, alone: bool = True) -> K | None:
+        """An engine died while it worked on these. Returns the one to blame, if it is found: the search is over.
+
+        Args:
+            alone: Whether one of these did it, and not a request that is unknown here. Else nobody is blamed yet.
+        """
         running = list(dict.fromkeys(in_flight))
         accused = [request for request in running if request in self._on_trial]
         if not accused:
             if running:  # a first death, or one that says that the search was on the wrong track
                 self._accuse(running, searching=False)
             return None
-        if self._on_trial == set(accused) and len(accused) == 1:
+        if alone and self._on_trial == set(accused) and len(accused) == 1:
             self._close()
             return accused[0]
         self._accuse(accused, searching=True)
@@ -70,6 +74,10 @@ class PoisonSearch(Generic[K]):
             return was_searching
         self._try_half()
         return True
+
+    def acquit_all(self) -> None:
+        """It was none of these."""
+        self._close()
 
     def _accuse(self, suspects: list[K], *, searching: bool) -> None:
         self._suspects, self.searching = suspects, searching

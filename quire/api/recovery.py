@@ -15,9 +15,10 @@ from quire.api.open_requests import OpenRequests, OpenSequence
 from quire.api.output_collector import OutputCollector
 from quire.api.poison_search import PoisonSearch
 from quire.api.replay import replay_adds
-from quire.messages import Add
+from quire.messages import CLIENT_SHIFT, Add
 from quire.metrics.stats import Stats
 from quire.processes.launch import Recovery, SendReport
+from quire.processes.orders import TakeTurn
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +52,13 @@ class EngineRecovery:
         self._queue = queue
         self._report = report
         self._search: PoisonSearch[OutputCollector] = PoisonSearch()
+        self._turn: int | None = None  # which API process may send something; None: all may
+        self._told_turn: TakeTurn | None = None
 
     @property
     def searching(self) -> bool:
         """Whether some request kills this engine, and it is not known which: new ones wait."""
-        return self._search.searching
+        return self._search.searching or not self._has_turn
 
     def send(self, add: Add) -> None:
         """Send a prompt for the first time, unless the engine knows it already or some of its sequences have ended; if
@@ -67,15 +70,30 @@ class EngineRecovery:
         if len(sequences) == len(found):
             self._send_new(add, sequences)
 
-    def engine_died(self, in_flight: Sequence[int]) -> OutputCollector | None:
-        """The engine is gone. Returns the request to blame, if it is known."""
+    def engine_died(self, in_flight: Sequence[int], turn: int | None = None) -> OutputCollector | None:
+        """The engine is gone. Returns the request to blame, if it is known.
+
+        Args:
+            in_flight, turn: See Dead.
+        """
         self._requests.engine_died(self._number)
-        sequences = [self._requests.get(number) for number in in_flight]
-        blamed = self._search.engine_died(sequence.collector for sequence in sequences if sequence is not None)
+        own = self._engine.number
+        alone = self._turn == own or all(number >> CLIENT_SHIFT == own for number in in_flight)
+        told = self._told_turn if self._told_turn and self._told_turn.engine == self._engine.engine else None
+        self._turn = turn if told is None else told.turn
+        found = [self._requests.get(number) for number in in_flight]
+        collectors = [sequence.collector for sequence in found if sequence is not None]
+        blamed = self._search.engine_died(collectors, alone=alone)
+        if told is not None and told.turn is None:
+            self._search.acquit_all()
         if blamed is not None:
             logger.error("A request has stopped the engine again and again, and fails: %s", blamed.adds[0].id)
             self._report(Recovery(self._engine.engine, blamed=True))
         return blamed
+
+    def nothing_to_recover(self) -> None:
+        """This process is new: no request of its own was on an engine that died."""
+        self._report(Recovery(self._engine.engine, complete=True))
 
     def engine_ready(self) -> None:
         """The next engine takes work."""
@@ -83,6 +101,26 @@ class EngineRecovery:
         resumed = self._send_unsent()
         self._queue.hold(sequence.add for sequence in self._requests.unsent(self._number, lambda collector: True))
         self._report(Recovery(self._engine.engine, resumed, complete=not self._search.unproven))
+
+    def take_turn(self, told: TakeTurn) -> None:
+        """Who may send something from now on. It may be said before the death that it follows is known here."""
+        self._told_turn = told
+        if told.engine != self._engine.engine or told.turn == self._turn:
+            return
+        self._turn = told.turn
+        if self._turn is None:
+            self._search.acquit_all()  # it was found elsewhere, or nobody did it
+        if self._engine.state == "ready":
+            self._send_unsent()
+        if not self._search.unproven:
+            self._report(Recovery(self._engine.engine, complete=True))
+
+    @property
+    def _has_turn(self) -> bool:
+        return self._turn in (None, self._engine.number)
+
+    def _may_run(self, collector: OutputCollector) -> bool:
+        return self._has_turn and self._search.may_run(collector)
 
     def gained(self, sequence: OpenSequence) -> None:
         """A sequence has got something."""
@@ -96,7 +134,7 @@ class EngineRecovery:
 
     def _send_new(self, add: Add, sequences: list[OpenSequence]) -> None:
         """Send one prompt for the first time, or hold it back while another request is on trial."""
-        if not self._search.may_run(sequences[0].collector):
+        if not self._may_run(sequences[0].collector):
             self._queue.hold(sequence.add for sequence in sequences)
             return
         for sequence in sequences:
@@ -115,7 +153,7 @@ class EngineRecovery:
 
     def _send_unsent(self) -> int:
         """Send what the engine does not know and may; returns how many sequences another one has known."""
-        sequences = self._requests.unsent(self._number, self._search.may_run)
+        sequences = self._requests.unsent(self._number, self._may_run)
         for add in replay_adds(sequences):
             self._queue.expect(add)
             self._engine.send(add)

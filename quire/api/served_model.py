@@ -17,10 +17,13 @@ from fastapi.dependencies import models as dependency_models
 
 from quire.api.engine_session import EngineSession
 from quire.api.event_loop_receiver import EventLoopReceiver
+from quire.api.peers import Peers
 from quire.api.request_traces import RequestTraces
+from quire.api.shared_counts import SharedCounts
 from quire.engine.transport import ZmqClient
 from quire.metrics.server_stats import ServerStats
 from quire.processes.launch import LaunchConfig, Recovery, Report, SendReport
+from quire.processes.shared_record import SharedRecord
 from quire.text.model_text import load_model_text
 
 MakeApp = Callable[..., FastAPI]
@@ -123,6 +126,8 @@ def make_served_model(
     """
     text = load_model_text(launch.config)
     clients = [ZmqClient(Path(launch.directory), launch.number, engine) for engine in launch.engines]
+    directory, count = Path(launch.directory).parent, launch.config.server.api_server_count
+    peers = Peers(launch.place, count, directory, launch.number)
 
     def report_of_model(what: Report) -> None:
         report(msgspec.structs.replace(what, generation=launch.generation) if isinstance(what, Recovery) else what)
@@ -134,9 +139,23 @@ def make_served_model(
         special_tokens=text.special_tokens,
         report=report_of_model,
         make_receiver=lambda client, *rest: EventLoopReceiver(clients[client.engine.engine], *rest),
+        peers=peers,
     )
+    records = [SharedRecord(directory / f"counts-{place}") for place in range(count)]
+    counts = SharedCounts(session.stats, records, launch.place, launch.generation, peers)
     if before is not None:
         session.stats.continue_counts(before)
-    session.stats.api_restarts = launch.number
-    app = make_app(launch.config, session, text, developer_mode=launch.developer_mode, traces=traces, swaps=swaps)
+    else:
+        counts.continue_after_predecessor()
+    session.stats.api_restarts = launch.restarts
+    app = make_app(
+        launch.config,
+        session,
+        text,
+        developer_mode=launch.developer_mode,
+        traces=traces,
+        swaps=swaps,
+        counts=counts,
+        created=launch.created or None,
+    )
     return ServedModel(launch, session, app)

@@ -21,6 +21,7 @@ from quire.api.request_choices import RequestChoices
 from quire.api.schemas.request_fields import RequestFields
 from quire.api.schemas.sampling import SamplingFields
 from quire.api.serializers import Serializer
+from quire.api.shared_counts import ShownCounts
 from quire.api.shared_turn import SharedTurn
 from quire.api.sse_chunks import SseChunks
 from quire.api.stream_response import StreamResponse
@@ -44,6 +45,7 @@ class Serving:
     Attributes:
         created: When the server started, in seconds since 1970, for /v1/models.
         slow_reader_s: A streaming client that reads nothing for so many seconds is disconnected.
+        counts: What /metrics shows.
         store: Responses, files and batches; None with --disable-responses-store.
     """
 
@@ -54,6 +56,7 @@ class Serving:
     chat: ChatService
     created: int
     slow_reader_s: float
+    counts: ShownCounts
     store: Store | None = None
 
     @property

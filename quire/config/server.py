@@ -9,6 +9,7 @@ from quire.errors import ConfigError
 
 ContentFormat = Literal["auto", "string", "openai"]
 _LONGEST_SHUTDOWN_S = 86_400.0
+MAX_API_SERVERS = 64
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class ServerConfig:
     """Address to listen on. Default: all interfaces."""
     port: int = 8000
     """Port to listen on; 0 for any free one."""
+    api_server_count: int = 1
+    """Processes that read requests and write answers, behind one address. Each is connected to every engine."""
     headless: bool = False
     """Serve nothing here: start this machine's ranks for the server at --master-addr, as --node-rank says."""
     api_key: tuple[str, ...] = ()
@@ -107,6 +110,13 @@ class ServerConfig:
     responses_store_max_file_bytes: int = 200 * 2**20
     """Largest file that /v1/files takes."""
 
+    @property
+    def keeps_model(self) -> str:
+        """Why the served model cannot be swapped while the server runs; empty: it can."""
+        if self.api_server_count == 1:
+            return ""
+        return "models are not swapped with --api-server-count above 1: start the server with the other model"
+
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: give a key, or leave the flag out to serve without one.")
@@ -116,6 +126,12 @@ class ServerConfig:
             if not 0 <= getattr(self, name) <= _LONGEST_SHUTDOWN_S:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(f"{flag} must be 0 to {_LONGEST_SHUTDOWN_S:.0f} seconds.", param=name)
+        if not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigError(f"--api-server-count must be 1 to {MAX_API_SERVERS}.", param="api_server_count")
+        if self.headless and self.api_server_count > 1:
+            raise ConfigError(
+                "--headless serves no requests: give --api-server-count to the head alone.", param="api_server_count"
+            )
         if self.max_restarts < 0:
             raise ConfigError("--max-restarts must be 0 or more.", param="max_restarts")
         for name in ("responses_store_max_bytes", "responses_store_max_age", "responses_store_max_file_bytes"):

@@ -68,7 +68,6 @@ _NO_EFFECT: dict[str, VllmSetting] = {
 }  # fmt: skip
 
 _DEVICES: dict[str, VllmSetting] = {
-    **_group("one API process serves all engines; leave it out", api_server_count=1),
     **_group("this version has --tensor-, --pipeline- and --data-parallel-size; leave it out",
         decode_context_parallel_size=1,
         prefill_context_parallel_size=1, data_parallel_size_local=1,

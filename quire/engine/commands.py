@@ -25,7 +25,8 @@ class Commands:
         abort: Ends a request.
         loader: Loads adapters; None: none are served.
         adapters: Those of the start.
-        frame: What the live picture shows, see EngineFrames; None: there is none.
+        frame: What the live picture shows a client that has seen a frame of this number, see EngineFrames; None: there
+            is none.
 
     Attributes:
         pausing: Whether the engine is paused.
@@ -39,7 +40,7 @@ class Commands:
         abort: Callable[[int], object],
         loader: AdapterLoader | None = None,
         adapters: Sequence[Adapter] = (),
-        frame: Callable[[int], dict[str, Any]] | None = None,
+        frame: Callable[[int, int], dict[str, Any]] | None = None,
     ) -> None:
         self.pausing = Pausing(scheduler)
         self._scheduler = scheduler
@@ -80,7 +81,7 @@ class Commands:
             case ["counts"]:
                 self._answer(message, counts(self._scheduler))
             case ["frame"] if self._frame is not None:
-                self._answer(message, self._frame(int(message.value.get("seen", 0))))
+                self._answer(message, self._frame(message.id >> CLIENT_SHIFT, int(message.value.get("seen", 0))))
             case ["reset_prefix_cache"]:
                 self._scheduler.pool.reset_prefix_cache()
                 self._answer(message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -97,8 +98,8 @@ class EngineCore:
         self._flight = flight
         self._clients = ClientLiveness(clock)
         self._steps = StepStats(clock.now())
-        frames = EngineFrames(self._scheduler, self._steps, clock, counts)
-        self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, frames.frame)
+        self._frames: dict[int, EngineFrames] = {}  # by client: each puts together the parts that it was told
+        self._commands = Commands(self._scheduler, port, self._abort, executor.adapters, adapters, self._frame)
         self._adapter_slots = None
         if executor.adapters is not None:
             self._adapter_slots = AdapterSlots(self._scheduler, executor.adapters, config.lora.max_loras)
@@ -110,6 +111,7 @@ class EngineCore:
         self._last_adds: dict[int, int] = {}  # by client
         self._last_beat = clock.now()
         self._was_busy = False
+        self._told_pause = self._pausing.mode
         self._to_abort: deque[int] = deque()
 
     def turn(self, wait: float | None) -> None:
@@ -192,6 +194,7 @@ class EngineCore:
                 self._outbox.drop(client)
                 self._port.forget(client)
                 self._last_adds.pop(client, None)
+                self._frames.pop(client, None)
             case Undecodable(reason, sequences, control):
                 for sequence in sequences:
                     self._last_adds[sequence >> CLIENT_SHIFT] = sequence
@@ -285,13 +288,14 @@ class EngineCore:
             self._flight.finished(result.step)
 
     def _send_heartbeats(self) -> None:
-        """Send a heartbeat once a second, and when nothing is left to do."""
+        """Send a heartbeat once a second, when nothing is left to do, and when a client has paused or resumed."""
         now = self._clock.now()
         busy = self._scheduler.has_work and not self._pausing.reached
         waits = self._scheduler.only_awaiting and not self._scheduler.steps_in_flight
         self._steps.turn_ended(now, idle=not busy or waits)
-        if now - self._last_beat >= HEARTBEAT_S or (self._was_busy and not busy):
-            self._last_beat = now
+        news = (self._was_busy and not busy) or self._pausing.mode != self._told_pause
+        if now - self._last_beat >= HEARTBEAT_S or news:
+            self._last_beat, self._told_pause = now, self._pausing.mode
             beat = self.heartbeat()
             for client in self._clients.clients:
                 self._port.send(client, replace(beat, last_add=self._last_adds.get(client, 0)))
@@ -315,6 +319,12 @@ class EngineCore:
     def heartbeat(self) -> Heartbeat:
         """That the engine lives, and what its steps did."""
         return self._steps.heartbeat(self._clock.now(), self._load())
+
+    def _frame(self, client: int, seen: int) -> dict[str, Any]:
+        """What the live picture shows."""
+        if client not in self._frames:
+            self._frames[client] = EngineFrames(self._scheduler, self._steps, self._clock, counts)
+        return self._frames[client].frame(seen)
 
     def counts(self) -> dict[str, int]:
         """What is held and what is free, for leak tests."""
@@ -345,7 +355,7 @@ class EngineCore:
             queued_tokens=scheduler.queued_tokens,
             tokens_per_s=self._throughput.tokens_per_s,
             expected_output=scheduler.expected_output,
-            paused=self._pausing.paused,
+            paused=self._pausing.mode,
             running_adapters=[] if self._adapter_slots is None else self._adapter_slots.running,
             waiting_adapters=[] if self._adapter_slots is None else self._adapter_slots.waiting,
         )

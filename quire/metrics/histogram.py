@@ -5,6 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
+
+
+class HistogramCounts(NamedTuple):
+    """A histogram as it is at a time: counts by bucket, the one above the last bound included."""
+
+    bounds: tuple[float, ...]
+    counts: list[int]
+    sum: float
 
 
 class Histogram:
@@ -49,6 +58,24 @@ class Histogram:
         self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
         self._kept_counts = [own + more for own, more in zip(self._kept_counts, counts, strict=True)]
         self.sum, self._kept_sum = self.sum + sum_, self._kept_sum + sum_
+
+    def counts(self) -> HistogramCounts:
+        """As it is now."""
+        return HistogramCounts(self.bounds, list(self._counts), self.sum)
+
+    def kept(self) -> HistogramCounts:
+        """Of what was taken over: what those have made who are gone."""
+        return HistogramCounts(self.bounds, list(self._kept_counts), self._kept_sum)
+
+    def go_on_from(self, shown: HistogramCounts, kept: HistogramCounts) -> None:
+        """Another process took these over before: all of them, and those of who is gone."""
+        self._counts, self.sum = list(shown.counts), shown.sum
+        self._kept_counts, self._kept_sum = list(kept.counts), kept.sum
+
+    def add(self, other: HistogramCounts) -> None:
+        """Add what was counted elsewhere, for good; nothing where its bounds are others."""
+        if other.bounds == self.bounds:
+            self._add(other.counts, other.sum)
 
     @property
     def count(self) -> int:

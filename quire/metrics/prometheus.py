@@ -1,6 +1,6 @@
 """Stats in Prometheus' text format, under the names that vLLM's dashboards use; older names are kept beside them.
 
-Owns names, help texts and labels. One registry for each server; reads the Stats when it is scraped.
+Owns names, help texts and labels. Reads the Stats when it is scraped.
 """
 
 from __future__ import annotations
@@ -30,23 +30,36 @@ class Exposition:
     def __init__(self, stats: ServerStats, model_name: str, cache: CacheConfig, max_loras: int = 0) -> None:
         """
         Args:
-            stats: Read at each scrape.
+            stats: Read at each scrape that is given no others.
             model_name: A label of everything but the http metrics; the engine's number is another. What belongs to no
                 engine stands with engine 0.
             cache: Shown by cache_config_info.
             max_loras: Shown by lora_requests_info; 0: no adapters are served, and there is none.
         """
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_ServerCollector(stats, model_name, cache, max_loras))
-        ProcessCollector(registry=self._registry)
+        self._stats = stats
+        self._labels = model_name, cache, max_loras
 
     def families(self) -> list[Metric]:
         """The same as objects."""
-        return list(self._registry.collect())
+        return list(self._registry(self._stats).collect())
 
-    def text(self) -> bytes:
+    def text(self, stats: ServerStats | None = None) -> bytes:
         """All metrics now."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry(stats or self._stats))
+
+    def _registry(self, stats: ServerStats) -> CollectorRegistry:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_ServerCollector(stats, *self._labels))
+        return registry
+
+
+def read_process() -> dict[str, float]:
+    """What the system says of this process, by metric; empty where it says nothing."""
+    return {sample.name: sample.value for family in _process_families() for sample in family.samples}
+
+
+def _process_families() -> list[Metric]:
+    return list(ProcessCollector(registry=None).collect())
 
 
 class _ServerCollector(Collector):
@@ -79,6 +92,15 @@ class _ServerCollector(Collector):
         )
         yield from self._gpus()
         yield from self._http()
+        yield from self._process()
+
+    def _process(self) -> Iterator[Metric]:
+        """As prometheus_client has it, of one process or of several together."""
+        for family in _process_families():
+            family.samples = [
+                sample._replace(value=self._stats.process.get(sample.name, sample.value)) for sample in family.samples
+            ]
+            yield family
 
     def _restarts(self) -> Metric:
         family = CounterMetricFamily(
@@ -207,7 +229,7 @@ class _EngineFamilies:
         family = GaugeMetricFamily(
             "quire:engine_paused", "Whether /pause was called, and no /resume since.", labels=_LABELS
         )
-        family.add_metric(self._labels, self._stats.load.paused)
+        family.add_metric(self._labels, bool(self._stats.load.paused))
         yield family
         replayed = CounterMetricFamily(
             "quire:sequences_replayed", "Sequences that went on in another engine.", labels=_LABELS

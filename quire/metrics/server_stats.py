@@ -25,6 +25,7 @@ class ServerStats:
         callbacks: Of the event loop.
         swaps: Of models.
         gpus: As they were last read, each with its engine.
+        process: What the system says of several processes together, by metric; empty: this one is asked.
     """
 
     def __init__(self, engines: Sequence[Stats]) -> None:
@@ -35,6 +36,7 @@ class ServerStats:
         self.callbacks = WorkTimes()
         self.swaps = SwapCounts()
         self.gpus: list[GpuReading] = []
+        self.process: dict[str, float] = {}
 
     def continue_counts(self, before: ServerStats) -> None:
         """Another model was served before: what belongs to this process goes on being counted. What belongs to the

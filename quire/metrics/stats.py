@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from msgspec.structs import replace
 
 from quire.messages import STEP_TOKEN_BOUNDS, Add, End, EndReason, Heartbeat, Load
-from quire.metrics.histogram import Histogram, steps_of_1_2_5
+from quire.metrics.histogram import Histogram, HistogramCounts, steps_of_1_2_5
 from quire.metrics.work_times import WorkTimes
 
 # Bounds of histograms, in seconds: vLLM's, so that its dashboards fit.
@@ -33,6 +33,8 @@ CHOICES = (1, 2, 5, 10, 20)
 Limit = Literal["requests", "tokens"]
 """Of the queue: what there was too much of when a request was turned away."""
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
+REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed")
+"""Attributes of Stats that only grow, with what requests bring."""
 
 
 @dataclass
@@ -85,7 +87,9 @@ class Stats:
         prompt_rate, generation_rate: Tokens a second in the last interval of `StatsLogLine`.
         ended: Sequences by reason.
         restarts: How often the engine was replaced.
-        inherited: Of counters by name: what models before this one have counted.
+        epoch: Which of its lives is heard, or awaited.
+        lost: Whether it is dead, and its successor has said nothing yet.
+        inherited: Of counters by name: what models and processes before this one have counted.
         replayed: Sequences that another engine went on with.
         turns: Of the engine's loop.
     """
@@ -96,18 +100,15 @@ class Stats:
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.prompt_rate = self.generation_rate = 0.0
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
-        self.restarts = self.replayed = 0
+        self.restarts = self.replayed = self.epoch = 0
+        self.lost = False
         self.inherited: Counter[str] = Counter()
         self.turns = WorkTimes()
         self._groups: dict[int, SequenceGroup] = {}  # by the id of the first sequence
+        self._present = Load()
         self._own = self._earlier = Load()  # what this model's engines have counted; what those before the present have
-        self._before = Load()  # what the model before has counted
+        self._before = Load()  # what the model or the process before has counted
         self._handed: Counter[str] = Counter()
-        self.set_max_model_len(max_model_len=1)
-
-    def set_max_model_len(self, max_model_len: int) -> None:
-        """Set the scale of token counts, before the first request."""
-        lengths = steps_of_1_2_5(max_model_len)
         self.first_token_s = Histogram(FIRST_TOKEN_S)
         self.inter_token_s = Histogram(TOKEN_S)
         self.mean_token_s = Histogram(TOKEN_S)
@@ -116,13 +117,42 @@ class Stats:
         self.inference_s = Histogram(REQUEST_S)
         self.prefill_s = Histogram(REQUEST_S)
         self.decode_s = Histogram(REQUEST_S)
+        self.choices = Histogram(CHOICES)
+        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
+        self._set_lengths(steps_of_1_2_5(1))
+
+    def set_max_model_len(self, max_model_len: int) -> None:
+        """Set the scale of token counts, before the first request. What was counted on this scale stays."""
+        lengths = steps_of_1_2_5(max_model_len)
+        if self.prompt_lengths.bounds != tuple(lengths):
+            self._set_lengths(lengths)
+
+    def _set_lengths(self, lengths: Sequence[float]) -> None:
         self.prompt_lengths = Histogram(lengths)
         self.computed_lengths = Histogram(lengths)
         self.output_lengths = Histogram(lengths)
         self.most_tokens = Histogram(lengths)
         self.max_tokens = Histogram(lengths)
-        self.choices = Histogram(CHOICES)
-        self.step_tokens = Histogram(STEP_TOKEN_BOUNDS)
+
+    @property
+    def request_histograms(self) -> dict[str, Histogram]:
+        """Those of requests, by attribute."""
+        engines = ("step_tokens",)
+        return {name: own for name, own in vars(self).items() if isinstance(own, Histogram) and name not in engines}
+
+    def add_histogram(self, name: str, counts: HistogramCounts) -> None:
+        """Add what another process has counted in one of `request_histograms`. On another scale only if nothing is
+        counted on this one; a process that has not heard an engine yet does not know the scale."""
+        own: Histogram = getattr(self, name)
+        if not own.count and (any(counts.counts) or len(counts.bounds) > len(own.bounds)):
+            own = Histogram(counts.bounds)
+            setattr(self, name, own)
+        own.add(counts)
+
+    @property
+    def present_load(self) -> Load:
+        """The engine's last, with counters of its present life alone."""
+        return self._present
 
     @property
     def cache_usage(self) -> float:
@@ -152,12 +182,14 @@ class Stats:
 
     def record_load(self, load: Load) -> None:
         """What the engine has to do."""
+        self.lost, self._present = False, load
         self._own = _with_counters(load, self._earlier)
         self.load = _with_counters(self._own, self._before)
 
     def record_engine_death(self, waiting: int, queued_tokens: int) -> None:
         """The engine is gone, with all that it held; so many sequences of so many tokens wait for the next one."""
         load, self._earlier = self.load, self._own
+        self.lost, self._present = True, Load()
         self.load = replace(
             load,
             running=0,
@@ -180,6 +212,16 @@ class Stats:
         if beat.turns:
             self.turns.seconds.take_over(beat.turns, beat.turns_sum_s)
             self.turns.longest = max(self.turns.longest, beat.longest_turn_s)
+
+    def go_on_from(self, load: Load, present: Load) -> None:
+        """Another process has heard this engine before. Until the engine says something, its counters are as they were.
+
+        Args:
+            load: What was shown last.
+            present: Of its counters, what the engine's present life had counted: it says that again.
+        """
+        self._before = _without_counters(load, present)
+        self.load = _without_counters(load, Load())
 
     def hand_over(self, successor: Stats) -> None:
         """Another model takes the place of this one under the same name: its counters go on from these. To be called
@@ -269,6 +311,19 @@ def _with_counters(load: Load, earlier: Load) -> Load:
         drafts=earlier.drafts + load.drafts,
         draft_tokens=earlier.draft_tokens + load.draft_tokens,
         accepted_drafts=_added(earlier.accepted_drafts, load.accepted_drafts),
+    )
+
+
+def _without_counters(load: Load, counted: Load) -> Load:
+    """Nothing but counters, less these."""
+    accepted = zip_longest(load.accepted_drafts, counted.accepted_drafts, fillvalue=0)
+    return Load(
+        preemptions=load.preemptions - counted.preemptions,
+        prefix_queries=load.prefix_queries - counted.prefix_queries,
+        prefix_hits=load.prefix_hits - counted.prefix_hits,
+        drafts=load.drafts - counted.drafts,
+        draft_tokens=load.draft_tokens - counted.draft_tokens,
+        accepted_drafts=[all_ - some for all_, some in accepted],
     )
 
 

@@ -118,13 +118,21 @@ class RankLaunch(msgspec.Struct, frozen=True):
     stage: StageEnds = StageEnds()
 
 
+def api_name(place: int, count: int) -> str:
+    """What an API process is called that has this place among `count`."""
+    return "api" if count == 1 else f"api {place}"
+
+
 class LaunchConfig(msgspec.Struct, frozen=True):
     """Everything a child is told.
 
     Attributes:
         config: Resolved settings.
         directory: Private directory of the model's sockets; those of other models lie beside it.
-        number: Which API process this is; 0 for the engine.
+        number: Which life of which API process this is, unlike all others; 0 for the engine.
+        place: Which of the API processes that serve together it is; its successor takes the same place.
+        restarts: How often a process in its place was replaced.
+        created: When the model's engines were first started, in seconds since 1970.
         listen_fd: Inherited listening socket, for API processes.
         developer_mode: Serve debug routes.
         engine: Which engine this is.
@@ -139,6 +147,9 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     config: Config
     directory: str
     number: int = 0
+    place: int = 0
+    restarts: int = 0
+    created: int = 0
     listen_fd: int = -1
     developer_mode: bool = False
     engine: EngineId = EngineId()
@@ -149,6 +160,11 @@ class LaunchConfig(msgspec.Struct, frozen=True):
     takes_orders: bool = False
     orders_fd: int = -1
     hold_s: float = 0.0
+
+    @property
+    def api_name(self) -> str:
+        """What an API process of this place is called in messages."""
+        return api_name(self.place, self.config.server.api_server_count)
 
     @property
     def inherited_fds(self) -> list[int]:

@@ -43,19 +43,20 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-def set_up_logs(format: LogFormat, process: str, level: int = logging.WARNING) -> None:
+def set_up_logs(format: LogFormat, process: str, level: int = logging.WARNING, prefix: str = "") -> None:
     """Log to standard error from now on, from `level` up; called once in a process.
 
     Args:
         format: In which form.
         process: What this process is called in JSON.
+        prefix: Before each message that is text: tells which of several processes says it.
     """
     handler = logging.StreamHandler()
     if format == "json":
         handler.setFormatter(JsonFormatter(process))
         logging.captureWarnings(True)
     else:
-        handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(message)s", datefmt="%H:%M:%S"))
+        handler.setFormatter(logging.Formatter(f"%(levelname)s %(asctime)s {prefix}%(message)s", datefmt="%H:%M:%S"))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)

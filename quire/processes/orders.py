@@ -8,6 +8,7 @@ import os
 import msgspec
 
 from quire.config import Config
+from quire.messages import EngineId
 from quire.processes.launch import LaunchConfig
 from quire.processes.swap_reports import SwapStatus
 
@@ -62,7 +63,19 @@ class TellSwap(msgspec.Struct, frozen=True, tag=True):
     status: SwapStatus
 
 
-Order = Reload | HoldRequests | OpenModel | DropModel | TellSwap
+class TakeTurn(msgspec.Struct, frozen=True, tag=True):
+    """Which API process looks for a request that kills an engine from now on, see `Dead.turn`.
+
+    Attributes:
+        engine: Which life of the engine this is about.
+        turn: The process's number; None: all go on.
+    """
+
+    engine: EngineId
+    turn: int | None
+
+
+Order = Reload | HoldRequests | OpenModel | DropModel | TellSwap | TakeTurn
 
 
 class OrderReader:

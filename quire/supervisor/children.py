@@ -6,6 +6,7 @@ generation, so nothing that was meant for the one before reaches the next.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from pathlib import Path
 
 from quire.clock import Clock
 from quire.config import Config
-from quire.messages import Dead
+from quire.messages import Dead, EngineId
 from quire.processes.child import Child
 from quire.processes.launch import LaunchConfig, Pulse
 from quire.processes.orders import OpenModel, Order
+from quire.supervisor.api_processes import ApiProcesses
 from quire.supervisor.model_engines import ModelEngines
 from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.watchdog import Watchdog
@@ -59,7 +61,7 @@ class Children:
     Attributes:
         model: The engines of the model that an API process serves from its start on.
         hold_s: How long requests wait in an API process for that model, if it is not ready.
-        api: The present one.
+        apis: The API processes.
     """
 
     def __init__(
@@ -79,7 +81,6 @@ class Children:
         self._modules = modules
         self._clock = clock
         self._host = host
-        self._number = 0
         self._was_ready: set[str] = set()
         self._ready: set[Child] = set()
         self._due: dict[str, float] = {}  # by name: when it is started again
@@ -90,11 +91,12 @@ class Children:
         self._generations = 0
         self.hold_s = 0.0
         self.model = self.add_model(config, config if asked is None else asked)
-        self.api = self._start_api()
+        self.apis = ApiProcesses(config.server.api_server_count)
+        self.apis.children += [self._start_api(place) for place in self.apis.places]
         self._started.clear()
 
     def __iter__(self) -> Iterator[Child]:
-        return iter((*self.engines, self.api))
+        return iter((*self.engines, *self.apis.children))
 
     # --- what is known of them --------------------------------------------------------------------------------------
 
@@ -133,9 +135,15 @@ class Children:
         """Whether one of the present ones is."""
         return child in self._ready
 
-    def is_due(self, name: str) -> bool:
-        """Whether there is no such process at present, and one is to be started."""
-        return name in self._due
+    @property
+    def present_apis(self) -> list[Child]:
+        """The API processes that are not to be started first."""
+        return [child for child in self.apis.children if child.name not in self._due]
+
+    @property
+    def awaits_api(self) -> bool:
+        """Whether some API process is to be started."""
+        return len(self.present_apis) < len(self.apis.children)
 
     def heard(self, child: Child, pulse: Pulse) -> None:
         """It is alive."""
@@ -158,41 +166,56 @@ class Children:
         model = self._models.get(engine[0])
         return None if model is None else model.died_at[engine[1]]
 
+    def id_of(self, engine: Place) -> EngineId:
+        """The present life of an engine."""
+        return self._models[engine[0]].ids[engine[1]]
+
+    def is_present(self, engine: Place, life: EngineId) -> bool:
+        """Whether this is the present life of an engine that there is."""
+        return engine[0] in self._models and self.id_of(engine) == life
+
     def all_gone(self, model: ModelEngines) -> bool:
         """Whether no engine of this model runs."""
         return all(child.exit_code() is not None for child in model.children)
 
     # --- replacing --------------------------------------------------------------------------------------------------
 
-    def replace_engine(self, engine: Place, cause: str, in_flight: list[int]) -> None:
-        """An engine is dead: another one takes its place, and clients are told."""
+    def replace_engine(self, engine: Place, cause: str, in_flight: list[int], turn: int | None = None) -> None:
+        """An engine is dead: another one takes its place, and clients are told, see Dead."""
         model, number = self._models[engine[0]], engine[1]
         model.died_at[number] = self._clock.now()
         dead = model.ids[number]
         model.ids[number] = successor = dead._replace(epoch=dead.epoch + 1)
-        model.notices.engine_died(self._number, Dead(cause, successor, in_flight, source=dead))
+        self._tell_clients(model, Dead(cause, successor, in_flight, turn, source=dead))
         self._replace(model.children[number])
 
     def give_up_engine(self, engine: Place, cause: str) -> None:
         """An engine is dead and is not replaced: clients are told."""
         model = self._models[engine[0]]
-        model.notices.engine_died(self._number, Dead(cause, source=model.ids[engine[1]]))
+        self._tell_clients(model, Dead(cause, source=model.ids[engine[1]]))
 
-    def replace_api(self) -> None:
-        """The API process is dead: another one takes its place, and the engines are told."""
+    def replace_api(self, place: int) -> int:
+        """An API process is dead: another one takes its place, and the engines are told. Returns the dead one's
+        number."""
+        dead = self.apis.begin_next_life(place)
         for model in self._models.values():
             for engine in model.ids:
-                model.notices.client_died(engine, self._number)
-        self._number += 1
-        self._replace(self.api)
+                model.notices.client_died(engine, dead)
+        self._replace(self.apis.children[place])
+        return dead
+
+    def start_no_api(self) -> None:
+        """The server ends: API processes that are dead stay so."""
+        for place in self.apis.places:
+            self._due.pop(self.apis.name(place), None)
 
     def start_due(self) -> None:
         """Start what is to be started by now."""
         for name in [name for name, when in self._due.items() if when <= self._clock.now()]:
             del self._due[name]
-            if name == self.api.name:
-                self.api = self._start_api()
-                continue
+            for place, api in enumerate(self.apis.children):
+                if api.name == name:
+                    self.apis.children[place] = self._start_api(place)
             for model in self._models.values():
                 for number, engine in enumerate(model.children):
                     if engine.name == name:
@@ -207,16 +230,16 @@ class Children:
         """End them at once."""
         for model in self._models.values():
             model.notices.close()
-        for child in (self.api, *self.engines):
+        for child in self:
             child.kill()
-        for child in (self.api, *self.engines):
+        for child in self:
             child.cause_of_death()
             child.close()
 
     # --- models -----------------------------------------------------------------------------------------------------
 
     def add_model(self, config: Config, asked: Config) -> ModelEngines:
-        """Start the engines of one more model; the API process is not told."""
+        """Start the engines of one more model; API processes are not told."""
         generation, self._generations = self._generations, self._generations + 1
         launch = LaunchConfig(
             config,
@@ -224,6 +247,7 @@ class Children:
             developer_mode=self._developer_mode,
             generation=generation,
             asked=asked,
+            created=int(time.time()),
         )
         model = self._models[generation] = ModelEngines(launch, self._host)
         model.children += [self._start_engine(model, number) for number in range(len(model.ids))]
@@ -244,13 +268,20 @@ class Children:
         model.close()
 
     def open_model(self, model: ModelEngines, drain_timeout: float) -> None:
-        """Tell the API process to serve this model, see OpenModel."""
-        self.tell(OpenModel(model.launch_of_api(self._number), drain_timeout))
+        """Tell the API processes to serve this model, see OpenModel."""
+        for child in self.present_apis:
+            place = self.apis.place_of(child)
+            assert place is not None
+            child.tell(OpenModel(self.apis.launch(place, model.launch_of_api()), drain_timeout))
 
     def tell(self, order: Order) -> None:
-        """Give the API process an order, if there is one."""
-        if not self.is_due(self.api.name):
-            self.api.tell(order)
+        """Give the API processes that there are an order."""
+        for child in self.present_apis:
+            child.tell(order)
+
+    def _tell_clients(self, model: ModelEngines, message: Dead) -> None:
+        for number in self.apis.numbers:
+            model.notices.engine_died(number, message)
 
     def _replace(self, child: Child) -> None:
         """It is dead and no longer waited for."""
@@ -270,9 +301,9 @@ class Children:
     def _start_engine(self, model: ModelEngines, number: int) -> Child:
         return self._start(model.name(number), self._modules.engine, model.launch_of_engine(number))
 
-    def _start_api(self) -> Child:
-        launch = self.model.launch_of_api(self._number, self._listen_fd, self.hold_s)
-        return self._start("api", self._modules.api, launch)
+    def _start_api(self, place: int) -> Child:
+        launch = self.apis.launch(place, self.model.launch_of_api(self._listen_fd, self.hold_s))
+        return self._start(self.apis.name(place), self._modules.api, launch)
 
     def _start(self, name: str, module: str, launch: LaunchConfig) -> Child:
         child = self._host.start(name, module, launch)

@@ -52,16 +52,9 @@ class ModelEngines:
         """What an engine is told."""
         return msgspec.structs.replace(self.launch, engine=self.ids[number])
 
-    def launch_of_api(self, number: int, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
-        """What API process `number` is told that serves this model."""
-        return msgspec.structs.replace(
-            self.launch,
-            number=number,
-            listen_fd=listen_fd,
-            engines=tuple(self.ids),
-            takes_orders=True,
-            hold_s=hold_s,
-        )
+    def launch_of_api(self, listen_fd: int = -1, hold_s: float = 0.0) -> LaunchConfig:
+        """What every API process is told that serves this model, see ApiProcesses."""
+        return msgspec.structs.replace(self.launch, listen_fd=listen_fd, engines=tuple(self.ids), hold_s=hold_s)
 
     def number_of(self, child: Child) -> int | None:
         """Which of the present engines it is; None: none of them."""

@@ -195,7 +195,8 @@ class ModelSwap:
         """The new model cannot be served."""
         assert swap.new is not None
         if swap.why:  # nor can the old one: an API process that cannot start says why, and ends the server
-            self._children.api.kill(why)
+            for api in self._children.apis.children:
+                api.kill(why)
             return
         swap.why = " ".join(why.split())
         print_log(f"the model was not swapped: {swap.why}")

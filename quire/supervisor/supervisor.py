@@ -1,4 +1,4 @@
-"""The supervisor: starts engines and API process, announces when they are ready, replaces what dies or hangs, drains,
+"""The supervisor: starts engines and API processes, announces when they are ready, replaces what dies or hangs, drains,
 and exits with a code.
 
 starting → ready → draining. What dies before it was ever ready ends the server, as does what dies too often; the last
@@ -28,6 +28,7 @@ from quire.supervisor.model_swap import ModelSwap
 from quire.supervisor.process_events import RELOAD, Died, Event, Reported, Signalled
 from quire.supervisor.process_host import THIS_MACHINE, ProcessHost
 from quire.supervisor.restart_limit import WINDOW_S, RestartLimit
+from quire.supervisor.search_turns import Searches
 from quire.supervisor.watchdog import TICK_S
 
 STOP_TIMEOUT_S = 5.0
@@ -45,7 +46,7 @@ class State(Enum):
 
 
 class Supervisor:
-    """Runs engines and an API process until told to stop or until one of them cannot be replaced.
+    """Runs engines and API processes until told to stop or until one of them cannot be replaced.
 
     Args:
         config: Resolved settings.
@@ -81,10 +82,10 @@ class Supervisor:
         self._exit_code: int | None = None
         self._drain_ends = float("inf")
         self._last_line = ""
+        self._unclean = ""  # what was wrong with an API process's end in a drain
         self._host = host
         self._events = host.events()  # from here on signals are received
         self._limit = RestartLimit(config.server.max_restarts, self._clock)
-        self._searching: set[Place] = set()  # engines whose last plan's requests have not all moved on since
         self._startup: dict[str, float] = {}
         self._kv_tokens = 0
 
@@ -103,6 +104,7 @@ class Supervisor:
             self._asked,
         )
         self._swap = ModelSwap(self._children, self._events.forget, self._clock)
+        self._searches = Searches(self._children)
         try:
             for child in self._children:
                 self._events.watch(child)
@@ -130,8 +132,8 @@ class Supervisor:
                 self._drain(number)
             case Reported(child, report) if child in set(self._children):
                 self._reported(child, report)
-            case Died(child) if child is self._children.api:
-                self._api_died()
+            case Died(child) if (api := self._children.apis.place_of(child)) is not None:
+                self._api_died(child, api)
             case Died(child) if (place := self._children.place_of(child)) is not None:
                 if not self._swap.engine_died(child, place):
                     self._engine_died(child, place)
@@ -142,17 +144,22 @@ class Supervisor:
             print_log(f"{child.name} process {child.pid} is ended: {why}")
             child.kill(why)
         if self._clock.now() > self._drain_ends:
-            self._end(EXIT_CRASHED, "api process did not end cleanly: it had to be killed")
+            names = [api.name for api in self._children.apis.children if api.exit_code() is None]
+            self._end(EXIT_CRASHED, f"{' and '.join(names)} process did not end cleanly: it had to be killed")
         self._children.start_due()
         self._swap.tick()
         for child in self._children.take_started():
             self._events.watch(child)
-            if child is self._children.api:
+            if self._children.apis.place_of(child) is not None:
                 self._swap.api_started()
+                self._searches.api_started()
 
     def _reload(self) -> None:
-        """Serve what the settings say by now. The API process does the rest, and may refuse."""
-        if self._state is not State.READY or self._reread is None or self._children.is_due("api"):
+        """Serve what the settings say by now. API processes do the rest, and may refuse."""
+        if why := self._config.server.keeps_model:
+            print_log(f"SIGHUP: nothing has changed: {why}")
+            return
+        if self._state is not State.READY or self._reread is None or self._children.awaits_api:
             print_log("SIGHUP: ignored, because the server is starting or ending")
             return
         try:
@@ -169,19 +176,16 @@ class Supervisor:
             case StatusReport("ready"):
                 self._child_is_ready(child, report)
             case Recovery():
-                self._engine_recovered(report)
+                self._engine_recovered(child, report)
             case SwapRequest():
                 self._swap.begin(report)
             case ModelReport():
                 self._swap.reported(report)
 
-    def _engine_recovered(self, report: Recovery) -> None:
+    def _engine_recovered(self, api: Child, report: Recovery) -> None:
         place = report.generation, report.engine.engine
-        if report.complete:
-            self._searching.discard(place)
-        else:
-            self._searching.add(place)
-        if report.blamed or report.complete:
+        self._searches.recovered(api, report)
+        if report.blamed or (report.complete and not self._searches.unproven(place)):
             self._limit.search_ended()
         if report.sequences and (died_at := self._children.died_at(place)) is not None:
             took = self._clock.now() - died_at
@@ -189,7 +193,7 @@ class Supervisor:
 
     def _child_is_ready(self, child: Child, report: StatusReport) -> None:
         self._children.ready(child)
-        if child is self._children.api:
+        if self._children.apis.place_of(child) is not None:
             self._kv_tokens = report.kv_tokens
         elif sum(report.startup.values()) > sum(self._startup.values()):
             self._startup = report.startup  # the slowest engine's
@@ -208,36 +212,35 @@ class Supervisor:
             self._start_failed(engine)
             return
         in_flight = self._children.in_flight(place)
-        searching = bool(in_flight) and place in self._searching
+        searching = bool(in_flight) and self._searches.unproven(place)
         if self._limit.allow(searching=searching, failed_starts=self._children.failed_starts(engine)):
-            self._searching.add(place)
+            turn = self._searches.engine_died(place, in_flight)
             self._say_replaced(engine.name, cause, searching=searching)
-            self._children.replace_engine(place, cause, in_flight)
+            self._children.replace_engine(place, cause, in_flight, turn)
             return
         self._children.give_up_engine(place, cause)
-        self._wait_for_api()
+        self._wait_for_apis()
         self._end(
             EXIT_CRASHED, f"{engine.name} process died: {cause}. Requests in flight got an error; {self._gave_up()}"
         )
 
-    def _api_died(self) -> None:
-        api = self._children.api
+    def _api_died(self, api: Child, place: int) -> None:
         if self._state is State.DRAINING:
-            self._drained()
+            self._api_drained(api)
             return
         cause = api.cause_of_death()
         if api.exit_code() in (0, -signal.SIGTERM) and self._told_to_stop():
             if self._exit_code is None:
-                self._drained()
+                self._api_drained(api)
             return
-        if not self._children.was_ready("api"):
+        if not self._children.was_ready(api.name):
             self._start_failed(api)
             return
         if self._limit.allow():
-            self._say_replaced("api", cause)
-            self._children.replace_api()
+            self._say_replaced(api.name, cause)
+            self._searches.api_gone(self._children.replace_api(place))
             return
-        self._end(EXIT_CRASHED, f"api process died: {cause}. Open connections were cut; {self._gave_up()}")
+        self._end(EXIT_CRASHED, f"{api.name} process died: {cause}. Open connections were cut; {self._gave_up()}")
 
     def _say_replaced(self, name: str, cause: str, *, searching: bool = False) -> None:
         why = "looking for the request that does it" if searching else f"{self._limit.used} of {self._limit.most}"
@@ -291,17 +294,23 @@ class Supervisor:
             f"{signal.Signals(number).name}: {taken}open requests get {timeout:g} s to finish; a second signal ends all"
         )
         self._drain_ends = self._clock.now() + delay + timeout + STOP_TIMEOUT_S
-        if self._children.is_due("api"):
+        serving = self._children.present_apis
+        self._children.start_no_api()
+        if not serving:
             self._stop_engines()  # no request is open, and none may come
-        else:
-            self._children.api.signal(signal.SIGTERM)
+        for api in serving:
+            api.signal(signal.SIGTERM)
 
-    def _drained(self) -> None:
-        """The API process has ended: now the engine may."""
-        api = self._children.api
+    def _api_drained(self, api: Child) -> None:
+        """An API process has ended; when all have, the engines may."""
         stopped_early = not self._children.is_ready(api) and api.exit_code() == -signal.SIGTERM
         if api.exit_code() != 0 and not stopped_early:
-            self._end(EXIT_CRASHED, f"api process did not end cleanly: {api.cause_of_death()}")
+            self._unclean = f"{api.name} process did not end cleanly: {api.cause_of_death()}"
+        if not self._children.apis.all_gone:
+            self._searches.api_gone(self._children.apis.number_of(api))
+            return
+        if self._unclean:
+            self._end(EXIT_CRASHED, self._unclean)
         else:
             self._stop_engines()
 
@@ -321,9 +330,11 @@ class Supervisor:
         print_log("stopped")
         self._end(0, "")
 
-    def _wait_for_api(self) -> None:
-        """Until the API process has told its clients that all is over; it ends by itself."""
-        self._wait_for(self._children.api, self._clock.now() + STOP_TIMEOUT_S)
+    def _wait_for_apis(self) -> None:
+        """Until the API processes have told their clients that all is over; they end by themselves."""
+        deadline = self._clock.now() + STOP_TIMEOUT_S
+        for api in self._children.apis.children:
+            self._wait_for(api, deadline)
 
     def _how_it_ended(self, child: Child) -> str:
         return "it had to be killed" if child.exit_code() is None else child.cause_of_death()

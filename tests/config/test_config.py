@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.config import Config, environment
+from quire.errors import ConfigError
 
 
 def test_changes_make_the_same_settings() -> None:
@@ -48,3 +49,11 @@ def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)
     assert environment.kernel_cache().parts[-2:] == (".triton", "cache")
+
+
+def test_api_processes_are_some_and_only_where_requests_are_served() -> None:
+    assert Config().server.api_server_count == 1
+    assert Config().with_values(api_server_count=2).server.keeps_model, "models are not swapped then"
+    for values in ({"api_server_count": 0}, {"api_server_count": 2, "headless": True}):
+        with pytest.raises(ConfigError, match="api-server-count"):
+            Config().with_values(**values)

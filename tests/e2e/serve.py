@@ -88,11 +88,11 @@ class QuireServe:
         for entry in Path("/proc").iterdir():
             try:
                 status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                command = (entry / "cmdline").read_text()
+                module = (entry / "cmdline").read_text().split("\0")[2]  # it has none yet, or none any more
             except (OSError, IndexError):
                 continue
             if entry.name.isdigit() and int(status[1]) == self.process.pid:
-                kind = "engine" if "engine" in command.split("\0")[2] else "api"
+                kind = "engine" if "engine" in module else "api"
                 found.setdefault(kind, []).append(int(entry.name))
         return {kind: sorted(pids) for kind, pids in found.items()}
 

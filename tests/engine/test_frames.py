@@ -10,7 +10,7 @@ from quire.engine.step_stats import StepStats
 from quire.executor.fake import FakeExecutor
 from quire.kvcache.block_pool import BlockPool
 from quire.kvcache.group_windows import FULL_ATTENTION, GroupWindow
-from quire.messages import Control, Done
+from quire.messages import CLIENT_SHIFT, Control, Done
 from tests.engine.harness import Engine, add
 
 
@@ -57,6 +57,21 @@ def test_totals_are_those_of_the_counts() -> None:
     assert frame["running"]["limit"] == [50, 51]
     assert frame["waiting"]["id"] == [2]
     assert all(20 <= known <= 24 for known in frame["running"]["known"])
+
+
+def test_each_of_two_clients_that_ask_in_turn_sees_all_blocks() -> None:
+    """As API processes do whose pages look at the same engine."""
+    engine = Engine(FakeExecutor(num_blocks=2 * BLOCKS))
+    clock = engine.client._core._clock = ManualClock()  # type: ignore[assignment]
+    seen: dict[int, set[int]] = {1: set(), 2: set()}
+    for _ in range(4):
+        for client in seen:
+            clock.time += LATE_S
+            engine.client.send(Control(client << CLIENT_SHIFT | 1, "frame"))
+            while not isinstance(done := engine.client.receive(0), Done):
+                pass
+            seen[client].add(done.value["blocks"][0])
+    assert seen == {1: {1, 1 + BLOCKS}, 2: {1, 1 + BLOCKS}}
 
 
 def test_each_block_is_free_held_shared_or_cached() -> None:

@@ -191,10 +191,10 @@ class SimulatedApi:
             report=self.process.report,
             make_receiver=self._make_receiver,
         )
-        self.session.stats.api_restarts = launch.number
+        self.session.stats.api_restarts = launch.restarts
         timeout = launch.config.server.shutdown_timeout
         main = serve_until_end(
-            self.http, self.session, None, timeout, self.process.report, replaces=launch.number > 0  # type: ignore[arg-type]
+            self.http, self.session, None, timeout, self.process.report, replaces=launch.restarts > 0  # type: ignore[arg-type]
         )  # fmt: skip
         self.loop.create_task(main).add_done_callback(self._ended)
 

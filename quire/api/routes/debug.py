@@ -13,6 +13,6 @@ def add_debug(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/debug/counts", tags=["debug"])
     async def counts() -> Response:
-        """What this process and the engine hold right now."""
+        """What the API processes and the engines hold right now."""
         done = await serving.session.control("counts")
-        return json_response({"api": serving.session.counts(), "engine": done.value})
+        return json_response({"api": await serving.session.counts_of_all(), "engine": done.value})

@@ -53,12 +53,13 @@ def add_monitoring(app: FastAPI, serving: Serving) -> None:
 
     @app.get("/load", tags=["state"])
     async def load() -> Response:
-        """Sequences that are open in this process."""
-        return json_response({"server_load": serving.session.num_sequences})
+        """Sequences that are open."""
+        counts = await serving.session.counts_of_all()
+        return json_response({"server_load": counts["sequences"]})
 
     @app.get("/metrics", tags=["state"])
     async def metrics() -> Response:
         """All metrics in Prometheus' text format."""
         if gpus is not None:
             serving.session.stats.gpus = await asyncio.to_thread(gpus.read)
-        return Response(exposition.text(), media_type=CONTENT_TYPE)
+        return Response(exposition.text(await serving.counts.total()), media_type=CONTENT_TYPE)

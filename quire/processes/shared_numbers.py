@@ -1,0 +1,48 @@
+"""Numbers that processes tell each other without a message: one each, in a mapped file of the private directory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+
+_NUMBER = struct.Struct("q")
+
+
+class SharedNumbers:
+    """One number for each of several processes, zero at first.
+
+    Args:
+        path: The file, which is made when there is none.
+        own: Which of the processes this one is: its number becomes zero.
+        count: How many there are.
+    """
+
+    def __init__(self, path: Path, own: int, count: int) -> None:
+        size = count * _NUMBER.size
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.ftruncate(file, size)
+        self._memory = mmap.mmap(file, size)
+        os.close(file)
+        self._own = own
+        self._others = [other for other in range(count) if other != own]
+        self.own = 0
+
+    @property
+    def own(self) -> int:
+        """This process's."""
+        return self._at(self._own)
+
+    @own.setter
+    def own(self, number: int) -> None:
+        _NUMBER.pack_into(self._memory, self._own * _NUMBER.size, number)
+
+    @property
+    def least_other(self) -> int:
+        """The lowest of the others."""
+        return min(map(self._at, self._others))
+
+    def _at(self, process: int) -> int:
+        number: int = _NUMBER.unpack_from(self._memory, process * _NUMBER.size)[0]
+        return number
