@@ -16,8 +16,10 @@ from quire.kernels.cpu.library import library
 from quire.kernels.cpu.recording import NotRecordable, Recording, Sizes, record
 from quire.worker.graph_shapes import GraphShape, StepKind
 
-MOST_TOKENS = 64
+MOST_TOKENS = 256
 """Tokens of a recorded step, at most: larger ones take so long that the interpreter's share does not count."""
+MOST_SAMPLED = 64
+"""Positions with logits, which take much memory in a large vocabulary."""
 _log = logging.getLogger(__name__)
 
 
@@ -74,7 +76,7 @@ def record_steps(
     kernels = library()
     if kernels is None:
         return None
-    most = Sizes(MOST_TOKENS, min(rows, MOST_TOKENS), min(sampled, MOST_TOKENS))
+    most = Sizes(MOST_TOKENS, min(rows, MOST_TOKENS), min(sampled, MOST_SAMPLED))
     try:
         recordings = {adapted: record(kernels, partial(step, adapted), most) for adapted in kinds}
     except NotRecordable as reason:
