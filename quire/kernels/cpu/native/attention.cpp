@@ -364,17 +364,34 @@ void gather_keys(const Step<T, C>& s, const Piece& piece, int64_t begin, int n, 
     }
 }
 
-// [n keys, d] → [keys / group, width, group]; behind the last key and the last dimension stand zeros.
+// Values of as many keys as one product adds up → [width, group]; behind the last dimension stand zeros.
+inline void interleave(const float* const (&from)[1], int64_t d, int64_t width, float* to) {
+    std::copy(from[0], from[0] + d, to);
+    std::fill(to + d, to + width, 0.0f);
+}
+inline void interleave(const bf16* const (&from)[2], int64_t d, int64_t width, bf16* to) {
+    int64_t c = 0;
+    for (; c + W <= d; c += W) store_pairs(to + 2 * c, from[0] + c, from[1] + c);
+    for (; c < d; ++c) to[2 * c] = from[0][c], to[2 * c + 1] = from[1][c];
+    std::fill(to + 2 * d, to + 2 * width, bf16(0));
+}
+
+// [n keys, d] → [keys / group, width, group]; behind the last key and the last dimension stand zeros. `wide` is [16, d].
 template <class T, class C>
 void gather_values(const Step<T, C>& s, const Piece& piece, int64_t begin, int n, int64_t width, T* wide, T* panel) {
     constexpr int G = Element<T>::kGroup;
     for (int j = 0; j < n; j += G) {
-        T* to = panel + j * width;
+        const T* from[G];
         for (int i = 0; i < G; ++i) {
-            const T* from = j + i < n ? widened(s, at(s, s.values, piece, begin + j + i), wide) : nullptr;
-            for (int64_t c = 0; c < s.d; ++c) to[c * G + i] = from ? from[c] : T(0);
-            for (int64_t c = s.d; c < width; ++c) to[c * G + i] = T(0);
+            T* own = wide + i * s.d;
+            if (j + i < n) {
+                from[i] = widened(s, at(s, s.values, piece, begin + j + i), own);
+            } else {
+                std::fill(own, own + s.d, T(0));
+                from[i] = own;
+            }
         }
+        interleave(from, s.d, width, panel + j * width);
     }
 }
 

@@ -59,6 +59,12 @@ inline vi load_bytes(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_s
 inline vf load(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+// To the nearest, of two the even one; NaN becomes 0.
+inline void store_whole(int8_t* p, vf x) {
+    vf bounded = smaller(all(127.0f), larger(all(-127.0f), x));
+    vi whole = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), bounded);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(whole));
+}
 template <class C>
 inline vf load_float8(const C* p) {
     vi x = load_bytes(&p->bits), magnitude = _mm512_slli_epi32(_mm512_and_si512(x, _mm512_set1_epi32(0x7f)), 23 - C::kMantissa);
@@ -70,6 +76,12 @@ inline vf load_float8(const C* p) {
 inline vi load_bytes(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
 inline vf load(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline void store_whole(int8_t* p, vf x) {
+    vf numbers = _mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
+    vi whole = _mm256_cvtps_epi32(smaller(all(127.0f), larger(all(-127.0f), numbers)));
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
 }
 template <class C>
 inline vf load_float8(const C* p) {
@@ -98,7 +110,10 @@ inline void widen_row(const C* from, int64_t n, T* to) {
 // A row of the model's own, divided by a scale.
 template <class T, class C>
 inline void store_scaled(const T* from, int64_t n, float scale, C* to) {
-    for (int64_t c = 0; c < n; ++c) from_float(load_one(from + c) / scale, to + c);
+    int64_t c = 0;
+    if constexpr (std::is_same_v<C, int8_t>)
+        for (; c + W <= n; c += W) store_whole(to + c, div(load(from + c), all(scale)));
+    for (; c < n; ++c) from_float(load_one(from + c) / scale, to + c);
 }
 
 }  // namespace quire

@@ -99,6 +99,12 @@ inline vi all_pairs(const bf16* p) {
     std::memcpy(&pair, p, 4);
     return _mm512_set1_epi32(pair);
 }
+// (a, b) for each of W numbers.
+inline void store_pairs(bf16* p, const bf16* a, const bf16* b) {
+    vi first = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(a)));
+    vi second = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)));
+    _mm512_storeu_si512(p, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+}
 inline vf low(vi pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
 inline vf high(vi pairs) { return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000)))); }
 
@@ -183,6 +189,11 @@ inline vi all_pairs(const bf16* p) {
     int32_t pair;
     std::memcpy(&pair, p, 4);
     return _mm256_set1_epi32(pair);
+}
+inline void store_pairs(bf16* p, const bf16* a, const bf16* b) {
+    __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a)), y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi16(x, y));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p) + 1, _mm_unpackhi_epi16(x, y));
 }
 inline vf low(vi pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
 inline vf high(vi pairs) { return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000)))); }
