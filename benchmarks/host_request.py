@@ -65,6 +65,8 @@ SLEEP_S = 0.02
 class StubModel:
     """Has no layers."""
 
+    has_logits = True
+
 
 class StubAttention:
     """The metadata of attention on a GPU."""

@@ -54,14 +54,14 @@ def test_int8_weights_are_the_checkpoints_to_half_a_step_and_are_served(made: Pa
     directory = int8_checkpoint.make_int8_checkpoint(made)
     dense, stored = load_file(made / "model.safetensors"), load_file(directory / "model.safetensors")
     quantized = [name for name in dense if f"{name}_scale" in stored]
-    assert len(quantized) == 7 * checkpoints.config_of(made)["num_hidden_layers"]
+    assert len(quantized) == 7 * checkpoints.config_of(made)["num_hidden_layers"] + 1
     for name in quantized:
         scale = stored[f"{name}_scale"]
         assert ((stored[name] * scale - dense[name].float()).abs() <= 0.51 * scale).all()
     spec = read_spec(directory)
     assert spec.quantization is not None
     assert isinstance(spec.quantization.format_of("model.layers.0.mlp.up_proj"), Int8Format)
-    assert spec.quantization.format_of("lm_head") is None
+    assert isinstance(spec.quantization.format_of("lm_head"), Int8Format)
 
 
 def test_figures_follow_from_seconds() -> None:
