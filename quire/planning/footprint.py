@@ -17,8 +17,11 @@ CPU_RUNTIME_BYTES = 20 * 2**20
 """oneDNN's compiled products, their scratch space, and what the allocator keeps between steps, for any model."""
 MAPPED_BYTES = 32 * 2**20
 """glibc maps a buffer of at least this size by itself and unmaps it when it is freed; it keeps smaller ones."""
-CPU_LOGIT_BYTES = 24
-"""For each sampled logit beside the model's own: scores and weights in fp32, these and their sums in fp64."""
+CPU_LOGIT_BYTES = 16
+"""For each sampled logit beside the model's own: what transforms of scores make of them in fp32. Our sampler takes one row
+at a time."""
+TORCH_LOGIT_BYTES = 24
+"""The same where torch samples all rows at once: scores and weights in fp32, these and their sums in fp64."""
 GATED_PANELS = 128
 """Outputs in whole multiples of which a product is gated as it is written (`kernels/cpu/linear.py`)."""
 GPU_RUNTIME_BYTES = 2**30
@@ -83,7 +86,8 @@ def cpu_activation_bytes(
         buffers = expert_buffers if own_kernels else torch_expert_buffers
         own = buffers(spec.experts, spec.hidden, width, limits.tokens)
         mlp = own if len(spec.experts.layers) == spec.layers else max(mlp, own, key=sum)
-    logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * (width + CPU_LOGIT_BYTES))
+    logit = width + (CPU_LOGIT_BYTES if own_kernels else TORCH_LOGIT_BYTES)
+    logits = min(limits.rows, limits.tokens) * (spec.hidden * width + spec.vocab_size * logit)
     tables = len(spec.kv_groups()) * (limits.rows + 1) * -(-limits.length // block_size) * INDEX_BYTES
     counts = (limits.rows + 1) * spec.vocab_size * COUNT_BYTES
     layer = max(sum(attention), max(_small(attention), _small(mlp)) + sum(mlp) - _small(mlp))
