@@ -18,8 +18,8 @@ CPU_RUNTIME_BYTES = 20 * 2**20
 MAPPED_BYTES = 32 * 2**20
 """glibc maps a buffer of at least this size by itself and unmaps it when it is freed; it keeps smaller ones."""
 CPU_LOGIT_BYTES = 16
-"""For each sampled logit beside the model's own: what transforms of scores make of them in fp32. Our sampler takes one row
-at a time."""
+"""For each sampled logit beside the model's own: what transforms of scores make of them in fp32. Our sampler takes one
+row at a time."""
 TORCH_LOGIT_BYTES = 24
 """The same where torch samples all rows at once: scores and weights in fp32, these and their sums in fp64."""
 GATED_PANELS = 128
