@@ -8,56 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from quire import LLM
 from tests.checkpoints import edit_config, make_tiny
-from tests.gpu.test_parity import (
-    BLOCKS,
-    EVERYTHING,
-    EXACTLY,
-    GREEDY,
-    SETTINGS,
-    answers_of,
-    assert_all_free,
-    assert_greedy,
-    assert_near,
-)
+from tests.gpu.several_cards import NEEDS_FOUR, NEEDS_TWO, assert_as_near, assert_text
+from tests.gpu.test_parity import BLOCKS, GREEDY, SETTINGS
 from tests.parity.cases import CASES
-from tests.parity.oracle import Oracle
 from tests.parity.test_architectures import prompts
 from tests.worker.startup.test_compile_warmup import GPTQ
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards"),
-    pytest.mark.usefixtures("not_refused_on_gpus"),
-]
+pytestmark = [pytest.mark.gpu, NEEDS_TWO, pytest.mark.usefixtures("not_refused_on_gpus")]
 EXPERTS: dict[str, Any] = {"tensor_parallel_size": 2, "enable_expert_parallel": True, **SETTINGS}
-FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four cards")
 QWEN = "qwen3 moe"
 
 
 @pytest.mark.parametrize(
-    "settings", [EXPERTS, pytest.param(EXPERTS | {"pipeline_parallel_size": 2}, marks=FOUR)], ids=["one stage", "two"]
+    "settings",
+    [EXPERTS, pytest.param(EXPERTS | {"pipeline_parallel_size": 2}, marks=NEEDS_FOUR)],
+    ids=["one stage", "two"],
 )
 @pytest.mark.parametrize("case", [QWEN, "mixtral"])
 def test_float32_text_is_transformers(case: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[case])
-    reference, batch = Oracle(directory, device="cuda"), prompts()
-    with LLM(str(directory), dtype="float32", **BLOCKS, **settings) as llm:
-        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
-            assert_greedy(reference, prompt, output)
-        (again,) = llm.generate([batch[2]], GREEDY)
-        assert_greedy(reference, batch[2], again)
-        assert_all_free(llm)
+    assert_text(case, tmp_path, settings)
 
 
 def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[QWEN])
-    with LLM(str(directory), dtype="bfloat16", **EXACTLY, **BLOCKS, **EXPERTS) as llm:
-        answers = answers_of(llm, prompts(), EVERYTHING)
-    assert_near(directory, prompts(), answers)
+    assert_as_near(QWEN, tmp_path, EXPERTS)
 
 
 def test_codes_are_served(tmp_path: Path) -> None:

@@ -12,38 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from quire import LLM, SamplingParams
 from quire.errors import EngineDeadError
 from quire.executor.multi_rank_executor import MultiRankExecutor
 from quire.sampling import StructuredOutputsParams
 from tests.checkpoints import make_llama, make_tiny
-from tests.gpu.test_parity import (
-    BLOCKS,
-    EVERYTHING,
-    EXACTLY,
-    GREEDY,
-    SETTINGS,
-    answers_of,
-    assert_all_free,
-    assert_greedy,
-    assert_near,
-    wait_for_swap_space,
-)
+from tests.gpu.several_cards import NEEDS_FOUR, NEEDS_TWO, assert_as_near, assert_preempted_text, assert_text
+from tests.gpu.test_parity import BLOCKS, GREEDY, SETTINGS
 from tests.gpu.test_tensor_parallel import assert_adapted
 from tests.parity.cases import CASES
-from tests.parity.oracle import Oracle
-from tests.parity.test_architectures import CHUNK, TOKENS, prompts
+from tests.parity.test_architectures import TOKENS, prompts
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards"),
-    pytest.mark.usefixtures("not_refused_on_gpus"),
-]
+pytestmark = [pytest.mark.gpu, NEEDS_TWO, pytest.mark.usefixtures("not_refused_on_gpus")]
 STAGES: dict[str, Any] = {"pipeline_parallel_size": 2, **SETTINGS}
 OF_TWO: dict[str, Any] = {"tensor_parallel_size": 2, **STAGES}
-FOUR = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four cards")
 QWEN = "qwen3, wide heads"
 
 
@@ -54,40 +37,21 @@ QWEN = "qwen3, wide heads"
         ("qwen3 moe", STAGES),
         ("gemma3", STAGES),
         ("gpt2", STAGES),
-        pytest.param(QWEN, OF_TWO, marks=FOUR),
-        pytest.param("qwen3 moe", OF_TWO, marks=FOUR),
+        pytest.param(QWEN, OF_TWO, marks=NEEDS_FOUR),
+        pytest.param("qwen3 moe", OF_TWO, marks=NEEDS_FOUR),
     ],
 )
 def test_float32_text_is_transformers(case: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[case])
-    reference, batch = Oracle(directory, device="cuda"), prompts()
-    with LLM(str(directory), dtype="float32", **BLOCKS, **settings) as llm:
-        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
-            assert_greedy(reference, prompt, output)
-        (again,) = llm.generate([batch[2]], GREEDY)
-        assert again.num_cached_tokens == 80
-        assert_greedy(reference, batch[2], again)
-        assert_all_free(llm)
+    assert_text(case, tmp_path, settings)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_text_is_transformers(mode: str, tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[QWEN])
-    reference, batch = Oracle(directory, device="cuda"), prompts()
-    few: dict[str, Any] = {"num_gpu_blocks_override": 16, "preemption_mode": mode, "swap_space": 0.01}
-    with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **STAGES) as llm:
-        if mode == "swap":
-            wait_for_swap_space(llm)
-        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
-            assert_greedy(reference, prompt, output)
-        assert llm._engine.counts()["preemptions"] > 0
+    assert_preempted_text(QWEN, tmp_path, mode, STAGES)
 
 
 def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[QWEN])
-    with LLM(str(directory), dtype="bfloat16", **EXACTLY, **BLOCKS, **STAGES) as llm:
-        answers = answers_of(llm, prompts(), EVERYTHING)
-    assert_near(directory, prompts(), answers)
+    assert_as_near(QWEN, tmp_path, STAGES)
 
 
 @pytest.mark.parametrize("settings", [{}, {"enforce_eager": True}, {"quantization": "fp8"}])

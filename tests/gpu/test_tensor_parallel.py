@@ -17,66 +17,32 @@ from quire import LLM, SamplingParams
 from quire.errors import EngineDeadError
 from quire.executor.multi_rank_executor import MultiRankExecutor
 from tests.checkpoints import make_llama, make_tiny
-from tests.gpu.test_parity import (
-    BLOCKS,
-    EVERYTHING,
-    EXACTLY,
-    GREEDY,
-    SETTINGS,
-    TIE,
-    answers_of,
-    assert_all_free,
-    assert_greedy,
-    assert_near,
-    wait_for_swap_space,
-)
+from tests.gpu.several_cards import NEEDS_TWO, assert_as_near, assert_preempted_text, assert_text
+from tests.gpu.test_parity import BLOCKS, GREEDY, SETTINGS, TIE
 from tests.offline.test_lora import KINDS, Stage
 from tests.parity.cases import CASES
-from tests.parity.oracle import Oracle
-from tests.parity.test_architectures import CHUNK, TOKENS, prompts
+from tests.parity.test_architectures import TOKENS, prompts
 from tests.quantization import made
 from tests.quantization.test_checkpoints import WEIGHT_ONLY, WITH_ACTIVATIONS
 from tests.quantization.test_divided import SHAPE
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two cards"),
-]
+pytestmark = [pytest.mark.gpu, NEEDS_TWO]
 TWO: dict[str, Any] = {"tensor_parallel_size": 2, **SETTINGS}
 DIVISIBLE = ["qwen3, wide heads", "qwen3 moe", "gemma3", "gpt2"]
 
 
 @pytest.mark.parametrize("case", DIVISIBLE)
 def test_float32_text_is_transformers(case: str, tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[case])
-    reference, batch = Oracle(directory, device="cuda"), prompts()
-    with LLM(str(directory), dtype="float32", **BLOCKS, **TWO) as llm:
-        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
-            assert_greedy(reference, prompt, output)
-        (again,) = llm.generate([batch[2]], GREEDY)
-        assert again.num_cached_tokens == 80
-        assert_greedy(reference, batch[2], again)
-        assert_all_free(llm)
+    assert_text(case, tmp_path, TWO)
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_preempted_text_is_transformers(mode: str, tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
-    reference, batch = Oracle(directory, device="cuda"), prompts()
-    few: dict[str, Any] = {"num_gpu_blocks_override": 16, "preemption_mode": mode, "swap_space": 0.01}
-    with LLM(str(directory), dtype="float32", max_num_batched_tokens=CHUNK, **few, **TWO) as llm:
-        if mode == "swap":
-            wait_for_swap_space(llm)
-        for prompt, output in zip(batch, llm.generate(batch, GREEDY), strict=True):
-            assert_greedy(reference, prompt, output)
-        assert llm._engine.counts()["preemptions"] > 0
+    assert_preempted_text(DIVISIBLE[0], tmp_path, mode, TWO)
 
 
 def test_bfloat16_is_as_near_as_transformers(tmp_path: Path) -> None:
-    directory = make_tiny(tmp_path, **CASES[DIVISIBLE[0]])
-    with LLM(str(directory), dtype="bfloat16", **EXACTLY, **BLOCKS, **TWO) as llm:
-        answers = answers_of(llm, prompts(), EVERYTHING)
-    assert_near(directory, prompts(), answers)
+    assert_as_near(DIVISIBLE[0], tmp_path, TWO)
 
 
 @pytest.mark.parametrize("settings", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}, {"enforce_eager": True}])
