@@ -44,7 +44,9 @@ class ApiProcesses:
 
     def number_of(self, child: Child) -> int:
         """The number of a present process."""
-        return self.numbers[next(place for place, api in enumerate(self.children) if api is child)]
+        place = self.place_of(child)
+        assert place is not None, "no API process, or one of earlier"
+        return self.numbers[place]
 
     @property
     def all_gone(self) -> bool:

@@ -27,13 +27,13 @@ from quire.executor.card_ranks import reach_ranks
 from quire.executor.gpu_executor import GpuExecutor
 from quire.executor.gpu_rank import GpuRank
 from quire.executor.multi_rank_executor import MultiRankExecutor
-from quire.executor.rank_messages import Blocks, FromRank, Offer, Offers, ToRanks
+from quire.executor.rank_messages import FromRank, ToRanks
+from quire.executor.rank_process import EngineChannel
 from quire.kernels.triton.ranks import handed_on
 from quire.kernels.triton.ranks.stage_window import StageLayout
 from quire.mesh import Mesh, mesh_of
 from quire.models.spec import read_spec
 from quire.offline import local_engine
-from quire.planning.kv_cache_plan import NumBlocks
 from quire.processes.shared_memory import SharedMemory
 from quire.worker import buffer_ring, model_runner
 from quire.worker.worker import LoadedModel, Worker
@@ -83,8 +83,8 @@ def executor_of(config: Config, clock: Clock) -> MultiRankExecutor:
     return executor
 
 
-class Channel:
-    """A rank's way to the engine; see RankChannel."""
+class Channel(EngineChannel):
+    """A rank's way to the engine, by queues."""
 
     def __init__(self, rank: int, said: queue.SimpleQueue[tuple[int, Any]]) -> None:
         self._rank, self._said = rank, said
@@ -101,18 +101,6 @@ class Channel:
 
     def poll(self) -> ToRanks | None:
         return None if self.messages.empty() else self.receive()
-
-    def exchange(self, data: bytes) -> list[bytes]:
-        self.send(Offer(data))
-        offers = self.receive()
-        assert isinstance(offers, Offers)
-        return offers.data
-
-    def agree(self, blocks: NumBlocks) -> NumBlocks:
-        self.send(Blocks(*blocks))
-        of_all = self.receive()
-        assert isinstance(of_all, Blocks)
-        return NumBlocks(of_all.device, of_all.host)
 
 
 class RanksInThreads:

@@ -25,7 +25,7 @@ constexpr int kKeysAtOnce = W;    // whose products with one query are summed to
 constexpr int64_t kChunksOfTokens = 2, kChunksOfPrompts = 8;  // of work for a thread at least; prompts' differ in size
 constexpr int64_t kLine = 64;     // bytes of a cache line
 constexpr int64_t kWorthSharing = 1 << 16;  // products of queries and keys; fewer take less than another thread's help
-constexpr float kLargestWeight = 32767.0f;  // what a weight of 1 is as an integer
+constexpr float kLargest = 32767.0f;  // integer: what a weight of 1 becomes, and the largest number of a query
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 template <class T, class C>
@@ -70,7 +70,7 @@ template <class T>
 void store_weights(T* to, vf weights) {
     store(to, weights);
 }
-inline void store_weights(int16_t* to, vf weights) { store_rounded(to, mul(weights, all(kLargestWeight))); }
+inline void store_weights(int16_t* to, vf weights) { store_rounded(to, mul(weights, all(kLargest))); }
 
 // Scores [kKeys] of one query become weights: those outside [begin, end) get none. Returns by how much what was summed
 // before shrinks.
@@ -213,7 +213,7 @@ template <int R>
 struct IntegerProducts {
     using T = bf16;
     using C = int8_t;
-    static constexpr float kLargest = 32767.0f, kSmallest = 1e-30f;
+    static constexpr float kSmallest = 1e-30f;  // what is below is zero
     static constexpr int kVectors = W == 16 || R <= 2 ? 2 : 1;  // of values, whose sums stay in registers
     const Step<T, C>& s;
     float* units;      // [heads, R]
@@ -267,7 +267,7 @@ struct IntegerProducts {
             unit[r] = std::exp(most - highest[r]);
             shrunk[r] = before == kMinusInfinity ? 0.0f : std::exp(before - highest[r]);
             total[r] = total[r] * shrunk[r] + of_tile * unit[r];
-            unit[r] /= kLargestWeight;
+            unit[r] /= kLargest;
         }
         int64_t c = 0;
         for (; c + kVectors * 2 * W <= s.d; c += kVectors * 2 * W)
