@@ -18,7 +18,7 @@ from quire.kernels.cpu import packed_weight_file
 from quire.kernels.cpu.grouped_linear import grouped_linear, pack_grouped
 from quire.kernels.cpu.library import Library, library
 from quire.kernels.cpu.linear import PackedWeight, linear, pack_linear
-from quire.kernels.cpu.packed_weight_file import PackedWeightFile
+from quire.kernels.cpu.packed_weight_file import LARGE_PAGE, PackedWeightFile
 from quire.kernels.reference.gguf_blocks import BlockWeight
 
 ROOT = Path(__file__).parents[3]
@@ -93,6 +93,27 @@ def test_both_starts_hold_the_file_and_no_copy(path: Path, kernels: Library) -> 
         regions = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
         (region,) = [r for r in regions if int(r[0].split("-")[0], 16) <= address < int(r[0].split("-")[1], 16)]
         assert ".packed" in region[5]
+
+
+def test_data_lie_in_large_pages_that_were_written_at_once(
+    path: Path, kernels: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is what Linux needs to keep them in pages of that size."""
+    written, write = [], os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: written.append((at, len(data))) or write(file, data, at))
+    large = torch.arange(3 << 20, dtype=torch.int64).to(torch.uint8)
+    with PackedWeightFile(path, PLENTY, kernels) as file:
+        for name in ("a", "b"):
+            assert torch.equal(file.get(name, large.clone), large)
+    whole = set()
+    for at, length in written:
+        if length == LARGE_PAGE and at % LARGE_PAGE == 0 and at not in whole:
+            whole.add(at)
+        else:
+            assert {*range(at // LARGE_PAGE * LARGE_PAGE, at + length, LARGE_PAGE)} <= whole
+    assert len(whole) == 3
+    with PackedWeightFile(path, PLENTY, kernels) as file:
+        assert all(torch.equal(file.get(name, large.clone), large) for name in ("a", "b"))
 
 
 def test_integers_are_kept_too_and_what_cannot_be_is_no_reason_to_write_the_file_anew(
