@@ -65,7 +65,7 @@ def test_int8_with_a_scale_for_each_output(rows: int, columns: int, instructions
     if columns % 32 == 0:
         assert isinstance(packed, BlockWeight) == (instructions != "none")
     bias, half = torch.linspace(-1, 1, rows), rows // 2
-    for tokens in (1, 2, 3, 8, 9, 12, 13, 25, 40):
+    for tokens in (1, 2, 3, 8, 9, 12, 13, 25, 40, 75):
         x = torch.randn((tokens, columns), generator=draw)
         seen = x.double()
         if rounds_to_bytes(packed):
@@ -76,6 +76,42 @@ def test_int8_with_a_scale_for_each_output(rows: int, columns: int, instructions
         out = torch.empty((tokens, half))
         kernels.scaled_linear_silu_and_mul(x, packed, bias, out)
         assert_close(out, F.silu(exact[:, :half]) * exact[:, half:], 4 * ROUNDING)
+
+
+@pytest.mark.parametrize("columns", [48, 528])
+def test_int8_rows_of_bfloat16_are_rounded_as_the_reference_does(columns: int, instructions: str) -> None:
+    """Quotients that lie between two codes as well: with a weight that is the identity, products are the codes."""
+    packed = kernels.pack_scaled(ScaledWeight(torch.eye(columns, dtype=torch.int8), torch.ones((columns, 1)), (1, columns)))
+    if not rounds_to_bytes(packed):
+        pytest.skip("rows are rounded to 16 bits")
+    x = torch.randn((70, columns), generator=torch.Generator().manual_seed(columns)).bfloat16()
+    x[1::3] = (torch.arange(columns) % 255 - 127).bfloat16() / 2  # half of them ties
+    x[2::3] *= 1e-12
+    x[5] = 0
+    codes, scales = quantize_rows(x, torch.int8, columns)
+    assert torch.equal(kernels.scaled_linear(x, packed, None), (codes * scales).bfloat16())
+    x[3, 17], x[4, columns - 1], x[6, 0] = torch.nan, torch.inf, -torch.inf
+    odd = kernels.scaled_linear(x, packed, None).isnan().all(1)
+    assert odd.nonzero().flatten().tolist() == [3, 4, 6]
+
+
+def test_gated_int8_products_of_bfloat16(instructions: str) -> None:
+    """Whose gate is no more precise than they are."""
+    draw = torch.Generator().manual_seed(11)
+    codes = torch.randint(-128, 128, (128, 64), generator=draw, dtype=torch.int8)
+    weight = ScaledWeight(codes, torch.rand((128, 1), generator=draw) * 0.3, (1, 64))
+    packed = kernels.pack_scaled(weight)
+    if not isinstance(packed, BlockWeight) or not rounds_to_bytes(packed):
+        pytest.skip("torch computes, or rows are rounded to 16 bits")
+    for tokens in (1, 20):
+        x = torch.randn((tokens, 64), generator=draw).bfloat16()
+        bytes_of_x, scales = quantize_rows(x, torch.int8, 64)
+        seen = bytes_of_x.double() * scales.double()
+        gate, up = F.linear(seen, weight.dense().double()).chunk(2, 1)
+        assert gate.abs().max() > 90
+        out = torch.empty((tokens, 64), dtype=torch.bfloat16)
+        kernels.scaled_linear_silu_and_mul(x, packed, None, out)
+        torch.testing.assert_close(out.double(), F.silu(gate) * up, rtol=2**-8, atol=1e-6)
 
 
 def test_int8_rows_do_not_depend_on_their_neighbours(instructions: str) -> None:

@@ -131,6 +131,22 @@ inline Magnitude magnitude_of(const T* x, int64_t n) {
     return {largest(most), sum(nothing)};
 }
 
+#if defined(__AVX512F__)
+// The magnitudes of bf16 are in the order of their bits.
+inline Magnitude magnitude_of(const bf16* x, int64_t n) {
+    constexpr int kValues = 2 * W;
+    constexpr bf16 kInfinity = 0x7f80;
+    vi most = integers(0);
+    for (int64_t i = 0; i < n; i += kValues) {
+        const __mmask32 there = n - i >= kValues ? ~__mmask32(0) : (__mmask32(1) << (n - i)) - 1;
+        most = _mm512_max_epu16(most, low_bits<0x7fff>(_mm512_maskz_loadu_epi16(there, x + i)));
+    }
+    vi high = _mm512_srli_epi32(most, 16), low = _mm512_and_si512(most, integers(0xffff));
+    const bf16 found = bf16(_mm512_reduce_max_epu32(_mm512_max_epu32(high, low)));
+    return {widen(found), found < kInfinity ? 0.0f : std::numeric_limits<float>::quiet_NaN()};
+}
+#endif
+
 inline vi all_pairs(const int16_t* p) {
     int32_t pair;
     std::memcpy(&pair, p, 4);

@@ -77,7 +77,10 @@ inline vf load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p
 inline vf widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 inline vf load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline vf load(const bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
-inline void store(float* p, vf x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+inline void store(float* p, vf x, int n) {
+    if (n >= W) return store(p, x);
+    _mm512_mask_storeu_ps(p, first(n), x);
+}
 
 inline __m256i narrow(vf x) {
 #if defined(__AVX512BF16__)
@@ -91,7 +94,10 @@ inline __m256i narrow(vf x) {
 #endif
 }
 inline void store(bf16* p, vf x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
-inline void store(bf16* p, vf x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
+inline void store(bf16* p, vf x, int n) {
+    if (n >= W) return store(p, x);
+    _mm256_mask_storeu_epi16(p, first(n), narrow(x));
+}
 
 inline vi load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
 inline vi all_pairs(const bf16* p) {
@@ -218,6 +224,21 @@ inline vf exponential(vf x) {
 }
 
 inline vf silu(vf x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
+
+// As precise as what it is stored in shows. For bf16, 2 to a fraction is a polynomial that is right to 2^-17, and the quotient
+// to 2^-14.
+inline vf silu(vf x, const float*) { return silu(x); }
+#if defined(__AVX512F__)
+inline vf silu(vf x, const bf16*) {
+    vf exponent = larger(all(-126.0f), mul(x, all(-1.44269504088896f))), whole = nearest(exponent);
+    vf f = sub(exponent, whole);
+    vf p = fma(f, all(9.5700096e-3f), all(5.5874772e-2f));
+    p = fma(fma(fma(p, f, all(2.4022652e-1f)), f, all(6.9314720e-1f)), f, all(1.0f));
+    return mul(x, _mm512_rcp14_ps(add(all(1.0f), _mm512_scalef_ps(p, whole))));
+}
+#else
+inline vf silu(vf x, const bf16*) { return silu(x); }
+#endif
 
 // In its tanh form (Hendrycks & Gimpel 2016); (1 + tanh(u)) / 2 is a logistic function of 2u.
 inline vf gelu(vf x) {
