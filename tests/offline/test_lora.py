@@ -217,7 +217,7 @@ def test_streams_have_adapters(stage: Stage, tmp_path: Path) -> None:
         assert await tokens(llm, prompts[0], late) == stage.greedy(prompts[0], "gate", 16)
         assert sorted(loads) == sorted([*KINDS, "late", "late"])
         assert await llm.list_loras() == set(range(1, len(KINDS) + 1))
-        assert await llm.remove_lora(4) and not await llm.remove_lora(99)
+        assert [await llm.remove_lora(number) for number in (4, 99)] == [True, False]
         assert 4 not in await llm.list_loras()
         assert await llm.add_lora(LoRARequest("again", 4, str(stage.paths["q and v"])))
         assert 4 in await llm.list_loras()
@@ -244,7 +244,7 @@ def test_requests_between_steps_have_adapters(stage: Stage) -> None:
             last |= {output.request_id: output for output in engine.step()}
         for name, prompt in zip(names, prompts, strict=True):
             found = list(last[str(name)].outputs[0].token_ids)
-            assert found == stage.greedy(prompt, name, 24)[: len(found)] and len(found) in (6, 24), name
+            assert found == stage.greedy(prompt, name, 24)[: 6 if name == "mlp" else 24], name
     finally:
         engine.close()
 
