@@ -81,7 +81,8 @@ def test_int8_with_a_scale_for_each_output(rows: int, columns: int, instructions
 @pytest.mark.parametrize("columns", [48, 528])
 def test_int8_rows_of_bfloat16_are_rounded_as_the_reference_does(columns: int, instructions: str) -> None:
     """Quotients that lie between two codes as well: with a weight that is the identity, products are the codes."""
-    packed = kernels.pack_scaled(ScaledWeight(torch.eye(columns, dtype=torch.int8), torch.ones((columns, 1)), (1, columns)))
+    identity = torch.eye(columns, dtype=torch.int8)
+    packed = kernels.pack_scaled(ScaledWeight(identity, torch.ones((columns, 1)), (1, columns)))
     if not rounds_to_bytes(packed):
         pytest.skip("rows are rounded to 16 bits")
     x = torch.randn((70, columns), generator=torch.Generator().manual_seed(columns)).bfloat16()

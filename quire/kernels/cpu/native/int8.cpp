@@ -32,12 +32,16 @@ constexpr int64_t kWorthSharing = 1 << 19;
 constexpr int64_t kWorthRounding = 1 << 15;  // values whose rounding is worth sharing
 constexpr int64_t kRowsOfChunk = 16;         // that one thread rounds: their scales fill a cache line
 constexpr int64_t kAtOnce = 64;              // values that are rounded together, as many as a vector has bytes
-constexpr int64_t kCheapRows = 8;  // take no longer than one
+constexpr int64_t kCheapRows = 8;            // take no longer than one
+constexpr int64_t kLine = 64;                // bytes of a cache line
+constexpr int64_t kQuadsOfLine = 4;          // that are multiplied for each line that is asked for
+constexpr int64_t kTilesAhead = 6;           // that leave memory time for the next panel
+constexpr int64_t kSmallerChunks = 8;        // times, where memory is not what bounds them: no thread waits long at the end
 constexpr float kLargest = 127.0f, kSmallest = 1e-20f;
 
 // x = scale · whole. A stretch of columns of all rows comes before the next one.
 struct Rows {
-    const int8_t* whole;   // [stretches, rows, kStretch], zeros behind the last column
+    const int8_t* whole;   // [stretches, rows, kStretch], nothing of use behind the last column
     const float* scales;   // NaN where a value was not finite
     const int32_t* zeros;  // what a sum begins with
     int64_t count;
@@ -67,7 +71,8 @@ inline vi quotients(const T* x, int lanes, vf unit, vf inverse) {
 // One row → whole + stretch · step. As `quantize_rows` of quire/kernels/reference/quantized_rows.py.
 template <class T>
 void round_row(const T* x, int64_t columns, int8_t* whole, int64_t step, float* scale, int32_t* start) {
-    const vi order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), ones = _mm512_set1_epi8(1);
+    const vi order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // of packed vectors
+    const vi ones = _mm512_set1_epi8(1);
     const Magnitude magnitude = magnitude_of(x, columns);
     const float size = std::max(magnitude.largest, kSmallest) / kLargest;
     const vf unit = all(size), inverse = all(1.0f / size);
@@ -76,7 +81,7 @@ void round_row(const T* x, int64_t columns, int8_t* whole, int64_t step, float* 
         const int64_t left = columns - c;
         vi codes[4];
         for (int i = 0; i < 4; ++i)
-            codes[i] = quotients(x + c + i * W, int(std::max<int64_t>(0, std::min<int64_t>(W, left - i * W))), unit, inverse);
+            codes[i] = quotients(x + c + i * W, int(std::clamp<int64_t>(left - i * W, 0, W)), unit, inverse);
         vi first = _mm512_packs_epi32(codes[0], codes[1]), second = _mm512_packs_epi32(codes[2], codes[3]);
         vi bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second));
         add_products_of_bytes(sums, ones, bytes);
@@ -93,19 +98,16 @@ Rows round_rows(const T* x, int64_t xs, int64_t rows, int64_t columns) {
     int8_t* whole = reinterpret_cast<int8_t*>(own);
     float* scales = reinterpret_cast<float*>(own + rows * stretches * kStretch);
     int32_t* zeros = reinterpret_cast<int32_t*>(scales + rows);
-    parallel_if(rows * columns >= kWorthRounding, (rows + kRowsOfChunk - 1) / kRowsOfChunk, [&](int64_t chunk) {
+    const int64_t chunks = (rows + kRowsOfChunk - 1) / kRowsOfChunk;
+    parallel_if(rows * columns >= kWorthRounding, chunks, [&](int64_t chunk) {
         for (int64_t row = chunk * kRowsOfChunk; row < std::min(rows, (chunk + 1) * kRowsOfChunk); ++row)
             round_row(x + row * xs, columns, whole + row * kStretch, rows * kStretch, scales + row, zeros + row);
     });
     return {whole, scales, zeros, rows};
 }
 
-constexpr int64_t kLine = 64;       // bytes of a cache line
-constexpr int64_t kQuadsOfLine = 4;  // that are multiplied for each line that is asked for
-constexpr int64_t kTilesAhead = 6;   // that leave memory time for the next panel
-
 // sums [R, 32] = R rows times a panel's codes. Those of one row are added up by turns, else each product would wait for the
-// one before it.
+// one before it. Lines from `ahead` on are asked for.
 template <int R>
 void multiply(const Rows& rows, int64_t first, const uint8_t* codes, int64_t columns, const uint8_t* ahead,
               int32_t* sums) {
@@ -156,8 +158,8 @@ void linear(const T* x, int64_t xs, int64_t count, const uint8_t* packed, int64_
     const int64_t head = kPanel * sizeof(float), size = columns * kPanel + head;
     const int64_t width = gated ? outputs / 2 : outputs, panels = (width + kPanel - 1) / kPanel;
     const int64_t tiles = (count + kMostRows - 1) / kMostRows;
-    // What is not bound by memory is shared in smaller chunks, so that no thread waits long for the last one.
-    const int64_t most = panels_of_chunk(panels, size), each = tiles > 1 ? std::max<int64_t>(1, most / 8) : most;
+    const int64_t most = panels_of_chunk(panels, size);
+    const int64_t each = tiles > 1 ? std::max<int64_t>(1, most / kSmallerChunks) : most;
     bool shared = outputs * columns * std::max(count, kCheapRows) >= kWorthSharing;
     parallel_if(shared, (panels + each - 1) / each, [&](int64_t chunk) {
         alignas(64) int32_t sums[kMostRows * kPanel], ups[kMostRows * kPanel];
@@ -165,7 +167,8 @@ void linear(const T* x, int64_t xs, int64_t count, const uint8_t* packed, int64_
             const uint8_t *own = packed + panel * size, *up = own + panels * size;
             for (int64_t tile = 0; tile < tiles; ++tile) {
                 int64_t first = count * tile / tiles, n = count * (tile + 1) / tiles - first;
-                auto multiply_panel = [&](const uint8_t* from, int32_t* to) {  // and all tiles together ask for the next one
+                // All tiles together ask for the next panel.
+                auto multiply_panel = [&](const uint8_t* from, int32_t* to) {
                     const uint8_t* ahead = tiles < kTilesAhead ? from : from + size + columns * kPanel * tile / tiles;
                     multiply_tile<1>(n, rows, first, from + head, columns, ahead, to);
                 };

@@ -225,8 +225,8 @@ inline vf exponential(vf x) {
 
 inline vf silu(vf x) { return div(x, add(all(1.0f), exponential(sub(zero(), x)))); }
 
-// As precise as what it is stored in shows. For bf16, 2 to a fraction is a polynomial that is right to 2^-17, and the quotient
-// to 2^-14.
+// As precise as what it is stored in shows. For bf16, 2 to a fraction is a polynomial that is right to 2^-17, and the
+// quotient to 2^-14.
 inline vf silu(vf x, const float*) { return silu(x); }
 #if defined(__AVX512F__)
 inline vf silu(vf x, const bf16*) {
