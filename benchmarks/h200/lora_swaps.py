@@ -3,10 +3,9 @@
     python benchmarks/h200/lora_swaps.py --model DIR [--streams 16] [--slots 8] [--adapters 40] [--seconds 4]
 
 Streams decode with adapters that stay on the device. Beside them short requests come at a fixed rate. For some seconds
-in turn these share the few adapters that there is room for beside the streams', or each has another that must be brought
-first; so steps have as many adapters either way. One JSON line
-for each kind, with milliseconds between two pieces of a stream; the last has the ratio of the 99th percentiles. The
-model's weights and the adapters' are random.
+in turn these share the few adapters that there is room for beside the streams', or each has another that must be
+brought first; so steps have as many adapters either way. One JSON line for each kind, with milliseconds between two
+pieces of a stream; the last has the ratio of the 99th percentiles. The weights of model and adapters are random.
 """
 
 from __future__ import annotations
