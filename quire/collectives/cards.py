@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from quire.collectives.collectives import Norms
 from quire.collectives.nccl import ID_BYTES, Nccl, new_id
 from quire.collectives.peer_memory import MappedMemory, OwnMemory, PeerMemoryError
 from quire.mesh import Mesh
@@ -63,6 +64,8 @@ class Cards:
         device: Its card, which is the current one.
         exchange: See Exchange; called twice.
     """
+
+    norms: Norms | None = None
 
     def __init__(self, mesh: Mesh, device: torch.device, exchange: Exchange) -> None:
         torch.cuda.set_device(device)
@@ -147,6 +150,8 @@ class Rehearsed:
         memory: Of Cards; None: it has none.
         ranks: How many there are.
     """
+
+    norms: Norms | None = None
 
     def __init__(self, memory: RankMemory | None, ranks: int) -> None:
         self._memory = memory
