@@ -75,10 +75,12 @@ def test_norms_that_add_up_make_the_form_of_rows_that_is_taken(rows: int, asked:
     expected = norm.rows(torch.ones(rows, WIDTH), summand(rows) * 3)
     assert ranks.asked == [asked]
     if isinstance(found, Tensor):
-        assert isinstance(expected, Tensor) and torch.equal(found, expected)
+        assert isinstance(expected, Tensor)
+        assert torch.equal(found, expected)
     else:
         assert not isinstance(expected, Tensor)
-        assert torch.equal(found.codes, expected.codes) and torch.equal(found.scales, expected.scales)
+        assert torch.equal(found.codes, expected.codes)
+        assert torch.equal(found.scales, expected.scales)
 
 
 @torch.inference_mode()
