@@ -8,6 +8,7 @@ from torch import Tensor
 from quire.collectives import cards
 from quire.collectives.cards import Cards, Rehearsed
 from quire.collectives.rank_memory import LIMITS, RankMemory, Way, limits_of, way_of
+from quire.collectives.summing_norms import NormWay
 from quire.kernels.triton.ranks import window
 from quire.mesh import Mesh
 
@@ -23,6 +24,12 @@ class Watched:
 
     def gather_columns(self, x: Tensor, out: Tensor) -> None:
         self.asked.append("gather")
+
+    def norm_way_of(self, x: Tensor, weight: Tensor) -> NormWay:
+        return "pull"
+
+    def norm(self, *given: object) -> None:
+        self.asked.append(f"norm by {given[-1]}")
 
 
 def cards_of(memory: Watched | None, nccl: Watched, ranks: int = 2) -> Cards:
@@ -73,8 +80,14 @@ def test_a_rehearsal_asks_nothing_of_nccl() -> None:
     rehearsed = Rehearsed(memory, 2)  # type: ignore[arg-type]
     for size in (8, 1 << 19, 1 << 24):
         rehearsed.all_reduce(torch.empty(size, device="meta"))
-    assert memory.asked == ["push", "pull"]
-    Rehearsed(None, 2).all_reduce(torch.zeros(8))
+    assert rehearsed.norms is not None
+    x = torch.empty(2, 8)
+    rehearsed.norms.rms_norm(x, x[0], 1e-5, x.clone(), x.clone())
+    rehearsed.norms.rms_norm_quantized(x, x[0], 1e-5, torch.int8, x.clone())
+    assert memory.asked == ["push", "pull", "norm by pull", "norm by pull"]
+    without = Rehearsed(None, 2)
+    without.all_reduce(torch.zeros(8))
+    assert without.norms is None
 
 
 def test_the_way_of_a_norm_follows_from_rows_and_weight() -> None:

@@ -246,7 +246,6 @@ def measure(cards: Cards, mesh: Mesh) -> None:
         if mesh.tp_rank == 0:
             print(f"{rows:>4} rows of 128,256 gathered: own {own:8.1f}  nccl {other:8.1f}", flush=True)
 
-
     measure_norms(cards, mesh)
 
 

@@ -80,7 +80,10 @@ def assert_same(found: Found, expected: Found) -> None:
 
 
 @pytest.fixture
-def windows(device: str) -> Windows:
+def windows(device: str, monkeypatch: pytest.MonkeyPatch) -> Windows:
+    """A rank finds all that it waits for: in these it looks a few times."""
+    for module in (pulled_norm, pushed_norm):
+        monkeypatch.setattr(module, "MOST_POLLS", 3)
     return Windows(device)
 
 

@@ -1,13 +1,12 @@
 """Sums over ranks of many rows with the residual addition and norm that follow: it is bandwidth that counts.
 
 A program takes its rows some at a time, a step. It copies them to the next place of its ring in its own window and says
-to the same program of all other ranks that they are there; then it waits until theirs are, and reads them. Between the
-reads of one step and the work on what was read it copies the rows of the next, so the way between cards does not stand
-still. All ranks add in the order of ranks, in fp32, so all have the same bits.
+to the same program of all other ranks that they are there; then it waits until theirs are, and reads them. While those
+are on their way it copies its rows of the next step, so that the link does not stand still. All ranks add in the order
+of ranks, in fp32, so all have the same bits.
 
-A step is offered when all ranks have offered the one before; and a rank that has offered step n is done with step
-n - 2. So when a rank writes step n, all others are done with step n - 3: with a place more than three in a ring,
-nothing is overwritten that is still read.
+A rank writes step n when all others have said that step n - 1 is there; and one that says so has read step n - 3, whose
+norm came before. So of a ring of four places none is written that is still read.
 """
 
 from __future__ import annotations
@@ -117,23 +116,22 @@ def _rms_norm_pulled(
     # Read once: whoever has waited for a flag finds nothing in the nearest cache.
     own_window, first_window = tl.load(windows + RANK), tl.load(windows + first)
     at, inside = _words_of_step(program, rows, of_step, word, WORDS, ROWS)
+    own = tl.load(delta + at, inside, 0)
     place = _place_in(own_window, ring, done, PLACE, PLACES) + in_place
-    _offer(delta + at, place, inside, windows, first_window, flags, done, RANK, RANKS)
+    _offer(own, place, inside, windows, first_window, flags, done, RANK, RANKS)
     for step in tl.range(0, steps, num_stages=1):
-        number = done + step
+        number, group = done + step, program + step * PROGRAMS
+        next_at, next_inside = _words_of_step(group + PROGRAMS, rows, of_step, word, WORDS, ROWS)
+        kept = tl.load(x + at, inside, 0)
+        next_own = tl.load(delta + next_at, next_inside, 0)
         for rank in tl.static_range(RANKS):
             if rank != RANK:
                 wait_for(own_window + flags + rank * 4, number + 1, POLLS)
-        group = program + step * PROGRAMS
-        at, inside = _words_of_step(group, rows, of_step, word, WORDS, ROWS)
         place = _place_in(first_window, ring, number, PLACE, PLACES) + in_place
         theirs = tl.load(place, inside, 0, cache_modifier=".cg")
-        own = tl.load(delta + at, inside, 0)
-        kept = tl.load(x + at, inside, 0)
         if step + 1 < steps:
-            next_at, next_inside = _words_of_step(group + PROGRAMS, rows, of_step, word, WORDS, ROWS)
             place = _place_in(own_window, ring, number + 1, PLACE, PLACES) + in_place
-            _offer(delta + next_at, place, next_inside, windows, first_window, flags, number + 1, RANK, RANKS)
+            _offer(next_own, place, next_inside, windows, first_window, flags, number + 1, RANK, RANKS)
         low = tl.zeros((ROWS, BLOCK), tl.float32)
         high = tl.zeros((ROWS, BLOCK), tl.float32)
         for rank in tl.static_range(RANKS):
@@ -152,6 +150,7 @@ def _rms_norm_pulled(
         store_normed(
             low, high, weights, shrink, out, scales, row, row < rows, at, inside, largest, smallest, WIDE, ROUND, 1
         )  # fmt: skip
+        own, at, inside = next_own, next_at, next_inside
     tl.debug_barrier()  # all threads have read the count
     tl.store(counts + program, done + steps)
 
@@ -167,9 +166,9 @@ def _words_of_step(group, rows, of_step, word, WORDS: tl.constexpr, ROWS: tl.con
 def _offer(
     own, place, inside, windows, first_window, flags, number, RANK: tl.constexpr, RANKS: tl.constexpr
 ):  # fmt: skip
-    """Copy a step's rows to its place in this rank's ring, and say so to all others."""
+    """Write a step's rows to its place in this rank's ring, and say so to all others."""
     first: tl.constexpr = 1 if RANK == 0 else 0
-    tl.store(place, tl.load(own, inside, 0), inside)
+    tl.store(place, own, inside)
     tl.debug_barrier()  # all threads have written
     release(first_window + flags + RANK * 4, number + 1)
     for rank in tl.static_range(first + 1, RANKS):
