@@ -17,8 +17,8 @@ from quire.kernels.triton.ranks.norm_rows import added_to, store_normed, words_a
 from quire.kernels.triton.ranks.pushed import add_words, arrived, joined, packets_in
 from quire.kernels.triton.ranks.window import MOST_POLLS, PUSHED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS
 
-PER_THREAD = 2
-"""Words, up to 1,024 threads: their packets are 16 bytes, so a thread that reads words writes their packets too."""
+PER_THREAD = 4
+"""Words, up to 1,024 threads."""
 
 
 def can_push_rows(x: Tensor) -> bool:
@@ -53,11 +53,11 @@ def rms_norm_pushed(
     assert delta.is_contiguous() and out.is_contiguous() and weight.is_contiguous() and can_push_rows(x)
     if not rows:
         return
-    overlap, block = can_overlap(x.device), next_power_of_2(words)
+    overlap, block, tiles = can_overlap(x.device), next_power_of_2(words), cdiv(words, PUSHED_TILE)
     _rms_norm_pushed[(rows,)](
         x, weight, out, scales, delta, windows, calls, eps, LARGEST.get(out.dtype, 0.0), SMALLEST, arrivals,
         RANK=rank, RANKS=ranks, WIDE=x.element_size() == 4, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
-        WORDS=words, BLOCK=block, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, TILES=cdiv(words, PUSHED_TILE),
+        WORDS=words, BLOCK=block, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, TILES=tiles, SPAN=next_power_of_2(tiles),
         POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=min(32, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
     )  # fmt: skip
 
@@ -86,20 +86,24 @@ def _rms_norm_pushed(
     MOST: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
+    SPAN: tl.constexpr,
     POLLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """A row. WIDE: a word is an fp32, else two bf16."""
     release_dependents(OVERLAP)
     row = tl.program_id(0)
-    word = tl.arange(0, BLOCK)
+    # Two words are a vector of 16 bytes as packets: taken two by two they need not change threads to become that.
+    word = tl.max_contiguous(tl.arange(0, BLOCK), 2)
     inside = word < WORDS
     weights = tl.load(words_at(weight) + word, inside, 0)
     wait_for_inputs(OVERLAP)
     at = row * WORDS + word
     own = tl.load(words_at(delta) + at, inside, 0)
-    count = calls + row * TILES + word // TILE
-    call = tl.max_constancy(tl.load(count, inside, 0) + 1, TILE)
+    tile = tl.arange(0, SPAN)
+    own_calls = calls + row * TILES
+    counts = tl.load(own_calls + tile, tile < TILES, 0) + 1
+    call = tl.max_constancy(tl.load(own_calls + word // TILE, inside, 0) + 1, TILE)
     number = call.to(tl.int64) << 32
     packets = number | (own.to(tl.int64) & 0xFFFFFFFF)
     place = (call & 1) * (RANKS * MOST) + row * (TILES * TILE) + word
@@ -115,11 +119,11 @@ def _rms_norm_pushed(
         if rank != RANK:
             values = arrived(mine + rank * MOST + place, inside, number, POLLS)
         low, high = add_words(low, high, values, WIDE)
+    tl.debug_barrier()  # all threads have read the numbers
+    tl.store(own_calls + tile, counts, tile < TILES)
     low, high, squares = added_to(kept, low, high, WIDE)
     tl.store(words_at(x) + at, joined(low, high, WIDE), inside)
     shrink = tl.rsqrt(tl.sum(squares, 0) / WIDTH + eps)
     store_normed(
         low, high, weights, shrink, out, scales, row, True, at, inside, largest, smallest, WIDE, ROUND, None
     )  # fmt: skip
-    tl.debug_barrier()  # all threads have read the numbers
-    tl.store(count, call, inside & (word % TILE == 0))
