@@ -48,14 +48,27 @@ class LocalAdapters:
         if asked is None:
             return None
         if asked not in self._loaded:
-            value = {"name": asked.lora_name, "path": asked.lora_path}
-            self._client.send(Control(0, "load_adapter", value))
+            self._client.send(Control(0, *load_command(asked)))
             while not isinstance(done := self._client.receive(None), Done):
                 pass  # the last tokens of aborted requests
-            if done.error:
-                raise RequestError(done.error, param="lora_request")
-            self._loaded[asked] = Adapter(**done.value)
+            self._loaded[asked] = adapter_of(done)
         return self._loaded[asked]
+
+
+def load_command(asked: LoRARequest) -> tuple[str, dict[str, str]]:
+    """What tells the engine to load it: action and value of a Control."""
+    return "load_adapter", {"name": asked.lora_name, "path": asked.lora_path}
+
+
+def adapter_of(done: Done) -> Adapter:
+    """What the engine has loaded.
+
+    Raises:
+        RequestError: It could not; the message names the tensor.
+    """
+    if done.error:
+        raise RequestError(done.error, param="lora_request")
+    return Adapter(**done.value)
 
 
 def for_each(asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int) -> list[LoRARequest | None]:
