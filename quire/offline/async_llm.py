@@ -178,6 +178,27 @@ class AsyncLLM:
         """What the engine holds, for leak tests."""
         return (await self._control("counts")).value
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter before a request asks for it.
+
+        Raises:
+            RequestError: It cannot be served; the message names the tensor.
+        """
+        await self._adapter(lora_request)
+        return True
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget the adapters of this `lora_int_id`; running requests keep theirs. Whether there were any."""
+        own = [each for each in self._adapters.items() if each[0].lora_int_id == lora_id and _is_loaded(each[1])]
+        for asked, _ in own:
+            del self._adapters[asked]
+            await self._command("unload_adapter", {"name": asked.lora_name})
+        return bool(own)
+
+    async def list_loras(self) -> set[int]:
+        """The `lora_int_id` of adapters that are loaded."""
+        return {asked.lora_int_id for asked, loading in self._adapters.items() if _is_loaded(loading)}
+
     async def check_health(self) -> None:
         """Raises EngineDeadError when the engine is no longer there."""
         if self._engine.failure is not None:
@@ -256,7 +277,7 @@ class AsyncLLM:
             RequestError: It cannot be served; the next request for it tries again.
         """
         loading = self._adapters.get(asked)
-        if loading is None or (loading.done() and (loading.cancelled() or loading.exception())):
+        if loading is None or (loading.done() and not _is_loaded(loading)):
             loading = self._adapters[asked] = asyncio.create_task(self._load_adapter(asked))
         return await asyncio.shield(loading)
 
@@ -304,6 +325,10 @@ class AsyncLLM:
         if self._local.text.tokenizer is None:
             raise ConfigError("There is no tokenizer: skip_tokenizer_init was set.")
         return self._local.text.tokenizer
+
+
+def _is_loaded(loading: asyncio.Task[Adapter]) -> bool:
+    return loading.done() and not loading.cancelled() and loading.exception() is None
 
 
 AsyncLLMEngine = AsyncLLM

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
+from quire import LLM, AsyncLLM, BeamSearchParams, LLMEngine, LoRARequest, SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.messages import Adapter, Add, Control, Deltas, Done, FromEngine
 from tests.adapters import ALL, Reference, make_adapter
@@ -216,12 +216,48 @@ def test_streams_have_adapters(stage: Stage, tmp_path: Path) -> None:
         shutil.copytree(stage.paths["gate"], tmp_path / "late")
         assert await tokens(llm, prompts[0], late) == stage.greedy(prompts[0], "gate", 16)
         assert sorted(loads) == sorted([*KINDS, "late", "late"])
+        assert await llm.list_loras() == set(range(1, len(KINDS) + 1))
+        assert [await llm.remove_lora(number) for number in (4, 99)] == [True, False]
+        assert 4 not in await llm.list_loras()
+        assert await llm.add_lora(LoRARequest("again", 4, str(stage.paths["q and v"])))
+        assert 4 in await llm.list_loras()
 
     llm = AsyncLLM(str(stage.model), **(SETTINGS | {"max_loras": len(KINDS)}))
     try:
         asyncio.run(run(llm))
     finally:
         llm.shutdown()
+
+
+def test_requests_between_steps_have_adapters(stage: Stage) -> None:
+    """The first ones go on while the adapter of the next is read, and may end then."""
+    names = ["all", "mlp", None, "down"]
+    prompts = random_prompts(10, [12, 9, 15, 20])
+    engine, last = LLMEngine(str(stage.model), **(SETTINGS | {"max_loras": 2})), {}
+    try:
+        for name, prompt in zip(names, prompts, strict=True):
+            params = SamplingParams(**GREEDY, max_tokens=6 if name == "mlp" else 24, detokenize=False)
+            wanted: Any = {"prompt_token_ids": prompt}
+            engine.add_request(str(name), wanted, params, lora_request=stage.request(name))
+            last |= {output.request_id: output for output in engine.step()}
+        while engine.has_unfinished_requests():
+            last |= {output.request_id: output for output in engine.step()}
+        for name, prompt in zip(names, prompts, strict=True):
+            found = list(last[str(name)].outputs[0].token_ids)
+            assert found == stage.greedy(prompt, name, 24)[: 6 if name == "mlp" else 24], name
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_a_beam_of_one_is_greedy_with_each_prompts_adapter(stage: Stage, limit: int | None) -> None:
+    names, prompts = ["all", None, "mlp"], random_prompts(11, [10, 14, 8])
+    wanted: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = BeamSearchParams(beam_width=1, max_tokens=10, ignore_eos=True)
+    adapters = [stage.request(name) for name in names]
+    found = stage.llm.beam_search(wanted, params, lora_request=adapters, concurrency_limit=limit)
+    for name, prompt, output in zip(names, prompts, found, strict=True):
+        assert output.sequences[0].tokens[len(prompt) :] == stage.greedy(prompt, name, 10), name
 
 
 def test_several_sequences_and_sampling_have_the_adapter_too(stage: Stage) -> None:
