@@ -34,12 +34,14 @@ def main() -> None:
     print(pulled.all_reduce_pulled.__name__)
     pushed.all_reduce_pushed(x, windows, torch.zeros(1_024, dtype=torch.int32), 1 << 20, 0, 2)
     print(pushed.all_reduce_pushed.__name__)
-    for code in (torch.bfloat16, torch.float8_e4m3fn, torch.int8):
-        out = torch.zeros(x.shape, dtype=code)
-        scales = None if code == x.dtype else torch.zeros((len(x), 1))
-        common = (x, x[0], 1e-5, out, scales, x.clone(), windows, torch.zeros(1_024, dtype=torch.int32), 1 << 12)
-        pushed_norm.rms_norm_pushed(*common, 0, 2)
-        pulled_norm.rms_norm_pulled(*common, 1 << 20, 0, 2)
+    for width, rank, ranks in ((4_096, 0, 2), (2, 1, 2), (2_880, 1, 3)):
+        x = torch.zeros((32, width), dtype=torch.bfloat16)
+        for code in (torch.bfloat16, torch.float8_e4m3fn, torch.int8):
+            out = torch.zeros(x.shape, dtype=code)
+            scales = None if code == x.dtype else torch.zeros((len(x), 1))
+            common = (x, x[0], 1e-5, out, scales, x.clone(), windows, torch.zeros(1_024, dtype=torch.int32), 1 << 12)
+            pushed_norm.rms_norm_pushed(*common, rank, ranks)
+            pulled_norm.rms_norm_pulled(*common, 1 << 20, rank, ranks)
     print(pushed_norm.rms_norm_pushed.__name__, pulled_norm.rms_norm_pulled.__name__)
 
 

@@ -100,7 +100,7 @@ def test_pushed_rows_are_added_up_and_normed(
 ) -> None:
     """Tiles have had different numbers of calls before, as after sums of few words."""
     windows.calls[:] = torch.arange(len(windows.calls)) % 3
-    for rows, width in ((2, 1_200), (1, 64), (5, 512)):
+    for rows, width in ((2, 1_200), (1, 2), (5, 512)):
         case, before = case_of(rows, width, dtype, device), windows.calls.clone()
         each = words(case.x).shape[1]
         tiles = -(-each // PUSHED_TILE)
@@ -171,7 +171,7 @@ def test_pulled_rows_are_added_up_and_normed(
 ) -> None:
     monkeypatch.setattr(pulled_norm, "PULLED_PROGRAMS", FEW_PROGRAMS)
     counts = torch.full((PULLED_PROGRAMS,), 2**31 - 2, dtype=torch.int32, device=device)  # they wrap around
-    for rows, width in ((7, 3_000), (1, 64), (16, 1_024)):
+    for rows, width in ((7, 3_000), (1, 2), (16, 1_024)):
         case, before = case_of(rows, width, dtype, device), counts.clone()
         steps = steps_of(rows, words(case.x).shape[1])
         last = before[: len(steps)] + torch.tensor([len(each) for each in steps], dtype=torch.int32, device=device)
@@ -197,7 +197,7 @@ def test_pulled_rows_are_added_up_and_normed(
 
 def steps_of(rows: int, words: int) -> list[list[tuple[int, int]]]:
     """The rows of each program's steps, as bounds."""
-    block, share = 1 << (words - 1).bit_length(), -(-rows // FEW_PROGRAMS)
+    block, share = max(32, 1 << (words - 1).bit_length()), -(-rows // FEW_PROGRAMS)
     at_once = min(STEP_BYTES // (4 * block), 1 << (share - 1).bit_length())
     bounds = [(start, min(rows, start + at_once)) for start in range(0, rows, at_once)]
     return [bounds[program::FEW_PROGRAMS] for program in range(min(len(bounds), FEW_PROGRAMS))]

@@ -23,12 +23,17 @@ def serves_rows(x: Tensor, weight: Tensor) -> bool:
     """
     size = x.shape[-1] * x.element_size()
     is_plain = x.dim() == 2 and x.is_contiguous() and weight.dim() == 1 and weight.dtype == x.dtype
-    return is_plain and size % 4 == 0 and 4 * next_power_of_2(size // 4) <= STEP_BYTES
+    return is_plain and size % 4 == 0 and 4 * block_of(size // 4) <= STEP_BYTES
 
 
 def words_of(x: Tensor) -> int:
     """Of a row."""
     return x.shape[1] * x.element_size() // 4
+
+
+def block_of(words: int) -> int:
+    """Of a row with so many words, with what pads it: at least a word for each thread of a warp."""
+    return max(32, next_power_of_2(words))
 
 
 @triton.jit

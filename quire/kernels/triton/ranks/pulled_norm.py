@@ -19,7 +19,7 @@ from quire.kernels.reference.quantized_rows import LARGEST, SMALLEST
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
 from quire.kernels.triton.ranks.flags import release, wait_for
-from quire.kernels.triton.ranks.norm_rows import added_to, store_normed, words_at, words_of
+from quire.kernels.triton.ranks.norm_rows import added_to, block_of, store_normed, words_at, words_of
 from quire.kernels.triton.ranks.pushed import add_words, joined
 from quire.kernels.triton.ranks.window import MOST_POLLS, MOST_RANKS, PULLED_PROGRAMS, STEP_BYTES, STEPS
 
@@ -57,7 +57,7 @@ def rms_norm_pulled(
     assert delta.is_contiguous() and out.is_contiguous() and weight.is_contiguous()
     if not rows:
         return
-    overlap, block = can_overlap(x.device), next_power_of_2(words)
+    overlap, block = can_overlap(x.device), block_of(words)
     at_once = min(STEP_BYTES // (4 * block), next_power_of_2(cdiv(rows, PULLED_PROGRAMS)))
     _rms_norm_pulled[(min(cdiv(rows, at_once), PULLED_PROGRAMS),)](
         x, weight, out, scales, delta, windows, counts, rows, eps, LARGEST.get(out.dtype, 0.0), SMALLEST,

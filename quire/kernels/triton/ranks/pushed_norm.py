@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.kernels.reference.quantized_rows import LARGEST, SMALLEST
 from quire.kernels.triton.launching.dependent_launch import can_overlap, release_dependents, wait_for_inputs
 from quire.kernels.triton.launching.launch import cdiv, fast_launch, next_power_of_2
-from quire.kernels.triton.ranks.norm_rows import added_to, store_normed, words_at, words_of
+from quire.kernels.triton.ranks.norm_rows import added_to, block_of, store_normed, words_at, words_of
 from quire.kernels.triton.ranks.pushed import add_words, arrived, joined, packets_in
 from quire.kernels.triton.ranks.window import MOST_POLLS, PUSHED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS
 
@@ -53,7 +53,7 @@ def rms_norm_pushed(
     assert delta.is_contiguous() and out.is_contiguous() and weight.is_contiguous() and can_push_rows(x)
     if not rows:
         return
-    overlap, block, tiles = can_overlap(x.device), next_power_of_2(words), cdiv(words, PUSHED_TILE)
+    overlap, block, tiles = can_overlap(x.device), block_of(words), cdiv(words, PUSHED_TILE)
     _rms_norm_pushed[(rows,)](
         x, weight, out, scales, delta, windows, calls, eps, LARGEST.get(out.dtype, 0.0), SMALLEST, arrivals,
         RANK=rank, RANKS=ranks, WIDE=x.element_size() == 4, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
@@ -103,7 +103,8 @@ def _rms_norm_pushed(
     tile = tl.arange(0, SPAN)
     own_calls = calls + row * TILES
     counts = tl.load(own_calls + tile, tile < TILES, 0) + 1
-    call = tl.max_constancy(tl.load(own_calls + word // TILE, inside, 0) + 1, TILE)
+    call = tl.load(own_calls + word // TILE, word < TILES * TILE, 0) + 1
+    call = tl.max_constancy(call, TILE if TILE < BLOCK else BLOCK)
     number = call.to(tl.int64) << 32
     packets = number | (own.to(tl.int64) & 0xFFFFFFFF)
     place = (call & 1) * (RANKS * MOST) + row * (TILES * TILE) + word
