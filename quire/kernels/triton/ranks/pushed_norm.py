@@ -18,7 +18,8 @@ from quire.kernels.triton.ranks.pushed import add_words, arrived, joined, packet
 from quire.kernels.triton.ranks.window import MOST_POLLS, PUSHED_PROGRAMS, PUSHED_TILE, PUSHED_WORDS
 
 PER_THREAD = 4
-"""Words, up to 1,024 threads."""
+"""Words, up to 1,024 threads, or 512 among many ranks, whose packets take more registers."""
+FEW_RANKS = 4
 
 
 def can_push_rows(x: Tensor) -> bool:
@@ -54,11 +55,12 @@ def rms_norm_pushed(
     if not rows:
         return
     overlap, block, tiles = can_overlap(x.device), block_of(words), cdiv(words, PUSHED_TILE)
+    most = 32 if ranks <= FEW_RANKS else 16
     _rms_norm_pushed[(rows,)](
         x, weight, out, scales, delta, windows, calls, eps, LARGEST.get(out.dtype, 0.0), SMALLEST, arrivals,
         RANK=rank, RANKS=ranks, WIDE=x.element_size() == 4, ROUND=not out.is_floating_point(), WIDTH=x.shape[1],
         WORDS=words, BLOCK=block, MOST=PUSHED_WORDS, TILE=PUSHED_TILE, TILES=tiles, SPAN=next_power_of_2(tiles),
-        POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=min(32, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
+        POLLS=MOST_POLLS, OVERLAP=overlap, num_warps=min(most, max(1, block // (32 * PER_THREAD))), launch_pdl=overlap,
     )  # fmt: skip
 
 
