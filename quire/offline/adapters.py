@@ -40,7 +40,7 @@ class LocalAdapters:
         self._loaded: dict[LoRARequest, Adapter] = {}
 
     def load(
-        self, asked: LoRARequest | None, take: Callable[[FromEngine], None] = lambda message: None
+        self, asked: LoRARequest | None, take: Callable[[FromEngine | None], None] = lambda message: None
     ) -> Adapter | None:
         """The adapter.
 
