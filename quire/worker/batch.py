@@ -15,6 +15,7 @@ from quire.kernels.dispatch import kernel
 from quire.layers.positions import Positions
 from quire.worker.host_batch import HostBatch
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.device_drafts import DeviceTokens
 from quire.worker.step_inputs import StepInputs
 
 
@@ -40,10 +41,20 @@ class BatchBuffers:
         slots: The slot table.
         max_rows, max_tokens: Limits of a step.
         by_length: Whether the model's rope depends on a sequence's length.
+        device_tokens: What stands for tokens that only the device knows, beside those that slots sampled last; None:
+            there are no others.
     """
 
-    def __init__(self, slots: SlotTable, max_rows: int, max_tokens: int, by_length: bool = False) -> None:
+    def __init__(
+        self,
+        slots: SlotTable,
+        max_rows: int,
+        max_tokens: int,
+        by_length: bool = False,
+        device_tokens: DeviceTokens | None = None,
+    ) -> None:
         self._table = slots
+        self._device_tokens = device_tokens
         self._by_length = by_length
         self._prepare_inputs = kernel("prepare_inputs", slots.device.type)
         self._sequence_lengths = kernel("sequence_lengths", slots.device.type)
@@ -63,6 +74,9 @@ class BatchBuffers:
         table, rows, total = self._table, len(host.slots), len(host.token_ids)
         starts, positions = self._starts[:rows], self._positions[:total]
         slot_of_token, tokens = self._slot_of_token[:total], self._tokens[:total]
+        device_tokens = None if host.is_decode else self._device_tokens  # a row of one token goes on with its last one
+        if device_tokens is not None:
+            device_tokens.begin(inputs)
         self._prepare_inputs(
             inputs.slots,
             inputs.counts,
@@ -77,6 +91,8 @@ class BatchBuffers:
             slot_of_token,
             tokens,
         )
+        if device_tokens is not None:
+            device_tokens.look_up(inputs.token_ids, slot_of_token, tokens)
         lengths = None
         if self._by_length:
             lengths = torch.empty_like(positions)

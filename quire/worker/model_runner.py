@@ -31,6 +31,7 @@ from quire.worker.cuda_graphs import CudaGraphs
 from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
 from quire.worker.host_batch import HostBatch
 from quire.worker.kv_transfer import BlockTransfer
+from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
 from quire.worker.recorded_steps import RecordedSteps, record_steps
 from quire.worker.sampling.logprobs import LogprobsMode
 from quire.worker.sampling.no_sampler import NoSampler
@@ -38,6 +39,7 @@ from quire.worker.sampling.prompt_logprobs import NO_PROMPT_LOGPROBS, PromptLogp
 from quire.worker.sampling.sampler import Deferred
 from quire.worker.sampling.step_sampler import StepSampler, StepSampling
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.device_drafts import DeviceTokens, DraftsToVerify
 from quire.worker.speculation.device_verification import DeviceVerifier
 from quire.worker.speculation.hidden_states import StepStates
 from quire.worker.speculation.step_drafts import StepDrafts
@@ -73,6 +75,8 @@ class ModelRunner:
         states: Is told of each step before its model runs; None: nobody is.
         stages: What the other stages of a pipeline are told.
         synthetic: See Verifier.
+        device_tokens: See BatchBuffers; None: those of a model whose drafts are verified, if there are drafts.
+        in_flight: Steps that may be launched before the oldest one is done.
     """
 
     def __init__(
@@ -89,6 +93,8 @@ class ModelRunner:
         states: StepStates | None = None,
         stages: StageSteps = WHOLE_MODEL,
         synthetic: SyntheticAcceptance | None = None,
+        device_tokens: DeviceTokens | None = None,
+        in_flight: int = MAX_STEPS_IN_FLIGHT,
     ) -> None:
         if logprobs_mode not in get_args(LogprobsMode):
             modes = ", ".join(get_args(LogprobsMode))
@@ -101,14 +107,17 @@ class ModelRunner:
         self._states = states
         self._stages = stages
         self._max_logprobs = slots.vocab_size if max_logprobs < 0 else min(max_logprobs, slots.vocab_size)
-        rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device)
+        rows, ring = max(limits.rows, MOST_ROWS), BufferRing(slots.device, in_flight)
         self._ring = ring
         on_gpu = slots.device.type != "cpu"
         self._adapters = None if updates is None else AdapterRows(updates, on_gpu=on_gpu)
         self._kinds = (False,) if updates is None else (False, True)  # without adapters, and with some
         entries = _STAGED_ENTRIES + (0 if updates is None else _TILE_ENTRIES)
         self._staging = StagingBuffer(entries * (rows + limits.tokens), ring)
-        self._batches = BatchBuffers(slots, rows, limits.tokens, by_length)
+        if limits.drafts and ring.has_device_memory:
+            device_tokens = DraftsToVerify(slots)
+        self._device_tokens = device_tokens
+        self._batches = BatchBuffers(slots, rows, limits.tokens, by_length, device_tokens)
         self._shapes = GraphShapes(0, 0, 0, 0)
         self._graphs = CudaGraphs()
         self._recorded: RecordedSteps | None = None
@@ -121,7 +130,7 @@ class ModelRunner:
             buffers = self._sampler.bitmasks, self._sampler.outputs
             self._device_verifier = DeviceVerifier(slots, most, logprobs_mode, *buffers, synthetic)
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
-        self._timers = StepTimers(slots.device)
+        self._timers = StepTimers(slots.device, in_flight)
         self._masked_step: MaskedStepHandle | None = None
 
     @property
@@ -198,6 +207,8 @@ class ModelRunner:
                 _, hidden = self._forward(host, self._stage(_EMPTY_PLAN, host, adapted=adapted))
             logits = self._model.logits(hidden[: max(rows, positions, verified)].clone())
             if sample:
+                if self._device_tokens is not None:
+                    self._device_tokens.sampled(torch.full_like(self._slots.length[:1], self._slots.dummy))
                 if self._device_verifier is not None:
                     self._device_verifier.warm_up(logits[:verified])
                 self._sampler.warm_up(logits[:rows], deferred, self._max_logprobs)
@@ -229,6 +240,24 @@ class ModelRunner:
         if isinstance(handle, MaskedStepHandle):
             self._masked_step = handle
         return handle
+
+    def launch_repeated(self, plan: Plan, times: int) -> None:
+        """Launch a plan of one token a row, which changes nothing else, so many times: each row goes on with the token
+        that it has sampled before. Nobody is told what they sample, but `device_tokens`."""
+        with torch.inference_mode():
+            lengths = self._slots.host.max_lengths
+            host = HostBatch.of(plan, lengths)
+            shape = self._shape_for(host)
+            padded = host if shape is None else host.padded_to(shape, self._slots.dummy)
+            inputs = self._stage(plan, padded, shape=shape)
+            for number in range(times):
+                if number:
+                    self._staging.repeat()
+                if shape is None:
+                    self._forward_and_sample(padded, inputs)
+                else:
+                    self._graphs.replay(shape)
+            lengths[host.slots] += times - 1
 
     def rewind(self, slots: Sequence[int], lengths: Sequence[int], num_sampled: Sequence[int]) -> None:
         """Set slots to these lengths, and to these numbers of sampled tokens."""
@@ -289,7 +318,7 @@ class ModelRunner:
             return timer.stop(lambda ms: Result(plan.step, [], [], device_ms=ms, prompt_logprobs=prompts.collect()))
         logits = self._logits(hidden, inputs)
         if not sampling.all_late:
-            self._sampler.sample(logits, inputs.sampled_slots)
+            self._sample(logits, inputs)
         if inputs.late is None:
             return self._sampler.finish(sampling, logits, prompts)
         return self._sampler.sample_late(sampling, logits, inputs.late, prompts)
@@ -396,8 +425,13 @@ class ModelRunner:
         """What a captured graph does; returns [sampled, vocab] logits."""
         _, hidden = self._forward(host, inputs)
         logits = self._logits(hidden, inputs)
-        self._sampler.sample(logits, inputs.sampled_slots)
+        self._sample(logits, inputs)
         return logits
+
+    def _sample(self, logits: Tensor, inputs: StepInputs) -> None:
+        self._sampler.sample(logits, inputs.sampled_slots)
+        if self._device_tokens is not None:
+            self._device_tokens.sampled(inputs.sampled_slots)
 
     def _forward(self, host: HostBatch, inputs: StepInputs) -> tuple[Batch, Tensor]:
         """The step's batch and its hidden states, [tokens, hidden]."""
@@ -433,7 +467,8 @@ def _build_sampler(
     if not model.has_logits:
         return NoSampler(slots, mode, ring)
     most = limits.sampled
-    return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots))
+    verified = limits.rows if limits.drafts else 0
+    return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots), verified)
 
 
 def _send_tokens(stages: StageSteps, slots: SlotTable, step: int) -> None:

@@ -85,6 +85,11 @@ class StagingBuffer:
         if self._parts:
             np.concatenate(self._parts, out=self._arrays[self._index][: self._end])
 
+    def repeat(self) -> None:
+        """Begin another step with the columns of the one before."""
+        before, self._index = self._index, self._ring.advance()
+        self._arrays[self._index][: self._end] = self._arrays[before][: self._end]
+
     def copy_to_device(self) -> None:
         """Launch the copy, once a step and before the next step begins. Captured in a graph, it copies what was staged
         before each replay.

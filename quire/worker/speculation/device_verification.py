@@ -1,7 +1,7 @@
 """Verification on a device that runs ahead of the host: the same decisions as `verification.py`, without waiting.
 
-All positions are sampled at once, a kernel moves the slots to what stays, and the host reads the same from tokens and
-faults once they are there. So the next step can be launched behind it. What a logits transform changes depends on
+All positions are sampled at once, a kernel moves the slots to what stays, and the host reads how many tokens that are
+once they are there; it need not know the drafts. So the next step can be launched behind it. What a logits transform changes depends on
 tokens before it, which only the device knows here: rows with transforms have no drafts.
 """
 
@@ -55,7 +55,7 @@ class DeviceVerifier:
         most: Positions of a step, at most.
         mode: What is reported.
         bitmasks: Where masks of a step are kept.
-        outputs: Where sampling leaves tokens and faults.
+        outputs: Where sampling leaves tokens and faults, and behind the tokens there is room for a number a row.
         synthetic: See Verifier.
     """
 
@@ -75,6 +75,7 @@ class DeviceVerifier:
         self._synthetic = synthetic
         self._asked = SamplingColumns(*(column.new_empty(most) for column in columns_of(slots)))
         self._rows = torch.arange(most, device=slots.device)
+        self._look_up_tokens = kernel("look_up_tokens", slots.device.type)
         self._position_columns = kernel("position_columns", slots.device.type)
         self._keep_drafts = kernel("keep_drafts", slots.device.type)
         self._sample = kernel("sample", slots.device.type)
@@ -84,6 +85,7 @@ class DeviceVerifier:
         number = len(logits)
         slots = torch.full((number,), self._slots.dummy, dtype=torch.int64, device=logits.device)
         zeros = torch.zeros_like(slots)
+        self._look_up(DraftColumns(slots, zeros, zeros, zeros))
         self._sample_all(logits, DraftColumns(slots, zeros, zeros, zeros), self._mode.startswith("processed"))
         one = torch.ones_like(zeros[:1])
         self._keep(DraftColumns(slots[:1], zeros[:1], zeros[:1] - 1, one), 0)
@@ -100,6 +102,8 @@ class DeviceVerifier:
         """
         rows, positions = len(step.drafts.counts), len(step.slots)
         on_device = DraftColumns(*torch.split(to_device_memory(columns), [positions] * 3 + [rows]))
+        if step.drafts.on_device:
+            self._look_up(on_device)
         if not len(step.masked):
             return self._finish(step, logits, logits, on_device, prompts)
 
@@ -138,6 +142,11 @@ class DeviceVerifier:
             partial(self._result, step, tokens, faults, found, host.owners[step.slots].copy(), logprobs, prompts)
         )
 
+    def _look_up(self, columns: DraftColumns) -> None:
+        """Put drafts that only the device knows in place of what names them."""
+        drafts = columns.next_drafts
+        self._look_up_tokens(drafts, columns.slots, self._slots.drafts, drafts)
+
     def _sample_all(self, logits: Tensor, columns: DraftColumns, keep_scores: bool) -> Tensor | None:
         """Each position by its slot's parameters, and by the counter that its token has; [positions, vocab] scores."""
         number = len(columns.slots)
@@ -174,7 +183,7 @@ class DeviceVerifier:
         table, outputs = self._slots, self._outputs
         self._keep_drafts(
             outputs.tokens, outputs.faults, columns.next_drafts, columns.ends, columns.slots, most, table.length,
-            table.last_token, table.num_sampled,
+            table.last_token, table.num_sampled, table.recent, outputs.tokens[len(columns.slots) :][: len(columns.ends)],
         )  # fmt: skip
 
     def _result(
@@ -188,10 +197,11 @@ class DeviceVerifier:
         prompts: StepPromptLogprobs,
         device_ms: float,
     ) -> Result:
-        """The host decides as the device has, from the same tokens."""
+        """Of what the device has decided."""
         number, drafts, host = len(step.slots), step.drafts, self._slots.host
         verified = Verified(tokens[:number].copy(), faults[:number].copy(), *found, None)
-        gained, failed = verified.gains(drafts)
+        gained = tokens[number : number + len(drafts.counts)].copy()
+        failed = verified.failed(drafts, gained)
         unused = drafts.counts + 1 - np.maximum(gained, 1)
         same = (host.owners[step.slots] == owners)[drafts.first_positions]
         host.max_lengths[step.slots[drafts.first_positions]] -= np.where(same, unused, 0)

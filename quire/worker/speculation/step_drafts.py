@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.attention.metadata import IntArray
+from quire.kernels.reference.drafts import FIRST_NAMED
 from quire.messages import Plan, Result
 
 NO_DRAFT = -1
@@ -24,17 +25,27 @@ class StepDrafts:
 
     Attributes:
         counts: [sampled rows] int64, how many drafts each really has: at most as many as planned.
-        tokens: [sum of counts] int64, one row's behind another's.
+        tokens: [sum of counts] int64, one row's behind another's; or, where only the device knows them, what names
+            them: see `look_up_tokens`.
+        on_device: Whether only the device knows them.
     """
 
     counts: IntArray
     tokens: IntArray
+    on_device: bool = False
 
     @classmethod
     def of(cls, proposed: Sequence[Sequence[int]]) -> StepDrafts:
         """By sampled row."""
         counts = np.fromiter(map(len, proposed), dtype=np.int64, count=len(proposed))
         return cls(counts, np.array([token for row in proposed for token in row], dtype=np.int64))
+
+    @classmethod
+    def named(cls, counts: Sequence[int]) -> StepDrafts:
+        """By sampled row, so many drafts that only the device knows."""
+        numbers = np.array(counts, dtype=np.int64)
+        places = np.arange(int(numbers.sum())) - (numbers.cumsum() - numbers).repeat(numbers)
+        return cls(numbers, FIRST_NAMED - places, on_device=True)
 
     def __bool__(self) -> bool:
         return bool(len(self.tokens))
@@ -84,7 +95,13 @@ class StepDrafts:
 
 
 class Drafter(Protocol):
-    """Proposes draft tokens for slots. It hears of every step."""
+    """Proposes draft tokens for slots. It hears of every step.
+
+    Attributes:
+        on_device: Whether drafting is only launched, so that its time is the step's.
+    """
+
+    on_device: bool
 
     @property
     def read(self) -> int:
@@ -93,6 +110,10 @@ class Drafter(Protocol):
 
     def begin(self, plan: Plan) -> None:
         """A plan's new owners of slots, with all their tokens, and its changes of block tables."""
+        ...
+
+    def follows(self, plan: Plan) -> bool:
+        """Whether it can propose for this plan, the next one, as it is now: though the step before may still run."""
         ...
 
     def propose(self, plan: Plan, most_read: int) -> StepDrafts:

@@ -90,12 +90,18 @@ class Verified:
         stays = (self.tokens == drafts.next_drafts) & (self.faults == 0)
         stays[list(self.broken)] = False
         ends = (~stays).nonzero()[0]
-        last = ends[np.searchsorted(ends, drafts.first_positions)]
-        gained: IntArray = last - drafts.first_positions + 1
+        gained: IntArray = ends[np.searchsorted(ends, drafts.first_positions)] - drafts.first_positions + 1
+        return gained, self.failed(drafts, gained)
+
+    def failed(self, drafts: StepDrafts, gained: IntArray) -> Mapping[int, str]:
+        """By sampled row what went wrong at the last token that it gains, [sampled rows]: such a row gains none."""
         errors = errors_of(self.faults, self.broken, self.transformed)
+        if not errors:
+            return {}
+        last = drafts.first_positions + gained - 1
         failed = {row: errors[place] for row, place in enumerate(last.tolist()) if place in errors}
         gained[list(failed)] = 0
-        return gained, failed
+        return failed
 
 
 class Verifier:
