@@ -5,14 +5,16 @@ Its buffers live as long as the worker. Knows nothing about models or sampling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.attention.backend import Rows
 from quire.kernels.dispatch import kernel
 from quire.layers.positions import Positions
+from quire.worker.graph_shapes import MOST_SHORT_TOKENS
 from quire.worker.host_batch import HostBatch
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.device_drafts import DeviceTokens
@@ -63,6 +65,7 @@ class BatchBuffers:
             (3, tokens), dtype=torch.int64, device=slots.device
         ).unbind()
         self._starts = torch.zeros(max_rows, dtype=torch.int64, device=slots.device)
+        self._ones = torch.ones(MOST_SHORT_TOKENS, dtype=torch.int64, device=slots.device)
 
     def prepare(self, host: HostBatch, inputs: StepInputs) -> Batch:
         """The batch of a step whose slot updates are applied.
@@ -109,4 +112,19 @@ class BatchBuffers:
             metadata=inputs.attention,
             device_counts=inputs.counts,
         )
+        if host.is_short:
+            rows_on_device = self._by_token(rows_on_device)
         return Batch(rows_on_device, Positions(positions, lengths), tokens)
+
+    def _by_token(self, rows: Rows) -> Rows:
+        """Each token as a row of its own, which reads the keys of those before it: they are written first."""
+        places = np.arange(len(rows.row_of_token))
+        return replace(
+            rows,
+            counts=np.ones_like(places),
+            row_of_token=places,
+            bounds=np.zeros_like(places),
+            starts=rows.positions,
+            slots=rows.slot_of_token,
+            device_counts=self._ones[: len(places)],
+        )

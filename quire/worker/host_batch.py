@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.attention.metadata import IntArray
 from quire.messages import Plan
-from quire.worker.graph_shapes import GraphShape
+from quire.worker.graph_shapes import GraphShape, StepKind
 from quire.worker.speculation.step_drafts import StepDrafts
 
 LAST_SAMPLED = -1
@@ -33,6 +33,7 @@ class HostBatch:
             also those before each of them.
         sampled_slots: [sampled], the slots of these positions.
         masked: [masked], which of the sampled positions wait for their bitmasks.
+        is_short: See StepKind.SHORT.
     """
 
     slots: IntArray
@@ -45,6 +46,7 @@ class HostBatch:
     logits_indices: IntArray
     sampled_slots: IntArray
     masked: IntArray
+    is_short: bool = False
 
     @classmethod
     def of(cls, plan: Plan, max_lengths: IntArray, drafts: StepDrafts | None = None) -> HostBatch:
@@ -95,7 +97,7 @@ class HostBatch:
     @property
     def is_decode(self) -> bool:
         """Whether every row has one token and is sampled."""
-        return len(self.token_ids) == len(self.slots) == len(self.sampled_slots)
+        return not self.is_short and len(self.token_ids) == len(self.slots) == len(self.sampled_slots)
 
     @property
     def decode_rows(self) -> int:
@@ -105,7 +107,8 @@ class HostBatch:
     def padded_to(self, shape: GraphShape, dummy: int) -> HostBatch:
         """The same batch, with rows, tokens and sampled positions of the dummy slot behind it; it fits the shape.
 
-        In a decode step, each token of padding is a row. Otherwise one row has them all, and the rows behind it none.
+        In a decode step, each token of padding is a row. Otherwise one row has them all, and the rows behind it none; so
+        a short step has a row of padding, if only to be known by.
         """
         rows, tokens, sampled = len(self.slots), len(self.token_ids), len(self.sampled_slots)
         more_rows, more_tokens, more_sampled = shape.rows - rows, shape.tokens - tokens, shape.sampled - sampled
@@ -130,6 +133,7 @@ class HostBatch:
             logits_indices=np.concatenate((self.logits_indices, of_sampled)),
             sampled_slots=np.concatenate((self.sampled_slots, of_sampled + dummy)),
             masked=self.masked,
+            is_short=shape.kind is StepKind.SHORT,
         )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.backend import AttentionBackend
+from quire.attention.metadata import AttentionMetadata, IntArray
 from quire.errors import ConfigError
 from quire.kernels.cpu.recording import Sizes
 from quire.kernels.dispatch import kernel
@@ -28,7 +29,7 @@ from quire.worker.adapter_rows import AdapterRows
 from quire.worker.batch import Batch, BatchBuffers
 from quire.worker.buffer_ring import BufferRing
 from quire.worker.cuda_graphs import CudaGraphs
-from quire.worker.graph_shapes import MOST_ROWS, GraphShape, GraphShapes, StepKind
+from quire.worker.graph_shapes import MOST_ROWS, MOST_SHORT_TOKENS, GraphShape, GraphShapes, StepKind
 from quire.worker.host_batch import HostBatch
 from quire.worker.kv_transfer import BlockTransfer
 from quire.worker.pipeline_depth import MAX_STEPS_IN_FLIGHT
@@ -41,6 +42,7 @@ from quire.worker.sampling.step_sampler import StepSampler, StepSampling
 from quire.worker.slot_table import SlotTable
 from quire.worker.speculation.device_drafts import DeviceTokens, DraftsToVerify
 from quire.worker.speculation.device_verification import DeviceVerifier
+from quire.worker.speculation.draft_columns import DraftColumns, padded_columns
 from quire.worker.speculation.hidden_states import StepStates
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
@@ -122,13 +124,16 @@ class ModelRunner:
         self._graphs = CudaGraphs()
         self._recorded: RecordedSteps | None = None
         self._take_rows = kernel("take_rows", slots.device.type)
-        most = limits.sampled
+        most = max(limits.sampled, MOST_SHORT_TOKENS)
         self._sampler = _build_sampler(model, slots, limits, logprobs_mode, ring, stages)
         self._verifier = Verifier(slots, logprobs_mode, self._sampler.bitmasks, synthetic)
         self._device_verifier: DeviceVerifier | None = None
         if limits.drafts and ring.has_device_memory:
             buffers = self._sampler.bitmasks, self._sampler.outputs
             self._device_verifier = DeviceVerifier(slots, most, logprobs_mode, *buffers, synthetic)
+        self._short = 0  # see GraphShapes: a draft model's rows of several tokens sample the last one's next
+        if device_tokens is not None:
+            self._short = 2 if self._device_verifier is None else 1
         self._prompt_logprobs = PromptLogprobs(model, slots.vocab_size)
         self._timers = StepTimers(slots.device, in_flight)
         self._masked_step: MaskedStepHandle | None = None
@@ -158,7 +163,7 @@ class ModelRunner:
                 largest step of each kind runs before it is captured, for what Triton and torch make at a first launch.
         """
         limits, dummy = self._limits, self._slots.dummy
-        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled)
+        shapes = GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, self._short)
         ran: set[tuple[StepKind, bool]] = set()
         with torch.inference_mode():
             for shape, adapted in product(shapes.all(), self._kinds):
@@ -166,7 +171,7 @@ class ModelRunner:
                 inputs = self._stage(_EMPTY_PLAN, host, shape=shape, adapted=adapted)
                 assert not self._staging.overflowed
                 step = partial(self._forward_and_sample, host, inputs)
-                if not precompiled or (shape.kind, adapted) not in ran:
+                if not precompiled or (shape.kind, adapted) not in ran or shape.kind is StepKind.SHORT:
                     step()
                 else:
                     self._staging.copy_to_device()  # every staged step copies its inputs; see BufferRing
@@ -283,6 +288,8 @@ class ModelRunner:
     def _shape_for(self, host: HostBatch) -> GraphShape | None:
         """The captured shape that the batch can be padded to, if there is one."""
         sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots), host.decode_rows
+        if self._short == 2 and not host.is_decode and (short := self._shapes.for_short(*sizes[:3])) is not None:
+            return short
         if self._recorded is not None:
             if self._adapters is not None and not self._adapters.can_replay(self._slots.host.adapters[host.slots]):
                 return None
@@ -342,19 +349,32 @@ class ModelRunner:
     def _run_ahead(
         self, plan: Plan, host: HostBatch, verification: Verification, verifier: DeviceVerifier
     ) -> StepHandle:
-        """The same on a device that decides by itself; a graph samples for the dummy in place of all positions."""
-        shape, prompts = None if plan.prompt_logprobs_rows else self._shape_for(host), NO_PROMPT_LOGPROBS
+        """The same on a device that decides by itself. The graph of a short step verifies, if that needs nothing of the
+        host; any other one samples for the dummy in place of all positions."""
+        shape, prompts = None if plan.prompt_logprobs_rows else self._shape_of_drafts(host), NO_PROMPT_LOGPROBS
         padded = host if shape is None else host.padded_to(shape, self._slots.dummy)
-        inputs = self._stage(plan, padded, verification, shape)
+        at_once = padded.is_short and not verifier.needs_host(verification)
+        inputs = self._stage(
+            plan, padded, None if at_once else verification, shape, drafts=verification.drafts if at_once else None
+        )
         self._apply(plan, inputs)
         if shape is not None:
-            logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)[: len(verification.slots)]
+            logits = self._graphs.replay(shape, adapted=inputs.tiles is not None)
+            if at_once:
+                return verifier.finish(verification, logits, shape.sampled, prompts)
+            logits = logits[: len(verification.slots)]
         else:
             batch, hidden = self._forward(host, inputs)
             prompts = self._launch_prompt_logprobs(plan, host, batch, hidden)
             logits = self._logits(hidden, inputs)
         assert inputs.late is not None, "each sampled row has a position"
         return verifier.verify(verification, logits, inputs.late, prompts)
+
+    def _shape_of_drafts(self, host: HostBatch) -> GraphShape | None:
+        """The captured shape for a step with drafts."""
+        sizes = len(host.token_ids), len(host.slots), len(host.sampled_slots)
+        short = self._shapes.for_short(*sizes) if sizes[0] == sizes[2] else None
+        return self._shape_for(host) if short is None else short
 
     def _stage(
         self,
@@ -363,6 +383,7 @@ class ModelRunner:
         sampling: StepSampling | Verification | None = None,
         shape: GraphShape | None = None,
         adapted: bool = False,
+        drafts: StepDrafts | None = None,
     ) -> StepInputs:
         """Write all that the step takes from the host into the staging buffer.
 
@@ -375,16 +396,20 @@ class ModelRunner:
             sampling: What it samples late; None: nothing.
             shape: Of the captured graph, if there is one.
             adapted: Whether it is staged as if tokens of the dummy had adapters.
+            drafts: Those that the graph of a short step verifies.
         """
         staging, sampled_slots = self._staging, host.sampled_slots
-        selects = not host.is_decode or self._slots.device.type == "cpu"  # a CPU's recording is one for all steps
+        verifies = host.is_short and self._device_verifier is not None  # then all tokens are sampled, as in a decode step
+        selects = not (host.is_decode or verifies) or self._slots.device.type == "cpu"  # whose recordings are alike
+        columns = padded_columns(drafts, shape.sampled, shape.sampled) if verifies and shape is not None else None
         late = None if sampling is None else sampling.columns()
         if sampling is not None and late is not None:
             sampled_slots = sampled_slots.copy()
             sampled_slots[sampling.late] = self._slots.dummy
-        metadata = self._attention.build_metadata(
-            host.counts, host.max_lengths, None if shape is None else shape.limits
-        )
+        metadata: AttentionMetadata[IntArray] = AttentionMetadata()
+        if not (host.is_decode or host.is_short):
+            limits = None if shape is None else shape.limits
+            metadata = self._attention.build_metadata(host.counts, host.max_lengths, limits)
         staging.begin()
         inputs = StepInputs(
             slots=staging.copied(host.slots),
@@ -395,6 +420,7 @@ class ModelRunner:
             attention=metadata.with_arrays([staging.copied(array) for array in metadata.arrays()]),
             sampled_slots=staging.copied(sampled_slots),
             logits_indices=staging.copied(host.logits_indices) if selects else None,
+            drafts=None if columns is None else DraftColumns(*map(staging.copied, columns)),
             tiles=self._stage_tiles(host, shape) if adapted or self._has_adapters(host) else None,
             stage_step=None if (step := self._stages.column(plan)) is None else staging.copied(step),
             late=None if late is None else staging.zero_copy(late),
@@ -429,6 +455,10 @@ class ModelRunner:
         return logits
 
     def _sample(self, logits: Tensor, inputs: StepInputs) -> None:
+        if inputs.drafts is not None:
+            assert self._device_verifier is not None
+            self._device_verifier.verify_at_once(logits, inputs.sampled_slots, inputs.drafts)
+            return
         self._sampler.sample(logits, inputs.sampled_slots)
         if self._device_tokens is not None:
             self._device_tokens.sampled(inputs.sampled_slots)
@@ -466,8 +496,8 @@ def _build_sampler(
     """What ends the steps of this model."""
     if not model.has_logits:
         return NoSampler(slots, mode, ring)
-    most = limits.sampled
-    verified = limits.rows if limits.drafts else 0
+    most = max(limits.sampled, MOST_SHORT_TOKENS)
+    verified = max(limits.rows, MOST_SHORT_TOKENS) if limits.drafts else 0
     return StepSampler(slots, max(limits.rows, most), mode, ring, most, partial(_send_tokens, stages, slots), verified)
 
 

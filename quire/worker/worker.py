@@ -42,7 +42,7 @@ from quire.planning.kv_cache_plan import MeasuredMemory, NumBlocks, plan_kv_cach
 from quire.planning.step_limits import StepLimits
 from quire.weights.hub import HubAccess
 from quire.weights.tensor_options import TensorOptions
-from quire.worker.graph_shapes import GraphShapes
+from quire.worker.graph_shapes import MOST_SHORT_TOKENS, GraphShapes
 from quire.worker.kv_tensors import DENSE, ELEMENTS, allocate_kv_cache, block_transfer, kv_view, transfer_of
 from quire.worker.kv_transfer import BlockTransfer, JoinedTransfer
 from quire.worker.model_runner import ModelRunner
@@ -454,7 +454,8 @@ class Worker:
     def _shapes(self) -> GraphShapes:
         """Of the steps that are captured."""
         limits, most = self._limits, self._config.device.max_cudagraph_capture_size or 0
-        return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled)
+        short = 1 if limits.drafts else 0
+        return GraphShapes(most, limits.rows, limits.tokens, limits.length, limits.sampled, short)
 
     def _allocate_kv_cache(self, spec: ModelSpec, num_blocks: int) -> Tensor:
         dtype = ELEMENTS[self._config.kv_dtype]
@@ -551,7 +552,8 @@ def _attention(kv: KVView, spec: ModelSpec, limits: StepLimits, dtype: torch.dty
         return CpuAttention(kv)
     from quire.attention.triton import TritonAttention  # Triton is there only with a GPU's torch
 
-    return TritonAttention(kv, spec.heads, limits.rows, limits.tokens, limits.length, dtype)
+    rows = max(limits.rows, MOST_SHORT_TOKENS)  # a short step's tokens are rows to it
+    return TritonAttention(kv, spec.heads, rows, limits.tokens, limits.length, dtype)
 
 
 def _dtype(config: Config) -> torch.dtype:

@@ -102,7 +102,7 @@ def keep_drafts(
         tokens: [positions] int64, sampled; one row's behind another's.
         faults: [positions] int8; no draft stays behind one.
         next_drafts: [positions] int64, the draft that stands behind each; below 0: none does, as behind a row's last.
-        ends: [rows] int64, where each row's positions end.
+        ends: [rows] int64, where each row's positions end; nothing becomes of rows that have none.
         slots: [positions] int64, each slot in one row.
         most: Drafts of the row that has most.
         length, last, drawn: [slots] int64, columns of the slot table, changed. `length` has moved by all positions.
@@ -111,6 +111,8 @@ def keep_drafts(
     """
     assert most >= 0
     first = torch.cat((ends.new_zeros(1), ends[:-1]))
+    some = ends > first
+    first, ends = first[some], ends[some]
     place, goes_on = first.clone(), torch.ones_like(first, dtype=torch.bool)
     for _ in range(most):
         goes_on &= (tokens[place] == next_drafts[place]) & (faults[place] == 0)
@@ -119,7 +121,7 @@ def keep_drafts(
     last.index_copy_(0, own, tokens[place])
     drawn.index_add_(0, own, gained)
     length.index_add_(0, own, gained - (ends - first))
-    counts.copy_(gained)
+    counts[some] = gained
     width = recent.shape[1]
     at = torch.arange(width, device=tokens.device) + gained[:, None]  # in what a slot has had, and then what it gains
     behind = tokens[(first[:, None] + at - width).clamp(0, len(tokens) - 1)]

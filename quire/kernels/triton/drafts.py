@@ -177,6 +177,7 @@ def _keep_drafts(
     wait_for_inputs(OVERLAP)
     first = tl.load(ends + row - 1, inside & (row > 0), 0)
     end = tl.load(ends + row, inside, 0)
+    inside = inside & (end > first)
     place, goes_on = first, inside
     for _ in range(most):
         token, draft = tl.load(tokens + place, goes_on, 0), tl.load(next_drafts + place, goes_on, -1)

@@ -31,6 +31,7 @@ from quire.worker.sampling.prompt_logprobs import StepPromptLogprobs
 from quire.worker.sampling.sampler import columns_of, errors_of, sample
 from quire.worker.sampling.token_bitmasks import BitmaskBuffer
 from quire.worker.slot_table import SlotTable
+from quire.worker.speculation.draft_columns import draft_columns
 from quire.worker.speculation.step_drafts import StepDrafts
 from quire.worker.speculation.synthetic_acceptance import SyntheticAcceptance
 from quire.worker.step_handle import MaskedStepHandle, StepHandle, StepTimer
@@ -61,10 +62,8 @@ class Verification:
         return np.arange(len(self.slots))
 
     def columns(self) -> IntArray:
-        """What a device that decides by itself needs; see DraftColumns."""
-        drafts = self.drafts
-        ends = drafts.first_positions + drafts.counts + 1
-        return np.concatenate((self.slots, drafts.offsets, drafts.next_drafts, ends))
+        """What a device that decides by itself needs: `slots`, and DraftColumns."""
+        return np.concatenate((self.slots, *draft_columns(self.drafts)))
 
 
 @dataclass(frozen=True)
